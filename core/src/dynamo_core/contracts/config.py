@@ -1,0 +1,15 @@
+"""The base of every plugin's settings."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class PluginConfig(BaseModel):
+    """Settings of one plugin: the keys of its section beside `use`. Unknown keys are refused.
+
+    Give every field a type, a default where one makes sense, and a description (``Field(description=…)``): the
+    configuration schema and `dynamo config show` are made from them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -1,0 +1,188 @@
+"""The life of one request on one side of the wire: who it is, and whether it should stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+Callback = Callable[[], None]
+
+
+class EngineContext:
+    """Identity and cancellation of one attempt at a request.
+
+    `id` is the client's request id, shared by all attempts; `attempt_id` is unique per attempt. Two levels of
+    cancelling: *stopped* asks the engine to end the stream itself, *killed* says that nobody listens any more. Killed
+    implies stopped. Callbacks run once, at once if the state is already reached, in the event loop's thread.
+    """
+
+    __slots__ = (
+        "_children",
+        "_event",
+        "_kill_event",
+        "_killed",
+        "_on_stop",
+        "_stopped",
+        "attempt_id",
+        "id",
+        "metadata",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        attempt_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.id = request_id
+        self.attempt_id = attempt_id or request_id
+        #: Text that travels with the request, such as `traceparent`.
+        self.metadata: dict[str, str] = dict(metadata) if metadata else {}
+        self._stopped = False
+        self._killed = False
+        self._event: asyncio.Event | None = None
+        self._kill_event: asyncio.Event | None = None
+        self._on_stop: list[Callback] | None = None
+        self._children: list[EngineContext] | None = None
+
+    def is_stopped(self) -> bool:
+        """Whether the stream should end now. Engines ask this between yields."""
+        return self._stopped
+
+    def is_killed(self) -> bool:
+        """Whether nobody listens any more."""
+        return self._killed
+
+    async def stopped(self) -> None:
+        """Returns once the context is stopped."""
+        if self._stopped:
+            return
+        if self._event is None:
+            self._event = asyncio.Event()
+        await self._event.wait()
+
+    async def killed(self) -> None:
+        """Returns once the context is killed."""
+        if self._killed:
+            return
+        if self._kill_event is None:
+            self._kill_event = asyncio.Event()
+        await self._kill_event.wait()
+
+    def stop_generating(self) -> None:
+        """Asks the engine to end the stream with a `cancelled` terminal. Repeating it does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._event is not None:
+            self._event.set()
+        callbacks, self._on_stop = self._on_stop, None
+        for child in self._children or ():
+            child.stop_generating()
+        for callback in callbacks or ():
+            callback()
+
+    def kill(self) -> None:
+        """Says that nobody listens any more; also stops."""
+        if self._killed:
+            return
+        self._killed = True
+        if self._kill_event is not None:
+            self._kill_event.set()
+        for child in self._children or ():
+            child.kill()
+        self.stop_generating()
+
+    def on_stop(self, callback: Callback) -> Callback:
+        """Calls `callback` when the context is stopped. Returns a function that takes the wish back."""
+        if self._stopped:
+            callback()
+            return _nothing
+        if self._on_stop is None:
+            self._on_stop = []
+        callbacks = self._on_stop
+        callbacks.append(callback)
+
+        def remove() -> None:
+            if callback in callbacks:
+                callbacks.remove(callback)
+
+        return remove
+
+    def link_child(self, child: EngineContext) -> None:
+        """Stops and kills `child` along with this context."""
+        if self._children is None:
+            self._children = []
+        self._children.append(child)
+        if self._killed:
+            child.kill()
+        elif self._stopped:
+            child.stop_generating()
+
+
+class GenerateContext:
+    """What `LLMEngine.generate` is given: the plain context, and what only makes sense while generating."""
+
+    __slots__ = ("_first_token", "_inner")
+
+    def __init__(self, inner: EngineContext, first_token: Callback | None = None) -> None:
+        self._inner = inner
+        self._first_token = first_token
+
+    @property
+    def id(self) -> str:
+        """The client's request id."""
+        return self._inner.id
+
+    @property
+    def attempt_id(self) -> str:
+        """The id of this attempt; use it where two attempts of one request must not be confused."""
+        return self._inner.attempt_id
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Text that travels with the request."""
+        return self._inner.metadata
+
+    def inner(self) -> EngineContext:
+        """The plain context, for tasks that outlive `generate`."""
+        return self._inner
+
+    def is_stopped(self) -> bool:
+        """Whether to end the stream now with ``LLMEngineOutput.cancelled()``."""
+        return self._inner.is_stopped()
+
+    def is_killed(self) -> bool:
+        """Whether nobody listens any more."""
+        return self._inner.is_killed()
+
+    async def stopped(self) -> None:
+        """Returns once the request is stopped."""
+        await self._inner.stopped()
+
+    async def killed(self) -> None:
+        """Returns once the request is killed."""
+        await self._inner.killed()
+
+    def stop_generating(self) -> None:
+        """Stops the request from the engine's side."""
+        self._inner.stop_generating()
+
+    def kill(self) -> None:
+        """Kills the request from the engine's side."""
+        self._inner.kill()
+
+    def on_stop(self, callback: Callback) -> Callback:
+        """Calls `callback` when the request is stopped; returns a function that takes the wish back."""
+        return self._inner.on_stop(callback)
+
+    def notify_first_token(self) -> None:
+        """Tells the framework that the first token exists before it is yielded; repeating it does nothing."""
+        callback, self._first_token = self._first_token, None
+        if callback is not None:
+            callback()
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,102 @@
+"""Discovery: who is there. Records live under leases and vanish with them."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.plugin import Plugin
+
+#: The largest value that may be put, in bytes.
+MAX_VALUE = 64 * 1024
+
+
+class WatchKind(enum.Enum):
+    """What a watch tells."""
+
+    PUT = "put"
+    DELETE = "delete"
+    #: The snapshot is complete; what follows are changes. Sent once, also when the snapshot is empty.
+    SYNCED = "synced"
+    #: The store cannot be reached; the view so far stays as it was.
+    STALE = "stale"
+    #: The store is back and the view is current again.
+    FRESH = "fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One thing a watch tells; key and value are set for `PUT`, the key for `DELETE`."""
+
+    kind: WatchKind
+    key: str = ""
+    value: bytes = b""
+
+
+class Lease(ABC):
+    """The life of one process in discovery. Kept alive in the background until closed."""
+
+    @property
+    @abstractmethod
+    def id(self) -> int:
+        """Unique among all live leases; serves as instance id and worker id. Below 2**63."""
+
+    @property
+    @abstractmethod
+    def lost(self) -> asyncio.Event:
+        """Set when the store gave the lease up and it could not be registered again."""
+
+    @abstractmethod
+    async def put(self, key: str, value: bytes) -> None:
+        """Writes a record that lives as long as the lease.
+
+        Raises:
+            ValueError: the value is larger than `MAX_VALUE`.
+        """
+
+    @abstractmethod
+    async def remove(self, key: str) -> None:
+        """Removes a record of this lease; one that is not there is fine."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Removes all records and ends the lease. Safe twice."""
+
+
+class Discovery(Plugin, ABC):
+    """A directory of live processes, and a few small shared values."""
+
+    #: Whether other processes see what is put.
+    CROSS_PROCESS: ClassVar[bool] = True
+
+    def __init__(self, config: PluginConfig, metrics: MetricsScope) -> None:
+        self.config = config
+        self.metrics = metrics
+
+    async def start(self) -> None:
+        """Connects to the store. Called once before anything else."""
+
+    @abstractmethod
+    async def lease(self, ttl: float | None = None) -> Lease:
+        """A new lease; `ttl` in seconds, None for the plugin's own default."""
+
+    @abstractmethod
+    def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
+        """A snapshot of all records whose key starts with `prefix`, then every change.
+
+        Write it as an async generator; closing it ends the watch.
+        """
+
+    @abstractmethod
+    async def put_value(self, key: str, value: bytes | None) -> None:
+        """Writes a small value that outlives its writer; None removes it. Seen by watches like any record."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Ends all watches and leases of this object. Safe twice, and without `start`."""

@@ -1,0 +1,142 @@
+"""The engine contract: what a third party writes to serve a model.
+
+A life in order: the constructor (cheap, no heavy imports), `start` once, `generate` concurrently for every request,
+`drain` once when the worker is to stop, `cleanup` exactly once. `cleanup` must be safe twice, after a failed `start`
+and without any `start`.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.context import EngineContext, GenerateContext
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.errors import BackendError, NotSupported
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+
+
+class DisaggregationMode(enum.StrEnum):
+    """The role of a worker: whole inference, or one half of it."""
+
+    AGGREGATED = "agg"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @classmethod
+    def _missing_(cls, value: object) -> DisaggregationMode | None:
+        if isinstance(value, str):
+            text = value.strip().lower()
+            if text == "aggregated":
+                return cls.AGGREGATED
+            return next((mode for mode in cls if mode.value == text), None)
+        return None
+
+
+#: The engine answers `LLMEngine.embed`.
+EMBED = "embed"
+#: The engine answers one request with several choices itself (`sampling_options.n`).
+MULTI_CHOICE = "multi_choice"
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerConfig:
+    """What an engine is told about the worker it runs in."""
+
+    model_name: str = ""
+    #: A Hugging Face style folder; None means the byte tokenizer and no files.
+    model_path: str | None = None
+    served_model_name: str | None = None
+    namespace: str = "dynamo"
+    component: str = "backend"
+    endpoint: str = "generate"
+    #: The name of the worker in the config file.
+    worker: str = ""
+    endpoint_types: tuple[str, ...] = ("chat", "completions")
+    disaggregation_mode: DisaggregationMode = DisaggregationMode.AGGREGATED
+    migration_limit: int = 0
+    #: Counts the replicas of one worker from 0.
+    replica: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineConfig:
+    """What a started engine says of itself. Capacities are per data-parallel rank; None means not known."""
+
+    model: str
+    served_model_name: str | None = None
+    #: "tokens", or "text" for engines that take the client's body and answer with text.
+    model_input: str = "tokens"
+    context_length: int | None = None
+    kv_cache_block_size: int | None = None
+    total_kv_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    data_parallel_size: int = 1
+    data_parallel_start_rank: int = 0
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    #: Any of `EMBED`, `MULTI_CHOICE`.
+    capabilities: frozenset[str] = frozenset()
+    runtime_data: dict[str, Any] = field(default_factory=dict)
+
+
+class LLMEngine(Plugin, ABC):
+    """An inference engine. Write `start`, `generate` and `cleanup`; the rest has defaults."""
+
+    def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
+        self.config = config
+        self.worker = worker
+
+    @abstractmethod
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Makes the engine ready; `generate` may be called as soon as this returns.
+
+        `worker_id` is stable for the process and unique among replicas: it is the instance id in discovery. Called
+        once. Heavy imports belong here.
+
+        Raises:
+            BackendError: any variant; the process exits with an error and `cleanup` is called.
+        """
+
+    @abstractmethod
+    def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        """Answers one request; write it as an async generator.
+
+        Exactly one item, the last, carries a `finish_reason`; raising a `BackendError` ends the stream too, and keeps
+        its type up to the client. Look at ``ctx.is_stopped()`` between yields, before the first one too, and end with
+        ``LLMEngineOutput.cancelled()`` within two seconds. Release what the request holds in a ``finally``: it runs
+        however the stream ends.
+        """
+
+    @abstractmethod
+    async def cleanup(self) -> None:
+        """Releases everything. Safe twice, after a failed `start`, and without one."""
+
+    async def abort(self, ctx: EngineContext) -> None:
+        """Called at most once per request, only when its client gave up on it explicitly. Does nothing by default."""
+
+    async def drain(self) -> None:
+        """Called once before `cleanup`, when no new request will come. Does nothing by default."""
+
+    async def setup_metrics(self, metrics: MetricsScope) -> None:
+        """Called once after `start`: register the engine's own metrics here. Does nothing by default."""
+
+    async def health_check_payload(self) -> dict[str, Any] | None:
+        """The request with which to probe the engine, as a map of `PreprocessedRequest` fields; None for the default."""
+        return None
+
+    async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
+        """Embeds token ids. Only called if the capability `EMBED` is declared."""
+        raise NotSupported(f"engine {self.NAME!r} does not make embeddings")
+
+
+def invalid_argument(message: str) -> BackendError:
+    """The error to raise when an engine rejects its input; the client gets a 400 with the message."""
+    return BackendError.InvalidArgument(message)

@@ -1,0 +1,211 @@
+"""The frontend: an API for clients, as routes on a listener of core, over the services of core."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from aiohttp import web
+
+from dynamo_core.contracts.admission import Principal
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.errors import DynamoError
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.records import ModelCard
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.text.tokenizer import Tokenizer
+
+HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ListenerName(enum.StrEnum):
+    """Where a route is reachable: for everybody, or for operators."""
+
+    PUBLIC = "public"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """A route that a plugin contributes. `summary` is one line for the route list."""
+
+    method: str
+    path: str
+    handler: HttpHandler
+    summary: str = ""
+    listener: ListenerName = ListenerName.PUBLIC
+
+
+class TokenStream(Protocol):
+    """The answer to one request. Iterating yields everything that waits, merged; closing it stops the generation.
+
+    Either iterate, or set `on_ready` and use `take`; not both at once.
+    """
+
+    def __aiter__(self) -> AsyncIterator[LLMEngineOutput]: ...
+
+    async def __anext__(self) -> LLMEngineOutput:
+        """The next merged item. Raises the stream's error, or `StopAsyncIteration` after the complete stream."""
+
+    def take(self) -> Sequence[LLMEngineOutput]:
+        """Everything that waits, merged per choice, without waiting; empty if nothing does."""
+
+    def on_ready(self, callback: Callable[[], None] | None) -> None:
+        """Calls `callback` once per loop turn in which something arrived or the stream ended; at once if so already."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come; what waits can still be taken."""
+
+    @property
+    def error(self) -> DynamoError | None:
+        """Why the stream ended badly, once `ended`."""
+
+    @property
+    def instance_id(self) -> int | None:
+        """The worker that serves the request now."""
+
+    def pause(self) -> None:
+        """The reader cannot keep up: asks for no more until `resume`."""
+
+    def resume(self) -> None:
+        """Takes `pause` back."""
+
+    async def aclose(self) -> None:
+        """Ends the request, wherever it is. When this returns, all it held is released. Safe twice."""
+
+
+class ServedModel(Protocol):
+    """A model that can be asked now."""
+
+    @property
+    def name(self) -> str:
+        """The public name."""
+
+    @property
+    def card(self) -> ModelCard:
+        """The card of one of its workers."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def instance_count(self) -> int:
+        """How many workers serve it."""
+
+    def file(self, name: str) -> bytes | None:
+        """A file of the model folder, such as ``chat_template.jinja``; None if the card does not list it."""
+
+    def precheck(self, principal: Principal) -> None:
+        """Raises `ServiceOverloaded` if a request would be refused anyway."""
+
+    async def generate(self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal) -> TokenStream:
+        """Admits, routes and starts a request; returns once a worker has accepted it.
+
+        Stopping `ctx` stops the request. The caller owns the stream and must close it.
+        """
+
+    async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
+        """Embeds.
+
+        Raises:
+            NotSupported: the engine does not make embeddings.
+        """
+
+
+class ModelDirectory(Protocol):
+    """The models that are served now."""
+
+    def get(self, name: str) -> ServedModel:
+        """The model with this name.
+
+        Raises:
+            Unavailable: no model at all is registered.
+            ModelNotFound: others are.
+        """
+
+    def list(self) -> Sequence[ServedModel]:
+        """All models, by name."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether discovery's first snapshot is in."""
+
+
+class RequestLog(Protocol):
+    """Begins the accounting of client requests."""
+
+    def begin(self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str]) -> InflightRequest:
+        """Counts a request in. `headers` holds lower-case names; `traceparent` and `x-request-id` are used."""
+
+
+class InflightRequest(Protocol):
+    """One client request being served. A context manager: leaving it counts the request out and announces the record.
+
+    Until `succeed` is called the request counts as failed.
+    """
+
+    request_id: str
+    trace_id: str
+    #: What to send along with the request: trace context and the client's own request id.
+    metadata: dict[str, str]
+
+    def __enter__(self) -> InflightRequest: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def prompt_tokens(self, count: int) -> None:
+        """The length of the prompt is known."""
+
+    def output(self, tokens: int) -> None:
+        """New tokens are about to be shown to the client; call once per write, not per token."""
+
+    def routed(self, instance_id: int | None) -> None:
+        """A worker accepted the request."""
+
+    def succeed(self, finish_reason: str | None) -> None:
+        """The whole answer was given to the client."""
+
+    def fail(self, error_type: str, http_status: int) -> None:
+        """The request ends with an error that the client is told."""
+
+    def disconnected(self) -> None:
+        """The client went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendServices:
+    """What a frontend is made with."""
+
+    models: ModelDirectory
+    requests: RequestLog
+    metrics: MetricsScope
+    #: Seconds a client may stall a write before it is cut off.
+    write_stall: float
+    #: Seconds of silence after which a stream gets a comment line.
+    keep_alive: float
+
+
+class Frontend(Plugin, ABC):
+    """An API for clients."""
+
+    def __init__(self, config: PluginConfig, services: FrontendServices) -> None:
+        self.config = config
+        self.services = services
+
+    @abstractmethod
+    def routes(self) -> Iterable[HttpRoute]:
+        """The routes of this frontend. Asked once, before the listeners open."""
+
+    async def start(self) -> None:
+        """Begins background work. Called once, before the listeners open."""
+
+    async def aclose(self) -> None:
+        """Ends background work, after the listeners have closed. Safe twice, and without `start`."""

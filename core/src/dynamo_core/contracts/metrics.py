@@ -1,0 +1,71 @@
+"""Where plugins register metrics: a scope with common labels, made by core and served on /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+from prometheus_client import CollectorRegistry
+
+ChildT = TypeVar("ChildT", covariant=True)
+
+
+class CounterLike(Protocol):
+    """A counter or one child of it."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Counts up."""
+
+
+class GaugeLike(Protocol):
+    """A gauge or one child of it."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Adds."""
+
+    def dec(self, amount: float = 1) -> None:
+        """Subtracts."""
+
+    def set(self, value: float) -> None:
+        """Sets."""
+
+
+class HistogramLike(Protocol):
+    """A histogram or one child of it."""
+
+    def observe(self, amount: float) -> None:
+        """Counts one observation, in the unit of the metric's name."""
+
+
+class MetricFamily(Protocol[ChildT]):
+    """A metric with labels; `labels` gives the child for one set of values."""
+
+    def labels(self, *values: str) -> ChildT:
+        """The child for these label values, in the order of the label names. Keep it: the look-up is not free."""
+
+    def remove(self, *values: str) -> None:
+        """Forgets the child for these label values; a child that does not exist is fine."""
+
+
+@runtime_checkable
+class MetricsScope(Protocol):
+    """Makes metrics whose common labels are already filled in.
+
+    Names are used exactly as given, without an added ``_total``. Asking for the same name again gives the same metric.
+    `values` are the values of `labels`, in order; look children up once, not per event.
+    """
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The registry of this process, for collectors of the plugin's own."""
+
+    def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> MetricFamily[CounterLike]:
+        """A counter."""
+
+    def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> MetricFamily[GaugeLike]:
+        """A gauge."""
+
+    def histogram(
+        self, name: str, help: str, labels: Sequence[str] = (), buckets: Sequence[float] = ()
+    ) -> MetricFamily[HistogramLike]:
+        """A histogram with the given upper bounds."""

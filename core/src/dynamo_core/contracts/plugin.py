@@ -1,0 +1,23 @@
+"""What all plugin classes have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dynamo_core.contracts.config import PluginConfig
+
+#: The version of hooks and contracts in this release. A plugin module says which one it was made for.
+DYNAMO_API = 1
+
+#: The kinds of plugins: entry points are named ``<kind>-<name>`` in the group ``dynamo``.
+KINDS = ("engine", "transport", "discovery", "router", "admission", "frontend", "hook")
+
+
+class Plugin:
+    """A class that can be picked by name in the config file.
+
+    Subclasses set `NAME` (what ``use:`` says) and, if they have settings, a nested or assigned `Config`.
+    """
+
+    NAME: ClassVar[str] = ""
+    Config: ClassVar[type[PluginConfig]] = PluginConfig

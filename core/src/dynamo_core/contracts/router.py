@@ -1,0 +1,137 @@
+"""The router: which worker serves a request. Core keeps the accounting; the router only decides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dynamo_core.contracts.call import Endpoint
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.discovery import Discovery
+from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.kv.hashes import block_hashes, sequence_hashes
+from dynamo_core.protocol.records import Instance, ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest
+
+
+class PoolView(Protocol):
+    """The workers of one model in one role, as a router sees them. Reading it never waits."""
+
+    @property
+    def model(self) -> str:
+        """The model's public name."""
+
+    @property
+    def role(self) -> str:
+        """``aggregated``, ``prefill`` or ``decode``."""
+
+    @property
+    def version(self) -> int:
+        """Counts up with every change of `instances`."""
+
+    @property
+    def instances(self) -> Mapping[int, Instance]:
+        """All registered workers by instance id."""
+
+    @property
+    def cards(self) -> Mapping[int, ModelCard]:
+        """Their model cards by instance id."""
+
+    def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
+        """Workers that may be routed to now: not excluded, not reported down, not busy; in order of registration."""
+
+
+class BoardView(Protocol):
+    """The load that core accounts for, per worker and rank."""
+
+    def requests(self, instance_id: int) -> int:
+        """Requests active on a worker now, all ranks together."""
+
+    def prefill_tokens(self, instance_id: int, dp_rank: int = 0) -> int:
+        """Tokens still to be prefilled on a rank."""
+
+    def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
+        """Different KV blocks held by active requests on a rank."""
+
+
+@dataclass(slots=True)
+class RoutingRequest:
+    """A request as routers see it. Hashes are computed once, when first asked for."""
+
+    request: PreprocessedRequest
+    request_id: str
+    #: Workers already tried for this request.
+    excluded: frozenset[int] = frozenset()
+    _hashes: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+
+    def hashes(self, block_size: int) -> tuple[list[int], list[int]]:
+        """Block hashes and sequence hashes of the prompt for a block size."""
+        known = self._hashes.get(block_size)
+        if known is None:
+            blocks = block_hashes(self.request.token_ids, block_size)
+            known = self._hashes[block_size] = (blocks, sequence_hashes(blocks))
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A decision: the worker, its rank, and how many blocks of the prompt it already holds."""
+
+    instance: Instance
+    dp_rank: int = 0
+    overlap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterServices:
+    """What a router is made with."""
+
+    pool: PoolView
+    board: BoardView
+    events: EventPlane
+    directory: Discovery
+    metrics: MetricsScope
+    call: EndpointCaller
+
+
+class EndpointCaller(Protocol):
+    """Calls an endpoint of a worker and collects its items."""
+
+    async def __call__(
+        self, instance: Instance, endpoint: Endpoint, request: object, *, timeout: float
+    ) -> list[object]:
+        """All items of the stream.
+
+        Raises:
+            DynamoError: the call was refused, failed, or took longer than `timeout` seconds.
+        """
+
+
+class Router(Plugin, ABC):
+    """Chooses a worker. One object per pool.
+
+    A router must not keep count of running requests: entering a route on the load board does, whatever the router.
+    """
+
+    def __init__(self, config: PluginConfig, services: RouterServices) -> None:
+        self.config = config
+        self.services = services
+
+    async def start(self) -> None:
+        """Begins background work, such as reading events. Called once."""
+
+    @abstractmethod
+    async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
+        """Chooses among ``pool.eligible(request.excluded)``.
+
+        Raises:
+            ServiceOverloaded: workers exist but none may be routed to now.
+            Unavailable: there are no workers.
+        """
+
+    async def aclose(self) -> None:
+        """Ends background work. Safe twice, and without `start`."""

@@ -1,0 +1,123 @@
+"""The serving half of every transport: run a handler, say whether it accepted, and complete the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from dynamo_core.contracts.call import Handler, ServedContext
+from dynamo_core.errors import Cancelled, DynamoError, Unknown
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+#: Seconds between the wish to stop and the cancelling of a handler that does not.
+STOP_GRACE = 2.0
+
+
+class Outlet(Protocol):
+    """Where a served call puts what the handler yields."""
+
+    def accepted(self) -> None:
+        """The handler took the call."""
+
+    def refused(self, error: DynamoError) -> None:
+        """The handler did not take the call. Nothing follows."""
+
+    def data(self, item: Any) -> None:
+        """One item of data."""
+
+    def event(self, item: Annotated[Any]) -> None:
+        """An annotation, an error, or the completing flag."""
+
+    def room(self) -> Awaitable[None] | None:
+        """None if more may be put in at once; else something that returns when more may be."""
+
+
+class ServedCall:
+    """One call being served, in a task of its own.
+
+    A handler that was asked to stop and goes on for `STOP_GRACE` seconds is cancelled. After an error item the flag is
+    still sent: the stream is complete, it just ended badly.
+    """
+
+    __slots__ = ("_ctx", "_handler", "_lost", "_outlet", "_request", "_task", "_timer")
+
+    def __init__(self, handler: Handler, request: Any, ctx: ServedContext, outlet: Outlet) -> None:
+        self._handler = handler
+        self._request = request
+        self._ctx = ctx
+        self._outlet = outlet
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._lost = False
+
+    def start(self, owner: TaskSet) -> None:
+        """Starts serving; `owner` keeps the task."""
+        self._task = owner.spawn(self._run(), name=f"serve-{self._ctx.attempt_id}")
+        self._ctx.on_stop(self._arm)
+
+    def stop(self) -> None:
+        """The caller gave up: stops the handler's context, and cancels a handler that does not end in time."""
+        self._ctx.kill()
+
+    def lost(self) -> None:
+        """The connection broke: the handler is closed without being told that the caller gave up."""
+        self._lost = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait(self) -> None:
+        """Returns when the handler, with every ``finally`` in it, has run to its end."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _arm(self) -> None:
+        task = self._task
+        if task is not None and not task.done():
+            self._timer = asyncio.get_running_loop().call_later(STOP_GRACE, task.cancel)
+
+    async def _run(self) -> None:
+        try:
+            try:
+                items = await self._handler(self._request, self._ctx)
+            except DynamoError as error:
+                self._outlet.refused(error)
+                return
+            except Exception as error:
+                log.exception("a handler failed to take a call")
+                self._outlet.refused(Unknown("the call could not be taken", cause=error))
+                return
+            self._outlet.accepted()
+            try:
+                await self._pump(items)
+            except asyncio.CancelledError:
+                if self._lost or not self._ctx.is_stopped():
+                    raise
+                self._outlet.event(Annotated.from_error(Cancelled("stopped")))
+            except DynamoError as error:
+                self._outlet.event(Annotated.from_error(error))
+            except Exception as error:
+                log.exception("a handler failed in mid-stream")
+                self._outlet.event(Annotated.from_error(Unknown(str(error), cause=error)))
+            self._outlet.event(Annotated.from_complete_final())
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._ctx.close()
+
+    async def _pump(self, items: Any) -> None:
+        data, event, room = self._outlet.data, self._outlet.event, self._outlet.room
+        async with aclosing(items):
+            async for item in items:
+                if type(item) is Annotated:
+                    event(item)
+                else:
+                    data(item)
+                wait = room()
+                if wait is not None:
+                    await wait

@@ -1,0 +1,75 @@
+"""The request plane: how a call reaches a worker and its stream comes back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from dynamo_core.contracts.call import Endpoint, Handler, Sink, Source
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.protocol.records import Instance
+
+
+class Served(ABC):
+    """An endpoint being served."""
+
+    @property
+    @abstractmethod
+    def address(self) -> dict[str, str]:
+        """What to publish in the instance's record so that callers find the endpoint, under the transport's name."""
+
+    @abstractmethod
+    async def drain(self, timeout: float) -> bool:
+        """Refuses new calls and waits up to `timeout` seconds for running ones; whether all ended by themselves."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Stops serving and ends what still runs. Safe twice."""
+
+
+class Transport(Plugin, ABC):
+    """Carries calls. One object per process, used by workers to serve and by clients to call.
+
+    A stream ends normally only after an `Annotated` whose event is ``complete_final`` has been put into the sink; every
+    other end is reported to `Sink.closed`.
+    """
+
+    #: Whether it reaches workers in other processes.
+    CROSS_PROCESS: ClassVar[bool] = True
+
+    def __init__(self, config: PluginConfig, metrics: MetricsScope) -> None:
+        self.config = config
+        self.metrics = metrics
+
+    async def start(self) -> None:
+        """Opens what is shared by all calls. Called once before anything else."""
+
+    @abstractmethod
+    async def serve(self, instance_id: int, endpoint: Endpoint, handler: Handler) -> Served:
+        """Serves `endpoint` of the worker `instance_id` until the result is closed."""
+
+    @abstractmethod
+    async def call(
+        self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
+    ) -> Source:
+        """Calls an endpoint of one worker and returns once the worker has accepted.
+
+        Stopping `ctx` stops the handler's context, an explicit wish. From the moment this returns the sink is fed,
+        and `Sink.closed` is called exactly once. If this raises, the sink has not been touched.
+
+        Raises:
+            CannotConnect, ConnectionTimeout: the worker was not reached; nothing was started.
+            WorkerOverloaded, InvalidArgument, EngineShutdown, …: the worker's own refusal, with its type.
+        """
+
+    @abstractmethod
+    def events(self) -> EventPlane:
+        """The event plane that comes with this transport."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Ends all calls and closes everything. Safe twice, and without `start`."""

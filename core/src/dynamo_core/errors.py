@@ -1,0 +1,326 @@
+"""Every error of the framework, as one tree.
+
+::
+
+    DynamoError
+    ├── ConfigError                 the set-up is wrong; nothing was started (exit code 2)
+    │   └── PluginError             a plugin is missing, broken or made for another API
+    ├── InvalidArgument             the request cannot be served as it is; a retry will not help
+    ├── ModelNotFound               no such model, beside others that are served
+    ├── Unavailable                 nobody can serve this now: no worker has registered, or all are gone
+    ├── ServiceOverloaded           workers exist but all are busy; try again after `retry_after` seconds
+    ├── WorkerOverloaded            this one worker refused; another may accept
+    ├── Cancelled                   the caller gave up
+    ├── NotSupported                the engine does not offer what the request needs
+    ├── CannotConnect               the worker could not be reached; nothing was sent
+    ├── ConnectionTimeout           ... within the deadline
+    ├── Disconnected                the connection broke after the request was sent
+    ├── ResponseTimeout             the worker is connected but silent
+    ├── StreamIncomplete            the stream ended, or lost items, before it was complete
+    ├── EngineShutdown              the engine is not running (any more)
+    ├── Unknown                     anything else
+    └── BackendError                mixed into nine of the above: the error came from an engine
+
+An error is known on the wire and in spans by its *kind*: ``InvalidArgument`` when the framework raised it,
+``Backend(InvalidArgument)`` when an engine did. Catching ``InvalidArgument`` catches both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+
+
+class WireError(msgspec.Struct, omit_defaults=True, frozen=True):
+    """An error as it travels: its kind, its message and the chain of what caused it, nearest first."""
+
+    kind: str
+    message: str
+    causes: list[WireError] = []
+    retry_after: float | None = None
+
+
+class DynamoError(Exception):
+    """Base of all errors the framework raises on purpose.
+
+    The message is meant for the operator; only errors whose class sets `public` show it to API clients.
+    """
+
+    kind: ClassVar[str] = "Unknown"
+    #: Whether the message may be shown to API clients as it is.
+    public: ClassVar[bool] = False
+
+    def __init__(self, message: str = "", *, cause: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if cause is not None:
+            self.__cause__ = cause
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ConfigError(DynamoError):
+    """The set-up is wrong. The message is one line: where, what, and how to mend it."""
+
+    kind = "ConfigError"
+
+
+class PluginError(ConfigError):
+    """A plugin is not installed, cannot be imported, or was made for another version of the API."""
+
+    kind = "PluginError"
+
+
+class InvalidArgument(DynamoError):
+    """The request itself is wrong. `field` names the part of the request body, if one can be named."""
+
+    kind = "InvalidArgument"
+    public = True
+
+    def __init__(self, message: str = "", *, field: str | None = None, cause: BaseException | None = None) -> None:
+        super().__init__(message, cause=cause)
+        self.field = field
+
+
+class ModelNotFound(DynamoError):
+    """The named model is not served here, though others are."""
+
+    kind = "ModelNotFound"
+    public = True
+
+
+class Unavailable(DynamoError):
+    """Nobody can serve the request now: no worker registered, or all of them are gone."""
+
+    kind = "Unavailable"
+    public = True
+
+
+class ServiceOverloaded(DynamoError):
+    """Every worker is busy. `retry_after` is in seconds."""
+
+    kind = "ServiceOverloaded"
+    public = True
+
+    def __init__(
+        self,
+        message: str = "All workers are busy, please retry later",
+        *,
+        retry_after: float = 1.0,
+        cause: BaseException | None = None,
+    ) -> None:
+        super().__init__(message, cause=cause)
+        self.retry_after = retry_after
+
+
+class WorkerOverloaded(DynamoError):
+    """One worker refused the request because it is at capacity."""
+
+    kind = "WorkerOverloaded"
+
+
+class NotSupported(DynamoError):
+    """The engine that serves the model does not offer what was asked for."""
+
+    kind = "NotSupported"
+    public = True
+
+
+class Cancelled(DynamoError):
+    """The caller gave up on the request."""
+
+    kind = "Cancelled"
+
+
+class CannotConnect(DynamoError):
+    """A worker or a service could not be reached; nothing was sent to it."""
+
+    kind = "CannotConnect"
+
+
+class ConnectionTimeout(DynamoError):
+    """A connection, or its acceptance of a request, took longer than the deadline."""
+
+    kind = "ConnectionTimeout"
+
+
+class Disconnected(DynamoError):
+    """A connection broke after the request was sent over it."""
+
+    kind = "Disconnected"
+
+
+class ResponseTimeout(DynamoError):
+    """The worker holds the connection but sent nothing within the deadline."""
+
+    kind = "ResponseTimeout"
+
+
+class StreamIncomplete(DynamoError):
+    """The stream ended, or lost items, before it was complete."""
+
+    kind = "StreamIncomplete"
+
+
+class EngineShutdown(DynamoError):
+    """The engine is not running: it failed to start, crashed, or is being stopped."""
+
+    kind = "EngineShutdown"
+
+
+class Unknown(DynamoError):
+    """An error that fits nowhere else, such as a foreign exception raised by an engine."""
+
+    kind = "Unknown"
+
+
+class BackendError(DynamoError):
+    """An error raised by an engine. Raise one of the variants: ``raise BackendError.InvalidArgument("…")``."""
+
+    kind = "Backend(Unknown)"
+
+    InvalidArgument: ClassVar[type[BackendInvalidArgument]]
+    CannotConnect: ClassVar[type[BackendCannotConnect]]
+    Disconnected: ClassVar[type[BackendDisconnected]]
+    ConnectionTimeout: ClassVar[type[BackendConnectionTimeout]]
+    ResponseTimeout: ClassVar[type[BackendResponseTimeout]]
+    Cancelled: ClassVar[type[BackendCancelled]]
+    EngineShutdown: ClassVar[type[BackendEngineShutdown]]
+    StreamIncomplete: ClassVar[type[BackendStreamIncomplete]]
+    Unknown: ClassVar[type[BackendUnknown]]
+
+
+class BackendInvalidArgument(BackendError, InvalidArgument):
+    """The engine or its set-up rejected the input."""
+
+    kind = "Backend(InvalidArgument)"
+    public = True
+
+
+class BackendCannotConnect(BackendError, CannotConnect):
+    """The engine cannot reach something it depends on."""
+
+    kind = "Backend(CannotConnect)"
+
+
+class BackendDisconnected(BackendError, Disconnected):
+    """The engine lost a connection it depends on."""
+
+    kind = "Backend(Disconnected)"
+
+
+class BackendConnectionTimeout(BackendError, ConnectionTimeout):
+    """The engine could not connect to something in time."""
+
+    kind = "Backend(ConnectionTimeout)"
+
+
+class BackendResponseTimeout(BackendError, ResponseTimeout):
+    """Something the engine depends on did not answer in time."""
+
+    kind = "Backend(ResponseTimeout)"
+
+
+class BackendCancelled(BackendError, Cancelled):
+    """The engine saw the request cancelled and reports it as an error."""
+
+    kind = "Backend(Cancelled)"
+
+
+class BackendEngineShutdown(BackendError, EngineShutdown):
+    """The engine failed to start, crashed, or is not running."""
+
+    kind = "Backend(EngineShutdown)"
+
+
+class BackendStreamIncomplete(BackendError, StreamIncomplete):
+    """The engine's stream ended before it could finish."""
+
+    kind = "Backend(StreamIncomplete)"
+
+
+class BackendUnknown(BackendError, Unknown):
+    """An uncategorised failure of the engine."""
+
+    kind = "Backend(Unknown)"
+
+
+BackendError.InvalidArgument = BackendInvalidArgument
+BackendError.CannotConnect = BackendCannotConnect
+BackendError.Disconnected = BackendDisconnected
+BackendError.ConnectionTimeout = BackendConnectionTimeout
+BackendError.ResponseTimeout = BackendResponseTimeout
+BackendError.Cancelled = BackendCancelled
+BackendError.EngineShutdown = BackendEngineShutdown
+BackendError.StreamIncomplete = BackendStreamIncomplete
+BackendError.Unknown = BackendUnknown
+
+
+def _tree(root: type[DynamoError]) -> Iterator[type[DynamoError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+_BY_KIND: dict[str, type[DynamoError]] = {cls.kind: cls for cls in _tree(DynamoError)}
+_BY_KIND["Unknown"] = Unknown
+_BY_KIND["Backend(Unknown)"] = BackendUnknown
+
+#: How deep a chain of causes is carried and read; anything deeper is cut.
+MAX_CAUSES = 8
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it, nearest first, at most `MAX_CAUSES` deep."""
+    current: BaseException | None = error
+    for _ in range(MAX_CAUSES + 1):
+        if current is None:
+            return
+        yield current
+        current = current.__cause__
+
+
+def chain_has(error: BaseException, *types: type[BaseException]) -> bool:
+    """Whether the error, or anything that caused it, is one of the given types."""
+    return any(isinstance(link, types) for link in chain(error))
+
+
+def as_backend_error(error: BaseException) -> DynamoError:
+    """What an engine raised, as an error of this tree: a `DynamoError` as it is, anything else as Backend(Unknown)."""
+    if isinstance(error, DynamoError):
+        return error
+    text = str(error) or type(error).__name__
+    return BackendUnknown(text, cause=error)
+
+
+def to_wire(error: BaseException) -> WireError:
+    """The error in the form that travels. Foreign exceptions become kind ``Unknown``."""
+    links = [WireError(_kind_of(link), str(link)) for link in chain(error)]
+    head = links[0]
+    retry_after = getattr(error, "retry_after", None)
+    return WireError(head.kind, head.message, links[1:], retry_after)
+
+
+def from_wire(wire: WireError) -> DynamoError:
+    """The error that `to_wire` was given, with its type and chain of causes; an unknown kind becomes `Unknown`."""
+    error = _build(wire)
+    current = error
+    for link in wire.causes[:MAX_CAUSES]:
+        cause = _build(link)
+        current.__cause__ = cause
+        current = cause
+    return error
+
+
+def _kind_of(error: BaseException) -> str:
+    return error.kind if isinstance(error, DynamoError) else "Unknown"
+
+
+def _build(wire: WireError) -> DynamoError:
+    cls = _BY_KIND.get(wire.kind, Unknown)
+    if issubclass(cls, ServiceOverloaded) and wire.retry_after is not None:
+        return cls(wire.message, retry_after=wire.retry_after)
+    return cls(wire.message)

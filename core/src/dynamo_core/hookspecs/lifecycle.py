@@ -1,0 +1,41 @@
+"""Hooks that announce what happens to engines and instances."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.engine import EngineConfig, WorkerConfig
+    from dynamo_core.protocol.records import Instance
+
+
+@hookspec
+def dynamo_engine_started(worker: WorkerConfig, engine_config: EngineConfig, worker_id: int) -> None:
+    """An engine is ready, before it is registered. Called once per worker in its own process; the returned value is
+    ignored; an exception is logged and changes nothing."""
+
+
+@hookspec
+def dynamo_engine_draining(worker: WorkerConfig, worker_id: int) -> None:
+    """A worker has left discovery and finishes what it has. Called once per worker in its own process; the returned
+    value is ignored; an exception is logged and changes nothing."""
+
+
+@hookspec
+def dynamo_engine_stopped(worker: WorkerConfig, worker_id: int) -> None:
+    """An engine has been cleaned up. Called once per worker in its own process; the returned value is ignored; an
+    exception is logged and changes nothing."""
+
+
+@hookspec
+def dynamo_instance_added(instance: Instance, model: str) -> None:
+    """A worker can be routed to. Called in each frontend process when discovery shows it; the returned value is ignored;
+    an exception is logged and changes nothing."""
+
+
+@hookspec
+def dynamo_instance_removed(instance: Instance, model: str) -> None:
+    """A worker is gone from discovery. Called in each frontend process; the returned value is ignored; an exception is
+    logged and changes nothing."""

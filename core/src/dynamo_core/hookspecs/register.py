@@ -1,0 +1,51 @@
+"""Hooks that offer classes. Each is called once, at assembly, on the plugin that the config names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.admission import Admission
+    from dynamo_core.contracts.discovery import Discovery
+    from dynamo_core.contracts.engine import LLMEngine
+    from dynamo_core.contracts.frontend import Frontend
+    from dynamo_core.contracts.router import Router
+    from dynamo_core.contracts.transport import Transport
+
+
+@hookspec
+def dynamo_register_engines() -> list[type[LLMEngine]]:  # type: ignore[empty-body]
+    """Engines of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception stops the
+    start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_transports() -> list[type[Transport]]:  # type: ignore[empty-body]
+    """Transports of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception stops
+    the start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_discovery() -> list[type[Discovery]]:  # type: ignore[empty-body]
+    """Discovery back ends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
+    stops the start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_routers() -> list[type[Router]]:  # type: ignore[empty-body]
+    """Routers of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception stops the
+    start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_admission() -> list[type[Admission]]:  # type: ignore[empty-body]
+    """Admission policies of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
+    stops the start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_frontends() -> list[type[Frontend]]:  # type: ignore[empty-body]
+    """Frontends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception stops the
+    start with the plugin's name."""

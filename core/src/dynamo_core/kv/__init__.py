@@ -1,0 +1,6 @@
+"""Hashes of token blocks, shared by engines, routers and the slot tracker."""
+
+from dynamo_core.kv.hashes import block_hashes, sequence_hashes, to_signed, to_unsigned
+from dynamo_core.kv.sequences import ActiveSequences
+
+__all__ = ["ActiveSequences", "block_hashes", "sequence_hashes", "to_signed", "to_unsigned"]

@@ -1,0 +1,75 @@
+"""`Annotated`: the wrapper of everything in a stream that is not plain data, and the end-of-stream flag."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from dynamo_core.errors import DynamoError, Unknown, WireError, from_wire, to_wire
+
+T = TypeVar("T")
+
+COMPLETE_FINAL = "complete_final"
+ERROR = "error"
+
+
+class Annotated(msgspec.Struct, Generic[T], omit_defaults=True):
+    """A value with what is said about it. An absent field is left out on the wire.
+
+    `event` is ``error``, ``complete_final`` (the last item of a complete stream, always empty), or the name of an
+    annotation whose value is in `comment`. `error` carries a typed error end to end.
+    """
+
+    data: T | None = None
+    id: str | None = None
+    event: str | None = None
+    comment: list[str] | None = None
+    error: WireError | None = None
+
+    @classmethod
+    def from_data(cls, data: T) -> Annotated[T]:
+        """An item that is only data."""
+        return cls(data=data)
+
+    @classmethod
+    def from_error(cls, error: str | BaseException) -> Annotated[T]:
+        """An error item. An exception keeps its type and causes; a text loses them."""
+        if isinstance(error, str):
+            return cls(event=ERROR, comment=[error])
+        return cls(event=ERROR, comment=[str(error)], error=to_wire(error))
+
+    @classmethod
+    def from_annotation(cls, name: str, value: Any) -> Annotated[T]:
+        """A named annotation; the value travels as JSON text."""
+        return cls(event=name, comment=[json.dumps(value, ensure_ascii=False)])
+
+    @classmethod
+    def from_complete_final(cls) -> Annotated[T]:
+        """The flag that ends a complete stream: the event and nothing else."""
+        return cls(event=COMPLETE_FINAL)
+
+    def is_complete_final(self) -> bool:
+        """Whether this is the flag that ends a complete stream."""
+        return self.event == COMPLETE_FINAL
+
+    def is_error(self) -> bool:
+        """Whether this is an error item."""
+        return self.event == ERROR
+
+    def is_event(self) -> bool:
+        """Whether this is anything but plain data."""
+        return self.event is not None
+
+    def to_error(self) -> DynamoError:
+        """The error in an error item: typed if the sender kept the type, else `Unknown` with the comments."""
+        if self.error is not None:
+            return from_wire(self.error)
+        return Unknown(", ".join(self.comment) if self.comment else "unknown error")
+
+    def ok(self) -> Annotated[T]:
+        """The item itself; raises the error of an error item."""
+        if self.is_error():
+            raise self.to_error()
+        return self

@@ -1,0 +1,50 @@
+"""Events of workers: what their KV cache holds and how loaded they are."""
+
+from __future__ import annotations
+
+import msgspec
+
+KV_EVENTS = "kv-events"
+KV_METRICS = "kv_metrics"
+
+
+class KvBlock(msgspec.Struct, array_like=True, frozen=True):
+    """One stored block: the engine's own hash of it and the local hash of its tokens (`dynamo_core.kv`)."""
+
+    block_hash: int
+    tokens_hash: int
+
+
+class KvStored(msgspec.Struct, tag="stored", frozen=True):
+    """Blocks that now follow `parent_hash` (None: from the start of the sequence)."""
+
+    blocks: list[KvBlock]
+    parent_hash: int | None = None
+
+
+class KvRemoved(msgspec.Struct, tag="removed", frozen=True):
+    """Blocks that were evicted, by the engine's own hash."""
+
+    block_hashes: list[int]
+
+
+class KvCleared(msgspec.Struct, tag="cleared", frozen=True):
+    """The whole cache of one worker and rank is gone."""
+
+
+class KvEvent(msgspec.Struct, frozen=True):
+    """A change of one rank's cache; `event_id` counts up per worker and rank."""
+
+    event_id: int
+    data: KvStored | KvRemoved | KvCleared
+    dp_rank: int = 0
+
+
+class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
+    """The load of one rank, as its worker sees it."""
+
+    worker_id: int
+    dp_rank: int = 0
+    active_decode_blocks: int | None = None
+    active_prefill_tokens: int | None = None
+    kv_used_blocks: int | None = None

@@ -1,0 +1,137 @@
+"""Records in discovery: instances, model cards, event sources. Names of files only, never paths; JSON on the wire.
+
+Keys: ``v1/instances/<namespace>/<component>/<endpoint>/<id hex>`` and ``v1/mdc/<…>`` for the card of the same worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+#: Version of records and frames. A reader accepts this one and the one before.
+PROTO = 1
+
+INSTANCES = "v1/instances/"
+CARDS = "v1/mdc/"
+EVENT_SOURCES = "v1/event_sources/"
+
+AGGREGATED = "aggregated"
+PREFILL = "prefill"
+DECODE = "decode"
+
+#: What a model can be asked for.
+CHAT = "chat"
+COMPLETIONS = "completions"
+EMBEDDINGS = "embeddings"
+
+
+class Instance(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """One worker process (or one worker inside this process) that serves endpoints.
+
+    `address` is what its transport published, by transport name; `worker` is the name in the config file; `pid` and
+    `host` tell an operator where it runs.
+    """
+
+    instance_id: int
+    namespace: str = "dynamo"
+    component: str = "backend"
+    endpoint: str = "generate"
+    worker: str = ""
+    address: dict[str, str] = {}
+    pid: int | None = None
+    host: str = ""
+    system_url: str | None = None
+    proto: int = PROTO
+
+    @property
+    def path(self) -> str:
+        """``namespace/component/endpoint/id``, the part of the key that all records of this worker share."""
+        return f"{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id:x}"
+
+
+class RuntimeConfig(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """Facts of the running engine; capacities are per data-parallel rank."""
+
+    total_kv_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    data_parallel_size: int = 1
+    data_parallel_start_rank: int = 0
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    enable_local_indexer: bool = True
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    runtime_data: dict[str, Any] = {}
+
+
+class ModelFile(msgspec.Struct, frozen=True):
+    """A file of the model folder that the worker serves: its bare name, size in bytes, and SHA-256 in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """All that a frontend must know about a model to serve it. Workers of one model must agree on `checksum`."""
+
+    name: str
+    instance_id: int
+    namespace: str = "dynamo"
+    component: str = "backend"
+    endpoint: str = "generate"
+    #: What it can be asked for: any of chat, completions, embeddings. Empty for prefill workers.
+    model_types: list[str] = []
+    #: "tokens" or "text".
+    model_input: str = "tokens"
+    worker_type: str = AGGREGATED
+    #: "bytes", or "hf" when `files` hold a Hugging Face tokenizer.
+    tokenizer: str = "bytes"
+    files: list[ModelFile] = []
+    checksum: str = ""
+    context_length: int | None = None
+    kv_cache_block_size: int | None = None
+    migration_limit: int = 0
+    capabilities: list[str] = []
+    runtime_config: RuntimeConfig = RuntimeConfig()
+    proto: int = PROTO
+
+    @property
+    def path(self) -> str:
+        """``namespace/component/endpoint/id``, as `Instance.path`."""
+        return f"{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id:x}"
+
+
+class EventSource(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """Where the events of one publisher on one subject can be subscribed to."""
+
+    subject: str
+    source: int
+    address: dict[str, str] = {}
+    proto: int = PROTO
+
+
+class RequestRecord(msgspec.Struct, kw_only=True, frozen=True):
+    """One finished client request, as told to `dynamo_request_finished`. Times in seconds; never prompts or keys."""
+
+    request_id: str
+    model: str
+    endpoint: str
+    #: "stream" or "unary".
+    request_type: str
+    #: "success" or "error".
+    status: str
+    #: Empty on success; else one of the `error_type` values of the request metrics.
+    error_type: str
+    http_status: int
+    prompt_tokens: int
+    output_tokens: int
+    duration: float
+    time_to_first_token: float | None
+    finish_reason: str | None
+    instance_id: int | None
+    trace_id: str
+    span_id: str
+    x_request_id: str | None

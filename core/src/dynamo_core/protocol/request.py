@@ -1,0 +1,149 @@
+"""What a worker is asked to do: `PreprocessedRequest` and the groups of options in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class TraceLink(msgspec.Struct, frozen=True):
+    """Where a predecessor's span can be found: 32 and 16 hex digits."""
+
+    trace_id: str
+    span_id: str
+
+
+class GuidedDecodingOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Constraints on the output; at most one of the first four is set."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    backend: str | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: Any = None
+
+
+class StopConditions(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """When generation ends. `max_tokens` and `min_tokens` count output tokens."""
+
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    #: Stop on these too, but leave the token itself out of the text (end-of-sequence ids, usually).
+    stop_token_ids_hidden: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    max_thinking_tokens: int | None = None
+
+    def apply_ignore_eos(self) -> None:
+        """With `ignore_eos` every stop string and stop id is cleared: only the token limit ends the output."""
+        if self.ignore_eos:
+            self.stop = None
+            self.stop_token_ids = None
+            self.stop_token_ids_hidden = None
+
+
+class SamplingOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """How the next token is chosen. None means the engine's own default."""
+
+    n: int | None = None
+    best_of: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    seed: int | None = None
+    include_stop_str_in_output: bool | None = None
+    guided_decoding: GuidedDecodingOptions | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+
+
+class OutputOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What else is wanted beside the tokens. `logprobs` is the number of alternatives per position."""
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    formatted_prompt: bool | None = None
+
+
+class RoutingHints(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Wishes of the caller about where the request goes."""
+
+    backend_instance_id: int | None = None
+    prefill_worker_id: int | None = None
+    decode_worker_id: int | None = None
+    dp_rank: int | None = None
+    prefill_dp_rank: int | None = None
+    expected_output_tokens: int | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    allowed_worker_ids: list[int] | None = None
+
+
+class PrefillResult(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a prefill worker hands to the decode worker; the content of `disaggregated_params` is the engine's own."""
+
+    disaggregated_params: Any
+    prompt_tokens_details: dict[str, Any] | None = None
+
+
+class BootstrapInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Where prefill and decode engines meet to move the KV cache themselves."""
+
+    bootstrap_host: str
+    bootstrap_port: int
+    bootstrap_room: int
+    handoff_id: str | None = None
+
+
+class PreprocessedRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A request as an engine sees it: token ids and options, no text.
+
+    Travels as a msgpack map; fields are only ever added, each with a default.
+    """
+
+    model: str = ""
+    token_ids: list[int]
+    stop_conditions: StopConditions = msgspec.field(default_factory=StopConditions)
+    sampling_options: SamplingOptions = msgspec.field(default_factory=SamplingOptions)
+    output_options: OutputOptions = msgspec.field(default_factory=OutputOptions)
+    eos_token_ids: list[int] = []
+    #: Checksum of the model card the tokens were made with.
+    mdc_sum: str | None = None
+    annotations: list[str] = []
+    routing: RoutingHints | None = None
+    prefill_result: PrefillResult | None = None
+    bootstrap_info: BootstrapInfo | None = None
+    migration_link: TraceLink | None = None
+    #: The validated client body, for engines whose `model_input` is "text".
+    body: Any = None
+    extra_args: dict[str, Any] | None = None
+    #: Marks a health probe; named `_HEALTH_CHECK` on the wire.
+    is_probe: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
+
+
+class EmbedRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Inputs to embed: one list of token ids per input."""
+
+    model: str = ""
+    token_ids: list[list[int]]
+    dimensions: int | None = None
+
+
+class EmbedOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One vector per input, in the order of the inputs; `prompt_tokens` is the sum over all inputs."""
+
+    embeddings: list[list[float]]
+    prompt_tokens: int = 0

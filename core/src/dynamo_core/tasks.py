@@ -1,0 +1,52 @@
+"""Owners of background tasks: nothing runs that nobody would end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class TaskSet:
+    """Keeps tasks, reports the ones that fail, and ends them all in `aclose`."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Runs a coroutine as a task of this set."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task %s failed", task.get_name(), exc_info=error)
+
+    async def join(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds for all tasks to end by themselves; whether they did."""
+        if not self._tasks:
+            return True
+        _, pending = await asyncio.wait(self._tasks, timeout=timeout)
+        return not pending
+
+    async def aclose(self) -> None:
+        """Cancels all tasks and returns when each has ended. A task may close the set it runs in."""
+        current = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not current]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,52 @@
+"""What a tokenizer must offer. Token ids are non-negative integers below `vocab_size`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class StreamDecoder(Protocol):
+    """Decodes one stream of token ids piece by piece.
+
+    However the ids are cut into pieces, the texts of all `step` calls and the final `flush`, joined, are the same. A
+    text never ends within a character that later ids may complete.
+    """
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        """The text that these ids make certain; may be empty."""
+
+    def flush(self) -> str:
+        """What is left at the end; an incomplete character becomes U+FFFD."""
+
+
+class Tokenizer(Protocol):
+    """Turns text into token ids and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that begins a sequence, if the model has one."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a sequence."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text.
+
+        Raises:
+            InvalidArgument: the text is not valid Unicode (a lone surrogate).
+        """
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; ids that are not in the vocabulary are left out."""
+
+    def stream(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
+        """A decoder for one stream of output."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for; empty if the id is not in the vocabulary."""

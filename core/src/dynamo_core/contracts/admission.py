@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
@@ -25,23 +24,12 @@ class Principal:
 
 
 class Permit:
-    """The leave to run one request; left when the request has ended, however it ended."""
+    """The leave to run one request. Released exactly once, when the request has ended, however it ended."""
 
     __slots__ = ()
 
-    async def __aenter__(self) -> Permit:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.release(0)
-
     async def release(self, output_tokens: int) -> None:
-        """Gives the permit back and tells how many tokens came out. Safe twice."""
+        """Gives the permit back and tells how many tokens came out."""
 
 
 class Admission(Plugin, ABC):

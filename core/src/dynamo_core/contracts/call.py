@@ -32,7 +32,7 @@ class Endpoint:
 
 
 class ServedContext(EngineContext):
-    """The context of a call on the serving side. What is deferred runs exactly once when the call has ended, however."""
+    """The context of a call on the serving side. What is deferred runs exactly once, however the call ends."""
 
     __slots__ = ("_deferred",)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -87,7 +87,7 @@ class Discovery(Plugin, ABC):
         """A new lease; `ttl` in seconds, None for the plugin's own default."""
 
     @abstractmethod
-    def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
+    def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
         """A snapshot of all records whose key starts with `prefix`, then every change.
 
         Write it as an async generator; closing it ends the watch.

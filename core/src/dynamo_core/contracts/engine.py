@@ -129,7 +129,7 @@ class LLMEngine(Plugin, ABC):
         """Called once after `start`: register the engine's own metrics here. Does nothing by default."""
 
     async def health_check_payload(self) -> dict[str, Any] | None:
-        """The request with which to probe the engine, as a map of `PreprocessedRequest` fields; None for the default."""
+        """The request to probe the engine with, as a map of `PreprocessedRequest` fields; None for the default."""
         return None
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:

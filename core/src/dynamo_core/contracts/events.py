@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from dynamo_core.contracts.discovery import Discovery, Lease
 
@@ -28,7 +28,7 @@ class EventPlane(ABC):
         """A publisher that lives no longer than `lease`, whose id is its source id."""
 
     @abstractmethod
-    def subscribe(self, subject: str, directory: Discovery) -> AsyncIterator[tuple[int, int, bytes]]:
+    def subscribe(self, subject: str, directory: Discovery) -> AsyncGenerator[tuple[int, int, bytes], None]:
         """Events of all publishers on a subject, present and future, as (source, number, payload).
 
         Numbers count up by one per source; a jump is a gap: events were lost. Write it as an async generator; closing

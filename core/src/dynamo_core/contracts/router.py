@@ -13,6 +13,7 @@ from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
@@ -68,6 +69,11 @@ class RoutingRequest:
     excluded: frozenset[int] = frozenset()
     _hashes: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
 
+    def known_hashes(self, block_size: int | None) -> list[int]:
+        """The sequence hashes of the prompt if a router has asked for them, else none: they are not computed."""
+        known = self._hashes.get(block_size) if block_size else None
+        return known[1] if known is not None else []
+
     def hashes(self, block_size: int) -> tuple[list[int], list[int]]:
         """Block hashes and sequence hashes of the prompt for a block size."""
         known = self._hashes.get(block_size)
@@ -109,6 +115,13 @@ class EndpointCaller(Protocol):
         Raises:
             DynamoError: the call was refused, failed, or took longer than `timeout` seconds.
         """
+
+
+def no_worker(pool: PoolView) -> DynamoError:
+    """The error when nobody in the pool is eligible: `ServiceOverloaded` if there are workers, else `Unavailable`."""
+    if pool.instances:
+        return ServiceOverloaded()
+    return Unavailable(f"no worker serves model {pool.model!r} now")
 
 
 class Router(Plugin, ABC):

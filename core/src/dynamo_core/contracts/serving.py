@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from dynamo_core.contracts.call import Handler, ServedContext
-from dynamo_core.errors import Cancelled, DynamoError, Unknown
+from dynamo_core.errors import Cancelled, Disconnected, DynamoError, Unknown
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.tasks import TaskSet
 
@@ -37,6 +37,12 @@ class Outlet(Protocol):
     def room(self) -> Awaitable[None] | None:
         """None if more may be put in at once; else something that returns when more may be."""
 
+    def ended(self, error: DynamoError | None) -> None:
+        """The handler, with every ``finally`` in it, has run to its end; called once, also after a refusal.
+
+        `error` is set when the call was cut off from this side, so that the completing flag was not sent.
+        """
+
 
 class ServedCall:
     """One call being served, in a task of its own.
@@ -59,11 +65,15 @@ class ServedCall:
     def start(self, owner: TaskSet) -> None:
         """Starts serving; `owner` keeps the task."""
         self._task = owner.spawn(self._run(), name=f"serve-{self._ctx.attempt_id}")
+        self._task.add_done_callback(self._finished)
         self._ctx.on_stop(self._arm)
 
-    def stop(self) -> None:
-        """The caller gave up: stops the handler's context, and cancels a handler that does not end in time."""
-        self._ctx.kill()
+    def stop(self, *, kill: bool = False) -> None:
+        """The caller gave up: stops (or kills) the context, and cancels a handler that does not end in time."""
+        if kill:
+            self._ctx.kill()
+        else:
+            self._ctx.stop_generating()
 
     def lost(self) -> None:
         """The connection broke: the handler is closed without being told that the caller gave up."""
@@ -81,34 +91,37 @@ class ServedCall:
         if task is not None and not task.done():
             self._timer = asyncio.get_running_loop().call_later(STOP_GRACE, task.cancel)
 
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        # A callback, not a `finally`: a task that is cancelled before its first step never enters its coroutine.
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ctx.close()
+        cut = task.cancelled() or task.exception() is not None
+        self._outlet.ended(Disconnected("the call was cut off by the serving side") if cut else None)
+
     async def _run(self) -> None:
         try:
-            try:
-                items = await self._handler(self._request, self._ctx)
-            except DynamoError as error:
-                self._outlet.refused(error)
-                return
-            except Exception as error:
-                log.exception("a handler failed to take a call")
-                self._outlet.refused(Unknown("the call could not be taken", cause=error))
-                return
-            self._outlet.accepted()
-            try:
-                await self._pump(items)
-            except asyncio.CancelledError:
-                if self._lost or not self._ctx.is_stopped():
-                    raise
-                self._outlet.event(Annotated.from_error(Cancelled("stopped")))
-            except DynamoError as error:
-                self._outlet.event(Annotated.from_error(error))
-            except Exception as error:
-                log.exception("a handler failed in mid-stream")
-                self._outlet.event(Annotated.from_error(Unknown(str(error), cause=error)))
-            self._outlet.event(Annotated.from_complete_final())
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._ctx.close()
+            items = await self._handler(self._request, self._ctx)
+        except DynamoError as error:
+            self._outlet.refused(error)
+            return
+        except Exception as error:
+            log.exception("a handler failed to take a call")
+            self._outlet.refused(Unknown("the call could not be taken", cause=error))
+            return
+        self._outlet.accepted()
+        try:
+            await self._pump(items)
+        except asyncio.CancelledError:
+            if self._lost or not self._ctx.is_stopped():
+                raise
+            self._outlet.event(Annotated.from_error(Cancelled("stopped")))
+        except DynamoError as error:
+            self._outlet.event(Annotated.from_error(error))
+        except Exception as error:
+            log.exception("a handler failed in mid-stream")
+            self._outlet.event(Annotated.from_error(Unknown(str(error), cause=error)))
+        self._outlet.event(Annotated.from_complete_final())
 
     async def _pump(self, items: Any) -> None:
         data, event, room = self._outlet.data, self._outlet.event, self._outlet.room

@@ -1,1 +1,1 @@
-"""."""
+"""HTTP listeners of this process and what every one of them serves: limits, error bodies, health, metrics."""

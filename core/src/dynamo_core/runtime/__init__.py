@@ -1,1 +1,1 @@
-"""."""
+"""From settings to running processes."""

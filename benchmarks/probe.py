@@ -1,0 +1,406 @@
+"""The floor: the least that an HTTP front and a token worker can cost in Python, with none of the product's duties.
+
+`python -m benchmarks.probe worker --port P [--step-ms X]`           gives every running stream a token each step
+`python -m benchmarks.probe front --port P --worker-port W`          HTTP in front of such a worker: two processes
+`python -m benchmarks.probe front --port P --inproc [--step-ms X]`   the same, with the worker in the front's process
+
+No template, tokenizer, validation, routing, admission, cancellation, metrics or limits: text is taken byte for byte
+and every request is trusted. The answers have the shape of the product's, so the same load generator reads them.
+
+Between the processes travels `u32 length` and a payload, little-endian. A request is `u32 id, u32 tokens to make`
+and the prompt's bytes; an answer is u32 pairs `id, token`, one pair for each running stream, where the top bit of a
+token marks the last of its stream.
+"""
+
+from __future__ import annotations  # array takes no type argument at run time before Python 3.12
+
+import argparse
+import asyncio
+import itertools
+import re
+import struct
+from array import array
+from collections.abc import Callable
+from typing import Final, cast
+
+import msgspec
+
+from benchmarks.loops import run
+
+LAST: Final = 0x8000_0000
+CONNECT_TRIES: Final = 100
+
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
+_REQUEST = struct.Struct("<II")
+_U32 = struct.Struct("<I")
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+_TEXT = [msgspec.json.encode(chr(byte))[1:-1] for byte in range(256)]
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    max_tokens: int = 16
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+
+
+_body = msgspec.json.Decoder(_Body)
+
+
+class Framed(asyncio.Protocol):
+    """Length-prefixed frames; `on_read` gets all whole frames of one read together."""
+
+    def __init__(self, on_read: Callable[[Framed, list[bytes]], None]) -> None:
+        self._on_read = on_read
+        self._rest = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        frames: list[bytes] = []
+        at, end = 0, len(data)
+        while end - at >= 4:
+            stop = at + 4 + int.from_bytes(data[at : at + 4], "little")
+            if stop > end:
+                break
+            frames.append(data[at + 4 : stop])
+            at = stop
+        self._rest = data[at:]
+        if frames:
+            self._on_read(self, frames)
+
+    def send(self, payload: bytes) -> None:
+        """Write one frame; nothing happens when the connection is gone."""
+        if self._transport is not None:
+            self._transport.write(_U32.pack(len(payload)) + payload)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class Worker:
+    """Steps while streams run: each step hands `emit` the pairs of all of them. `step_s` 0 = a step each loop turn."""
+
+    def __init__(self, emit: Callable[[array[int]], None], step_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._emit = emit
+        self._step_s = step_s
+        self._running: dict[int, int] = {}
+        self._letter = 0
+        self._next_at = 0.0
+
+    def add(self, request_id: int, tokens: int) -> None:
+        """Start a stream of `tokens` tokens."""
+        idle = not self._running
+        self._running[request_id] = max(tokens, 1)
+        if idle:
+            self._next_at = self._loop.time()
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self._step_s:
+            # Against the clock, not after the last step: the loop's timers are coarse and errors must not add up.
+            self._next_at = max(self._next_at + self._step_s, self._loop.time())
+            self._loop.call_at(self._next_at, self._step)
+        else:
+            self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        running = self._running
+        self._letter = (self._letter + 1) % 26
+        token = ord("a") + self._letter
+        pairs = array("I")
+        ended: list[int] = []
+        for request_id, left in running.items():
+            pairs.append(request_id)
+            if left > 1:
+                pairs.append(token)
+                running[request_id] = left - 1
+            else:
+                pairs.append(token | LAST)
+                ended.append(request_id)
+        for request_id in ended:
+            del running[request_id]
+        self._emit(pairs)
+        if running:
+            self._schedule()
+
+
+class Front:
+    """Sends requests to a worker and pushes its tokens into the streams that wait for them."""
+
+    def __init__(self, submit: Callable[[int, int, bytes], None]) -> None:
+        self._submit = submit
+        self._live: dict[int, Http] = {}
+        self._ids = itertools.count(1)
+
+    def start(self, stream: Http, tokens: int, prompt: bytes) -> int:
+        """Submit a request whose tokens go to `stream`; returns its id."""
+        request_id = next(self._ids)
+        self._live[request_id] = stream
+        self._submit(request_id, tokens, prompt)
+        return request_id
+
+    def forget(self, request_id: int) -> None:
+        """The client of a request has gone: its tokens are dropped."""
+        self._live.pop(request_id, None)
+
+    def take(self, pairs: array[int]) -> None:
+        """Hand out everything that has come, then flush each stream that got something once."""
+        live = self._live
+        dirty: list[Http] = []
+        for request_id, token in zip(pairs[::2], pairs[1::2], strict=True):
+            stream = live.get(request_id)
+            if stream is None:
+                continue
+            if not stream.waiting:
+                dirty.append(stream)
+            if token & LAST:
+                del live[request_id]
+                stream.ended = True
+            stream.waiting.append(_TEXT[token & 0xFF])
+        for stream in dirty:
+            stream.flush()
+
+
+class Http(asyncio.Protocol):
+    """One client connection; one request at a time."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._transport: asyncio.Transport | None = None
+        self._held = b""
+        self._request_id = 0
+        self._busy = False
+        self._body = _Body([])
+        self._prompt_tokens = 0
+        self._tokens = 0
+        self._head = b""
+        self._prefix = b""
+        self._text: list[bytes] = []
+        self.waiting: list[bytes] = []
+        self.ended = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._busy:
+            self._front.forget(self._request_id)
+
+    def data_received(self, data: bytes) -> None:
+        self._held = self._held + data if self._held else data
+        if not self._busy:
+            self._next_request()
+
+    def _next_request(self) -> None:
+        head_end = self._held.find(b"\r\n\r\n")
+        if head_end < 0:
+            return
+        length = _LENGTH.search(self._held, 0, head_end)
+        end = head_end + 4 + (int(length[1]) if length else 0)
+        if len(self._held) < end:
+            return
+        line = self._held[: self._held.find(b"\r\n")]
+        raw, self._held = self._held[head_end + 4 : end], self._held[end:]
+        if line.startswith(b"GET /ready "):
+            self._answer(b"200 OK", b'{"status":"ready"}')
+        elif line.startswith(b"POST /v1/chat/completions "):
+            self._start(raw)
+        else:
+            self._answer(b"404 Not Found", b'{"message":"the probe has only /v1/chat/completions and /ready"}')
+
+    def _start(self, raw: bytes) -> None:
+        try:
+            body = self._body = _body.decode(raw)
+        except msgspec.DecodeError as error:
+            self._answer(b"400 Bad Request", msgspec.json.encode({"message": str(error)}))
+            return
+        prompt = "\n".join(f"{message.role}: {message.content}" for message in body.messages).encode()
+        self._busy = True
+        self._prompt_tokens = len(prompt)
+        self._tokens = 0
+        self.ended = False
+        self._request_id = self._front.start(self, body.max_tokens, prompt)
+        if body.stream:
+            self._head = _HEAD
+            self._prefix = (
+                b'data: {"id":"chatcmpl-%d","object":"chat.completion.chunk","created":1700000000,"model":%b,"choices":'
+                % (self._request_id, msgspec.json.encode(body.model))
+            )
+        else:
+            self._text = []
+
+    def flush(self) -> None:
+        """Write what waits: an event with all of it for a stream, the answer for a unary request that has ended."""
+        waiting, self.waiting = self.waiting, []
+        self._tokens += len(waiting)
+        if not self._body.stream:
+            self._text += waiting
+            if self.ended:
+                self._finish_unary()
+            return
+        text = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+        event = b'%b[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % (self._prefix, text)
+        if self._head:
+            event = b'%b[{"index":0,"delta":{"role":"assistant"},"finish_reason":null}]}\n\n%b' % (self._prefix, event)
+        close = b""
+        if self.ended:
+            event += self._closing_events()
+            close = b"0\r\n\r\n"
+        if self._transport is not None:
+            self._transport.write(b"%b%x\r\n%b\r\n%b" % (self._head, len(event), event, close))
+        self._head = b""
+        if self.ended:
+            self._end()
+
+    def _closing_events(self) -> bytes:
+        usage = b""
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            usage = b'%b[],"usage":%b}\n\n' % (self._prefix, self._usage())
+        finish = b'%b[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n' % self._prefix
+        return b"%b%bdata: [DONE]\n\n" % (finish, usage)
+
+    def _finish_unary(self) -> None:
+        body = (
+            b'{"id":"chatcmpl-%d","object":"chat.completion","created":1700000000,"model":%b,"choices":[{"index":0,'
+            b'"message":{"role":"assistant","content":"%b"},"finish_reason":"length"}],"usage":%b}'
+        ) % (self._request_id, msgspec.json.encode(self._body.model), b"".join(self._text), self._usage())
+        self._answer(b"200 OK", body)
+        self._end()
+
+    def _usage(self) -> bytes:
+        given, made = self._prompt_tokens, self._tokens
+        return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (given, made, given + made)
+
+    def _answer(self, status: bytes, body: bytes) -> None:
+        if self._transport is not None:
+            head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+            self._transport.write(head + body)
+
+    def _end(self) -> None:
+        self._busy = False
+        if self._held:
+            self._next_request()
+
+
+class Remote:
+    """The front's side of a worker in another process."""
+
+    def __init__(self) -> None:
+        self.front = Front(self._submit)
+        self._link: Framed | None = None
+
+    async def connect(self, port: int) -> Framed:
+        """Connect to the worker, which may still be starting (10 s). Raises OSError."""
+        loop = asyncio.get_running_loop()
+        for tries_left in reversed(range(CONNECT_TRIES)):
+            try:
+                _, self._link = await loop.create_connection(lambda: Framed(self._read), "127.0.0.1", port)
+            except OSError:
+                if not tries_left:
+                    raise
+                await asyncio.sleep(0.1)
+            else:
+                return self._link
+        raise AssertionError("unreachable")
+
+    def _submit(self, request_id: int, tokens: int, prompt: bytes) -> None:
+        if self._link is not None:
+            self._link.send(_REQUEST.pack(request_id, tokens) + prompt)
+
+    def _read(self, link: Framed, frames: list[bytes]) -> None:
+        self.front.take(array("I", frames[0] if len(frames) == 1 else b"".join(frames)))
+
+
+def worker_protocol(step_s: float) -> Framed:
+    """The worker's side of one front: each connection has a worker of its own."""
+    worker: Worker
+
+    def read(link: Framed, frames: list[bytes]) -> None:
+        for frame in frames:
+            request_id, tokens = _REQUEST.unpack_from(frame)
+            worker.add(request_id, tokens)
+
+    link = Framed(read)
+    worker = Worker(lambda pairs: link.send(pairs.tobytes()), step_s)
+    return link
+
+
+def inproc_front(step_s: float) -> Front:
+    """A front with its worker in the same process."""
+
+    def submit(request_id: int, tokens: int, prompt: bytes) -> None:
+        worker.add(request_id, tokens)
+
+    front = Front(submit)
+    worker = Worker(front.take, step_s)
+    return front
+
+
+async def serve_worker(port: int, step_s: float) -> asyncio.Server:
+    """Listen for fronts on loopback; port 0 = any free one."""
+    return await asyncio.get_running_loop().create_server(lambda: worker_protocol(step_s), "127.0.0.1", port)
+
+
+async def serve_front(port: int, front: Front) -> asyncio.Server:
+    """Listen for clients on loopback; port 0 = any free one."""
+    return await asyncio.get_running_loop().create_server(lambda: Http(front), "127.0.0.1", port, backlog=1024)
+
+
+async def _main(options: argparse.Namespace) -> None:
+    step_s = options.step_ms / 1000
+    if options.role == "worker":
+        server = await serve_worker(options.port, step_s)
+    elif options.inproc:
+        server = await serve_front(options.port, inproc_front(step_s))
+    else:
+        remote = Remote()
+        await remote.connect(options.worker_port)
+        server = await serve_front(options.port, remote.front)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """The command line described at the top of this file."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description="A bare server to measure against.")
+    parser.add_argument("role", choices=("worker", "front"))
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--worker-port", type=int, help="where the front's worker listens")
+    parser.add_argument("--inproc", action="store_true", help="the front runs its worker itself")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="time between tokens (default 0: no waiting)")
+    options = parser.parse_args()
+    if options.role == "front" and options.inproc == (options.worker_port is not None):
+        parser.error("a front needs either --worker-port or --inproc")
+    try:
+        run(_main(options))
+    except KeyboardInterrupt:
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""``dynamo check``: everything that can be known before the start."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynamo_core.cli.options import config_options, json_option, load
+from dynamo_core.cli.table import format_table
+
+if TYPE_CHECKING:
+    from dynamo_core.plugins.loader import PluginLoader
+    from dynamo_core.runtime.resolve import Picked, Resolved
+    from dynamo_core.settings import Settings
+
+BUILT_IN = "dynamo-core"
+LOOPBACK = "loopback"
+EXPOSED = "exposed to the network"
+
+
+@click.command()
+@config_options
+@json_option
+def command(as_json: bool, **options: Any) -> None:
+    """Load a config and its plugins without starting anything.
+
+    Prints what would run: each stage with its plugin, and each listener with who can reach it. Exit code 2, with one
+    line that says what is wrong, if the config could not be served.
+    """
+    from dynamo_core.plugins.loader import PluginLoader
+    from dynamo_core.runtime.resolve import resolve
+
+    loaded = load(**options)
+    loader = PluginLoader()
+    graph = describe(loaded.settings, resolve(loaded, loader), loader)
+    click.echo(json.dumps(graph, indent=2) if as_json else _as_text(graph))
+
+
+def describe(settings: Settings, resolved: Resolved, loader: PluginLoader) -> dict[str, list[dict[str, Any]]]:
+    """What would run, as plain data: `stages` and `listeners`."""
+    return {"stages": list(_stages(settings, resolved, loader)), "listeners": list(_listeners(settings))}
+
+
+def exposure(host: str) -> str:
+    """Who can reach a listener on this address. A name other than ``localhost`` counts as reachable from outside."""
+    try:
+        inside = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        inside = host == "localhost"
+    return LOOPBACK if inside else EXPOSED
+
+
+def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Iterator[dict[str, Any]]:
+    yield _stage("frontend", resolved.frontend)
+    if resolved.admission is None:
+        yield {"stage": "admission", "plugin": "none", "distribution": BUILT_IN, "version": ""}
+    else:
+        yield _stage("admission", resolved.admission)
+    yield _stage("router", resolved.router)
+    yield _stage("transport", resolved.transport)
+    yield _stage("events", resolved.events or resolved.transport)
+    yield _stage("discovery", resolved.discovery)
+    for name, engine in resolved.workers.items():
+        worker = settings.workers[name]
+        yield _stage(f"workers.{name}", engine) | {"model": worker.model.name, "replicas": worker.replicas}
+    for name in settings.hooks:
+        offer = loader.find("hook", name)
+        yield {"stage": "hooks", "plugin": name, "distribution": offer.distribution, "version": offer.version}
+
+
+def _stage(stage: str, picked: Picked[Any]) -> dict[str, Any]:
+    return {
+        "stage": stage,
+        "plugin": picked.name,
+        "distribution": picked.distribution,
+        "version": picked.version,
+    }
+
+
+def _listeners(settings: Settings) -> Iterator[dict[str, Any]]:
+    yield _listener("public", settings.frontend.host, settings.frontend.port)
+    if settings.admin.port is not None:
+        yield _listener("admin", settings.admin.host, settings.admin.port)
+
+
+def _listener(name: str, host: str, port: int) -> dict[str, Any]:
+    return {"listener": name, "host": host, "port": port, "exposure": exposure(host)}
+
+
+def _as_text(graph: dict[str, list[dict[str, Any]]]) -> str:
+    stages = [
+        [row["stage"], row["plugin"], row["distribution"], row["version"], _worker_note(row)] for row in graph["stages"]
+    ]
+    listeners = [
+        [row["listener"], row["host"], str(row["port"] or "any free"), row["exposure"]] for row in graph["listeners"]
+    ]
+    return "\n\n".join(
+        [
+            format_table(["STAGE", "PLUGIN", "DISTRIBUTION", "VERSION", ""], stages),
+            format_table(["LISTENER", "HOST", "PORT", "REACHED FROM"], listeners),
+            "The config is sound.",
+        ]
+    )
+
+
+def _worker_note(row: dict[str, Any]) -> str:
+    return f"{row['replicas']} x {row['model']}" if "model" in row else ""

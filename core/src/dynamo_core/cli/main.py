@@ -1,0 +1,48 @@
+"""The entry point of the command `dynamo`, and the list of its commands."""
+
+from __future__ import annotations
+
+import click
+
+from dynamo_core.cli.lazy import LazyGroup
+
+#: The line of help of each command, in the order in which they are shown.
+COMMANDS = {
+    "serve": "Serve models over HTTP, as one config file says.",
+    "check": "Load a config and its plugins without starting anything.",
+    "plugins": "List the plugins that are installed, and what the config loads.",
+    "config": "Show the settings in force, where they come from, and their schema.",
+    "new": "Write a new plugin package to start from.",
+}
+
+
+def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib_metadata import version
+
+    click.echo(f"dynamo-core {version('dynamo-core')}")
+    ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    package="dynamo_core.cli",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def cli() -> None:
+    """Serve large language models; every stage is a plugin that one config file picks by name."""
+
+
+def main() -> None:
+    """Runs the command and exits with its code: 0 when all went well, 2 when the set-up or the call is wrong."""
+    cli(prog_name="dynamo")

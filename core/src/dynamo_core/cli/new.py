@@ -1,0 +1,97 @@
+"""``dynamo new``: writes a plugin package to start from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
+
+import click
+from importlib_metadata import version
+
+from dynamo_core.errors import ConfigError
+
+#: Every file of the templates ends with it, so that no tool takes them for code.
+SUFFIX = ".tmpl"
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def words_of(kind: str, name: str) -> dict[str, str]:
+    """What stands for what in the templates, in file names too.
+
+    Raises:
+        ConfigError: `name` cannot be the name of a plugin.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a plugin: use small letters and digits, with single dashes between, "
+            "such as my-engine"
+        )
+    distribution = f"dynamo-plugin-{kind}-{name}"
+    major, minor = version("dynamo-core").split(".")[:2]
+    return {
+        "@name@": name,
+        "@distribution@": distribution,
+        "@module@": distribution.replace("-", "_"),
+        "@class@": "".join(part.capitalize() for part in name.split("-")),
+        "@worker@": name.replace("-", "_"),
+        "@core@": f"{major}.{minor}.0",
+    }
+
+
+def render(kind: str, name: str) -> dict[PurePosixPath, str]:
+    """The files of a new plugin of this kind: their paths inside the package's folder, and what is in them."""
+    words = words_of(kind, name)
+    rendered = {}
+    for path, template in _templates(files("dynamo_core.cli") / "_template" / kind, PurePosixPath()):
+        rendered[PurePosixPath(_fill(str(path), words).removesuffix(SUFFIX))] = _fill(template, words)
+    return rendered
+
+
+def _templates(folder: Traversable, above: PurePosixPath) -> Iterator[tuple[PurePosixPath, str]]:
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        if item.is_dir():
+            yield from _templates(item, above / item.name)
+        elif item.name.endswith(SUFFIX):
+            yield above / item.name, item.read_text("utf-8")
+
+
+def _fill(text: str, words: dict[str, str]) -> str:
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
+
+
+@click.group()
+def command() -> None:
+    """Write a new plugin package to start from."""
+
+
+@command.command("engine")
+@click.argument("name")
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    show_default="the current folder",
+    help="The folder in which to make the package's own folder.",
+)
+def engine(name: str, path: Path) -> None:
+    """Write an engine plugin that installs, serves, and passes its own tests."""
+    target = path / words_of("engine", name)["@distribution@"]
+    if target.exists():
+        raise ConfigError(f"{target} is there already: remove it, or choose another name or --path")
+    try:
+        for relative, text in render("engine", name).items():
+            file = target / relative
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}", cause=error) from error
+    click.echo(f"Wrote {target}. Next:")
+    click.echo(f"  python -m pip install -e '{target}[test]'")
+    click.echo(f"  dynamo serve {target / f'{name}.yaml'}")
+    click.echo(f"  pytest {target}")

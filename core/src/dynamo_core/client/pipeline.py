@@ -1,0 +1,208 @@
+"""From an admitted request to a stream: route, call, and try another worker while nothing has been said yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_core.client.board import LoadBoard, Ticket
+from dynamo_core.client.flush import FlushQueue
+from dynamo_core.client.pool import Pool
+from dynamo_core.client.stream import ResponseStream
+from dynamo_core.contracts.admission import Admission, Permit, Principal
+from dynamo_core.contracts.call import Endpoint
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.endpoints import GENERATE
+from dynamo_core.contracts.router import Route, Router, RoutingRequest
+from dynamo_core.contracts.transport import Transport
+from dynamo_core.errors import (
+    Cancelled,
+    CannotConnect,
+    ConnectionTimeout,
+    Disconnected,
+    DynamoError,
+    EngineShutdown,
+    InvalidArgument,
+    ResponseTimeout,
+    ServiceOverloaded,
+    Unavailable,
+    WorkerOverloaded,
+    chain_has,
+)
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.request import PreprocessedRequest
+
+#: Refusals after which another worker may accept the same request.
+RETRYABLE = (CannotConnect, ConnectionTimeout, Disconnected, EngineShutdown, WorkerOverloaded)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Bounds of one request, in seconds, and how many more workers are tried after a refusal."""
+
+    retries: int = 2
+    accept: float = 5.0
+    first_item: float = 300.0
+    total: float = 590.0
+
+
+class Pipeline:
+    """The way of every request in this process. Holds no state of a single request."""
+
+    def __init__(self, *, transport: Transport, admission: Admission, board: LoadBoard, deadlines: Deadlines) -> None:
+        self._transport = transport
+        self._admission = admission
+        self._board = board
+        self._deadlines = deadlines
+        self._flush = FlushQueue()
+
+    @property
+    def admission(self) -> Admission:
+        """The policy that lets requests in."""
+        return self._admission
+
+    async def generate(
+        self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, pool: Pool, router: Router
+    ) -> ResponseStream:
+        """Admits the request and returns its stream once a worker has accepted it.
+
+        Raises:
+            ServiceOverloaded: admission refused it, or every worker that was tried is at capacity.
+            Unavailable: there is no worker.
+            DynamoError: the worker's own refusal, or the last reason why no worker could be reached.
+        """
+        permit = await self._admission.admit(request, principal, [pool])
+        return await self.open(GENERATE, request, request, ctx, pool, router, permit)
+
+    async def open(
+        self,
+        endpoint: Endpoint,
+        payload: Any,
+        request: PreprocessedRequest,
+        ctx: EngineContext,
+        pool: Pool,
+        router: Router,
+        permit: Permit,
+    ) -> ResponseStream:
+        """Routes by `request` and calls `endpoint` with `payload`. The permit is released when the stream is closed."""
+        attempt = _Attempts(self._flush, endpoint, permit, self._deadlines)
+        try:
+            return await self._open(attempt, endpoint, payload, request, ctx, pool, router)
+        except BaseException:
+            await attempt.stream.aclose()
+            raise
+
+    async def _open(
+        self,
+        attempts: _Attempts,
+        endpoint: Endpoint,
+        payload: Any,
+        request: PreprocessedRequest,
+        ctx: EngineContext,
+        pool: Pool,
+        router: Router,
+    ) -> ResponseStream:
+        routing = RoutingRequest(request, ctx.id)
+        last: DynamoError | None = None
+        for number in range(self._deadlines.retries + 1):
+            if ctx.is_stopped():
+                raise Cancelled("the request was stopped before a worker accepted it", cause=last)
+            try:
+                route = await router.route(routing, pool)
+            except (ServiceOverloaded, Unavailable):
+                if last is None:
+                    raise
+                break
+            attempt_ctx = EngineContext(ctx.id, attempt_id=f"{ctx.id}-{number}", metadata=ctx.metadata)
+            ctx.link_child(attempt_ctx)
+            attempts.enter(self._ticket(route, attempt_ctx, routing, pool))
+            try:
+                async with asyncio.timeout(self._deadlines.accept):
+                    source = await self._transport.call(route.instance, endpoint, payload, attempt_ctx, attempts.sink())
+            except TimeoutError as error:
+                attempt_ctx.kill()
+                last = ConnectionTimeout(
+                    f"worker {route.instance.instance_id:x} did not accept within {self._deadlines.accept} s",
+                    cause=error,
+                )
+            except DynamoError as error:
+                if not isinstance(error, RETRYABLE) or chain_has(error, InvalidArgument, Cancelled):
+                    raise
+                last = error
+            else:
+                attempts.stream.attach(source, route.instance.instance_id)
+                return attempts.stream
+            attempts.leave()
+            routing.excluded = routing.excluded | {route.instance.instance_id}
+        raise _exhausted(last)
+
+    def _ticket(self, route: Route, ctx: EngineContext, routing: RoutingRequest, pool: Pool) -> Ticket:
+        block_size = pool.cards[route.instance.instance_id].kv_cache_block_size
+        return self._board.enter(
+            route,
+            ctx.attempt_id,
+            prompt_tokens=len(routing.request.token_ids),
+            block_size=block_size,
+            hashes=routing.known_hashes(block_size),
+        )
+
+
+class _Attempts:
+    """What one request holds: its stream, its place on the load board, its permit, its timer."""
+
+    def __init__(self, flush: FlushQueue, endpoint: Endpoint, permit: Permit, deadlines: Deadlines) -> None:
+        self._permit = permit
+        self._deadlines = deadlines
+        self._ticket: Ticket | None = None
+        self._loop = asyncio.get_running_loop()
+        self._begun = self._loop.time()
+        self._timer = self._loop.call_later(deadlines.first_item, self._no_first_item)
+        self._output_tokens = 0
+        observers = (self._count,) if endpoint is GENERATE else ()
+        self.stream = ResponseStream(
+            endpoint.merge, flush, observers=observers, on_end=self._ended, on_close=self._closed
+        )
+
+    def enter(self, ticket: Ticket) -> None:
+        """A worker was chosen."""
+        self._ticket = ticket
+
+    def leave(self) -> None:
+        """The worker did not take the request, or has finished it."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.leave()
+
+    def sink(self) -> Any:
+        """The sink for the chosen worker."""
+        on_first: Callable[[], None] | None = self._ticket.first_item if self._ticket is not None else None
+        return self.stream.begin(on_first)
+
+    def _ended(self) -> None:
+        self._timer.cancel()
+        self.leave()
+
+    async def _closed(self) -> None:
+        await self._permit.release(self._output_tokens)
+
+    def _count(self, batch: Sequence[LLMEngineOutput]) -> None:
+        for item in batch:
+            self._output_tokens += len(item.token_ids)
+
+    def _no_first_item(self) -> None:
+        if not self.stream.started:
+            self.stream.fail(ResponseTimeout(f"no answer began within {self._deadlines.first_item} s"))
+            return
+        left = self._begun + self._deadlines.total - self._loop.time()
+        self._timer = self._loop.call_later(max(0.0, left), self._too_long)
+
+    def _too_long(self) -> None:
+        self.stream.fail(ResponseTimeout(f"the answer took longer than {self._deadlines.total} s"))
+
+
+def _exhausted(last: DynamoError | None) -> DynamoError:
+    if isinstance(last, WorkerOverloaded):
+        return ServiceOverloaded(cause=last)
+    return last or Unavailable("no worker could be tried")

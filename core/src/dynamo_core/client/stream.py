@@ -1,0 +1,283 @@
+"""`ResponseStream`: one per client request, from acceptance to close, whatever happens underneath.
+
+Transports push into the *inlet* of the current attempt; the reader takes everything that waits, merged. What arrives
+through an inlet that is no longer the current one is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from dynamo_core.client.flush import FlushQueue
+from dynamo_core.contracts.call import Sink, Source
+from dynamo_core.errors import DynamoError, StreamIncomplete
+from dynamo_core.protocol.annotated import Annotated
+
+#: Items that may wait for the reader before the source is asked to pause, and the level at which it may go on.
+HIGH_WATER = 1024
+LOW_WATER = 256
+
+Merge = Callable[[Sequence[Any]], list[Any]]
+
+
+class ResponseStream:
+    """The items of one answer. Has one reader, which iterates, or sets `on_ready` and uses `take`.
+
+    It ends well only after the flag that completes the stream. `on_end` runs once, as soon as the stream has ended or
+    is closed, so that what the request held is free even while a slow reader still takes the rest; `on_close` is
+    awaited once, by `aclose`. `observers` are told every batch that the reader takes.
+    """
+
+    __slots__ = (
+        "_callback",
+        "_close_done",
+        "_ended",
+        "_error",
+        "_flush",
+        "_inlet",
+        "_items",
+        "_merge",
+        "_merged",
+        "_observers",
+        "_on_close",
+        "_on_end",
+        "_on_first",
+        "_queued",
+        "_reader_paused",
+        "_source",
+        "_source_paused",
+        "_waiter",
+        "instance_id",
+    )
+
+    def __init__(
+        self,
+        merge: Merge | None,
+        flush: FlushQueue,
+        *,
+        observers: Sequence[Callable[[Sequence[Any]], None]] = (),
+        on_end: Callable[[], None] | None = None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._merge = merge
+        self._flush = flush
+        self._on_end = on_end
+        self._on_close = on_close
+        self._on_first: Callable[[], None] | None = None
+        self._observers = tuple(observers)
+        self._items: deque[Any] = deque()
+        self._merged: deque[Any] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._callback: Callable[[], None] | None = None
+        self._queued = False
+        self._inlet: _Inlet | None = None
+        self._source: Source | None = None
+        self._reader_paused = False
+        self._source_paused = False
+        self._ended = False
+        self._error: DynamoError | None = None
+        self._close_done: asyncio.Future[None] | None = None
+        #: The worker that serves the current attempt.
+        self.instance_id: int | None = None
+
+    # The pipeline's side.
+
+    def begin(self, on_first: Callable[[], None] | None = None) -> Sink:
+        """The sink for a new attempt; whatever an earlier attempt still delivers is dropped from now on.
+
+        `on_first` is called when the attempt's first item of data arrives.
+        """
+        self._on_first = on_first
+        self._source = None
+        self._inlet = inlet = _Inlet(self)
+        return inlet
+
+    def attach(self, source: Source, instance_id: int) -> None:
+        """The attempt was accepted: `source` is the grip on it."""
+        self._source = source
+        self.instance_id = instance_id
+        self._balance()
+
+    def fail(self, error: DynamoError) -> None:
+        """Ends the stream badly, unless it has ended."""
+        if self._ended:
+            return
+        self._inlet = None
+        self._end(error)
+
+    @property
+    def started(self) -> bool:
+        """Whether the current attempt has delivered data."""
+        return self._on_first is None
+
+    # The reader's side.
+
+    def __aiter__(self) -> ResponseStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        merged = self._merged
+        while not merged:
+            merged.extend(self.take())
+            if merged:
+                break
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return merged.popleft()
+
+    def take(self) -> Sequence[Any]:
+        """Everything that waits, merged, without waiting; empty if nothing does."""
+        items = self._items
+        if not items:
+            return ()
+        if len(items) == 1:
+            batch = [items.popleft()]
+        else:
+            batch = list(items)
+            items.clear()
+            if self._merge is not None:
+                batch = self._merge(batch)
+        if self._source_paused:
+            self._balance()
+        for observe in self._observers:
+            observe(batch)
+        return batch
+
+    def on_ready(self, callback: Callable[[], None] | None) -> None:
+        """Calls `callback` once per loop turn in which something arrived or the stream ended; soon, if so already."""
+        self._callback = callback
+        if callback is not None and (self._items or self._ended):
+            self._wake()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come; what waits can still be taken."""
+        return self._ended
+
+    @property
+    def error(self) -> DynamoError | None:
+        """Why the stream ended badly, once `ended`."""
+        return self._error
+
+    def pause(self) -> None:
+        """The reader cannot keep up: asks for no more until `resume`."""
+        self._reader_paused = True
+        self._balance()
+
+    def resume(self) -> None:
+        """Takes `pause` back."""
+        self._reader_paused = False
+        self._balance()
+
+    async def aclose(self) -> None:
+        """Ends the request, wherever it is. When this returns, all it held is released. Safe twice, also at once."""
+        if self._close_done is not None:
+            await asyncio.shield(self._close_done)
+            return
+        self._close_done = asyncio.get_running_loop().create_future()
+        self._callback = None
+        source, self._source = self._source, None
+        self._inlet = None
+        try:
+            if source is not None:
+                await source.aclose()
+        finally:
+            self._items.clear()
+            self._merged.clear()
+            self._end(None)
+            try:
+                close, self._on_close = self._on_close, None
+                if close is not None:
+                    await close()
+            finally:
+                self._close_done.set_result(None)
+
+    # Below.
+
+    def _arrived(self, item: Any) -> None:
+        items = self._items
+        items.append(item)
+        first = self._on_first
+        if first is not None:
+            self._on_first = None
+            first()
+        if len(items) > HIGH_WATER and not self._source_paused:
+            self._balance()
+        self._wake()
+
+    def _end(self, error: DynamoError | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._error = error
+        end, self._on_end = self._on_end, None
+        if end is not None:
+            end()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._callback is not None:
+            if not self._queued:
+                self._queued = True
+                self._flush.add(self._fire)
+            return
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _fire(self) -> None:
+        self._queued = False
+        if self._callback is not None:
+            self._callback()
+
+    def _balance(self) -> None:
+        source = self._source
+        if source is None:
+            return
+        waiting = len(self._items)
+        if not self._source_paused and (self._reader_paused or waiting > HIGH_WATER):
+            self._source_paused = True
+            source.pause()
+        elif self._source_paused and not self._reader_paused and waiting <= LOW_WATER:
+            self._source_paused = False
+            source.resume()
+
+
+class _Inlet:
+    """Where the transport puts what arrives for one attempt. Holds the rule of ``complete_final``."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: ResponseStream) -> None:
+        self._stream = stream
+
+    def data(self, item: Any) -> None:
+        stream = self._stream
+        if stream._inlet is self:
+            stream._arrived(item)
+
+    def event(self, item: Annotated[Any]) -> None:
+        stream = self._stream
+        if stream._inlet is not self:
+            return
+        if item.is_error():
+            stream._inlet = None
+            stream._end(item.to_error())
+        elif item.is_complete_final():
+            stream._inlet = None
+            stream._end(None)
+
+    def closed(self, error: DynamoError | None) -> None:
+        stream = self._stream
+        if stream._inlet is self:
+            stream._inlet = None
+            stream._end(error or StreamIncomplete("the stream ended before it was complete"))

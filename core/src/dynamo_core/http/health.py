@@ -1,0 +1,95 @@
+"""Routes that tell how a frontend process is: health, liveness, readiness, metrics."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from dynamo_core.contracts.frontend import HttpRoute, ListenerName
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import CONTENT_TYPE
+
+_encoder = msgspec.json.Encoder()
+
+
+class HealthSource(Protocol):
+    """What the runtime knows about its own state."""
+
+    @property
+    def shutting_down(self) -> bool:
+        """Whether the process has been asked to end."""
+
+    def instances(self) -> Iterable[Instance]:
+        """The workers that discovery shows now."""
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether requests can be served now, and if not, why."""
+
+
+def health_routes(
+    source: HealthSource, *, listener: ListenerName = ListenerName.PUBLIC, host: str | None = None
+) -> list[HttpRoute]:
+    """``GET /health``, ``/live`` and ``/ready``. `host` is this host's name, as workers publish it."""
+    here = host if host is not None else socket.gethostname()
+
+    async def health(_: web.Request) -> web.Response:
+        instances = list(source.instances())
+        stopping = source.shutting_down
+        body = {
+            "status": "shutting_down" if stopping else "healthy",
+            "endpoints": sorted({_endpoint(instance) for instance in instances}),
+            "instances": [_entry(instance, here) for instance in instances],
+        }
+        return _answer(body, not stopping)
+
+    async def live(_: web.Request) -> web.Response:
+        if source.shutting_down:
+            return _answer({"status": "shutting_down", "message": "Service is shutting down"}, False)
+        return _answer({"status": "live", "message": "Service is live"}, True)
+
+    async def ready(_: web.Request) -> web.Response:
+        if source.shutting_down:
+            return _answer({"status": "shutting_down", "message": "Service is shutting down"}, False)
+        is_ready, reason = source.readiness()
+        if is_ready:
+            return _answer({"status": "ready", "message": reason or "Service is ready"}, True)
+        return _answer({"status": "notready", "message": reason}, False)
+
+    return [
+        HttpRoute("GET", "/health", health, "state of this process and the workers it sees", listener),
+        HttpRoute("GET", "/live", live, "200 while the process serves", listener),
+        HttpRoute("GET", "/ready", ready, "200 once requests can be served", listener),
+    ]
+
+
+def metrics_route(render: Callable[[], Awaitable[bytes]], *, listener: ListenerName = ListenerName.PUBLIC) -> HttpRoute:
+    """``GET /metrics``; `render` gives the Prometheus text."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=await render(), headers={"Content-Type": CONTENT_TYPE})
+
+    return HttpRoute("GET", "/metrics", metrics, "metrics as Prometheus text", listener)
+
+
+def _endpoint(instance: Instance) -> str:
+    return f"dyn://{instance.namespace}.{instance.component}.{instance.endpoint}"
+
+
+def _entry(instance: Instance, here: str) -> dict[str, Any]:
+    # A process id means something on its own host only.
+    local = instance.host == here
+    return {
+        "instance_id": instance.instance_id,
+        "worker": instance.worker,
+        "pid": instance.pid if local else None,
+        "host": instance.host,
+        "endpoint": _endpoint(instance),
+    }
+
+
+def _answer(body: dict[str, Any], good: bool) -> web.Response:
+    return web.Response(status=200 if good else 503, body=_encoder.encode(body), content_type="application/json")

@@ -1,0 +1,210 @@
+"""Loads the plugins that the config names, and nothing else."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.plugin import DYNAMO_API, Plugin
+from dynamo_core.errors import PluginError
+from dynamo_core.plugins.hooks import HookError, Hooks
+from dynamo_core.plugins.metadata import Offer, find_offers
+
+#: The kind of plugins that offer no class and only listen.
+LISTENER_KIND = "hook"
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a kind of plugin implements, and the hook that offers it. The class is named, as not all are needed."""
+
+    hook: str
+    module: str
+    class_name: str
+
+    def load(self) -> type[Plugin]:
+        """The abstract class."""
+        contract: type[Plugin] = getattr(import_module(f"dynamo_core.contracts.{self.module}"), self.class_name)
+        return contract
+
+
+CONTRACTS = {
+    "engine": Contract("dynamo_register_engines", "engine", "LLMEngine"),
+    "transport": Contract("dynamo_register_transports", "transport", "Transport"),
+    "discovery": Contract("dynamo_register_discovery", "discovery", "Discovery"),
+    "router": Contract("dynamo_register_routers", "router", "Router"),
+    "admission": Contract("dynamo_register_admission", "admission", "Admission"),
+    "frontend": Contract("dynamo_register_frontends", "frontend", "Frontend"),
+}
+
+
+class PluginLoader:
+    """Knows what is installed, loads plugins by kind and name, and holds the hooks they listen to.
+
+    The application makes one and hands it down. Making it reads metadata; it imports no plugin.
+    """
+
+    def __init__(self) -> None:
+        #: Who listens. Announce with ``loader.hooks.announce("dynamo_…", …)``.
+        self.hooks = Hooks()
+        self._offers = find_offers()
+        self._modules: dict[str, ModuleType] = {}
+        self._classes: dict[tuple[str, str], dict[str, type[Plugin]]] = {}
+        self._loaded: set[Offer] = set()
+
+    @property
+    def offers(self) -> list[Offer]:
+        """All that is installed, by kind and name."""
+        return list(self._offers)
+
+    def is_loaded(self, offer: Offer) -> bool:
+        """Whether this plugin has been asked for, and was sound."""
+        return offer in self._loaded
+
+    def hooks_of(self, offer: Offer) -> list[str]:
+        """The hooks that a loaded plugin implements, sorted."""
+        return self.hooks.implemented_by(self._modules[offer.target]) if offer in self._loaded else []
+
+    def register_builtin(self, listener: object, name: str) -> None:
+        """Adds a listener that comes with core: a module or an object with hook implementations.
+
+        Raises:
+            PluginError: it does not fit the hooks.
+        """
+        try:
+            self.hooks.add(listener, name)
+        except HookError as error:
+            raise PluginError(f"built-in listener {name}: {error}", cause=error) from error
+
+    def find(self, kind: str, name: str) -> Offer:
+        """The installed plugin of this kind and name, from metadata alone.
+
+        Raises:
+            PluginError: there is none, or more than one distribution offers it.
+        """
+        found = [offer for offer in self._offers if (offer.kind, offer.name) == (kind, name)]
+        if not found:
+            raise PluginError(self._missing(kind, name))
+        if len(found) > 1:
+            origins = " and ".join(offer.origin for offer in found)
+            raise PluginError(f"{kind} {name!r} is offered by both {origins}: uninstall all but one")
+        return found[0]
+
+    def load(self, kind: str, name: str) -> type[Plugin]:
+        """The class of a plugin. Loading it again gives the same class.
+
+        Raises:
+            PluginError: it is not installed, is offered twice, cannot be imported, was made for another version of the
+                API, misspells a hook, or does not offer a sound class of this name. The message is one line.
+            ValueError: there is no such kind with classes. Always the caller's mistake.
+        """
+        contract = CONTRACTS.get(kind)
+        if contract is None:
+            raise ValueError(f"plugins of kind {kind!r} have no class")
+        offer = self.find(kind, name)
+        module = self._module(offer)
+        classes = self._classes.get((kind, offer.target))
+        if classes is None:
+            classes = self._classes[kind, offer.target] = self._offered_classes(offer, module, contract)
+        cls = classes.get(name)
+        if cls is None:
+            names = ", ".join(sorted(classes)) or "none"
+            raise _broken(offer, f"{contract.hook} offers no class with NAME = {name!r} (it offers: {names})")
+        _check_class(offer, cls)
+        self._loaded.add(offer)
+        return cls
+
+    def listen(self, name: str) -> None:
+        """Loads a plugin of the kind ``hook``, which only listens.
+
+        Raises:
+            PluginError: as `load`, or the module implements no hook.
+        """
+        offer = self.find(LISTENER_KIND, name)
+        module = self._module(offer)
+        if not self.hooks.implemented_by(module):
+            raise _broken(offer, f"module {offer.target} implements no hook; is a function marked with @hookimpl?")
+        self._loaded.add(offer)
+
+    def _missing(self, kind: str, name: str) -> str:
+        names = sorted({offer.name for offer in self._offers if offer.kind == kind})
+        known = f"installed: {', '.join(names)}" if names else "none is installed"
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"use {close[0]!r}, or " if close else ""
+        return f"there is no {kind} {name!r} ({known}): {hint}pip install dynamo-plugin-{kind}-{name}"
+
+    def _module(self, offer: Offer) -> ModuleType:
+        known = self._modules.get(offer.target)
+        if known is not None:
+            return known
+        if ":" in offer.target:
+            raise _broken(offer, f"its entry point must name a module, not {offer.target!r}")
+        try:
+            module = import_module(offer.target)
+        except (Exception, SystemExit) as error:
+            raise _broken(offer, f"cannot be imported: {_cause(error)}", error) from error
+        made_for = getattr(module, "DYNAMO_API", None)
+        if made_for is None:
+            raise _broken(offer, f"module {offer.target} does not say which DYNAMO_API it was made for")
+        if made_for != DYNAMO_API:
+            raise _broken(
+                offer,
+                f"was made for DYNAMO_API {made_for}, but this dynamo-core has {DYNAMO_API}: "
+                f"install versions of {offer.distribution} and dynamo-core that go together",
+            )
+        try:
+            self.hooks.add(module, offer.target)
+        except HookError as error:
+            raise _broken(offer, str(error), error) from error
+        self._modules[offer.target] = module
+        return module
+
+    def _offered_classes(self, offer: Offer, module: ModuleType, contract: Contract) -> dict[str, type[Plugin]]:
+        register = self.hooks.implementation(contract.hook, module)
+        if register is None:
+            hint = ": mark it with @hookimpl" if hasattr(module, contract.hook) else ""
+            raise _broken(offer, f"module {offer.target} does not implement {contract.hook}{hint}")
+        try:
+            offered = register()
+        except (Exception, SystemExit) as error:
+            raise _broken(offer, f"{contract.hook} failed: {_cause(error)}", error) from error
+        if not isinstance(offered, list | tuple):
+            raise _broken(offer, f"{contract.hook} must return a list of classes, not {type(offered).__name__}")
+        base = contract.load()
+        classes: dict[str, type[Plugin]] = {}
+        for item in offered:
+            cls = _checked_type(offer, item, base)
+            if cls.NAME in classes:
+                raise _broken(offer, f"{classes[cls.NAME].__name__} and {cls.__name__} have the same NAME {cls.NAME!r}")
+            classes[cls.NAME] = cls
+        return classes
+
+
+def _checked_type(offer: Offer, item: Any, base: type[Plugin]) -> type[Plugin]:
+    if not inspect.isclass(item) or not issubclass(item, base):
+        what = item.__name__ if inspect.isclass(item) else repr(item)
+        raise _broken(offer, f"{what} is not a class made from {base.__name__}")
+    return item
+
+
+def _check_class(offer: Offer, cls: type[Plugin]) -> None:
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        raise _broken(offer, f"{cls.__name__} does not define {', '.join(missing)}")
+    config: object = cls.Config
+    if not inspect.isclass(config) or not issubclass(config, PluginConfig):
+        raise _broken(offer, f"{cls.__name__}.Config is not made from PluginConfig")
+
+
+def _broken(offer: Offer, what: str, cause: BaseException | None = None) -> PluginError:
+    return PluginError(f"{offer.kind} {offer.name!r} ({offer.origin}): {what}", cause=cause)
+
+
+def _cause(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,111 @@
+"""`dynamo serve`: runs an application until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from dynamo_core.errors import ConfigError, DynamoError
+from dynamo_core.runtime.application import Application
+from dynamo_core.settings import LoadedSettings
+from dynamo_core.telemetry import logs
+
+log = logging.getLogger(__name__)
+
+#: Exit codes: all went well; something failed while starting or running.
+OK = 0
+FAILED = 1
+
+
+def serve(loaded: LoadedSettings) -> int:
+    """Runs everything the settings describe until SIGINT or SIGTERM; a second signal ends it at once.
+
+    Raises:
+        ConfigError: nothing was started.
+    """
+    settings = loaded.settings
+    logs.configure(settings.log.level, settings.log.json_lines)
+    try:
+        return run(lambda: _serve(loaded))
+    except ConfigError:
+        raise
+    except DynamoError as error:
+        log.error("not started: %s: %s", error.kind, error)
+        return FAILED
+    finally:
+        logs.shutdown()
+
+
+def run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Runs a coroutine on uvloop if it is installed, else on asyncio's own loop."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(loaded: LoadedSettings) -> int:
+    application = Application(loaded)
+    with Signals() as signals:
+        if not await _unless_signalled(application.start(), signals.wait(1)):
+            return OK
+        log.info("ready for requests at %s", application.url)
+        await signals.wait(1)
+        log.info("stopping; a second signal stops at once")
+        if not await _unless_signalled(application.stop(), signals.wait(2)):
+            log.warning("running requests were cut by a second signal")
+    return OK
+
+
+async def _unless_signalled(action: Coroutine[Any, Any, None], signal_wait: Coroutine[Any, Any, None]) -> bool:
+    """Runs `action` to its end; if the signal comes first, `action` is cancelled and waited for. Whether it ended."""
+    doing = asyncio.ensure_future(action)
+    waiting = asyncio.ensure_future(signal_wait)
+    try:
+        await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+            return True
+        doing.cancel()
+        await asyncio.wait([doing])
+        return False
+    finally:
+        waiting.cancel()
+
+
+class Signals:
+    """Counts SIGINT and SIGTERM while it is entered."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = asyncio.Event()
+
+    def __enter__(self) -> Signals:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._arrived)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    async def wait(self, count: int) -> None:
+        """Returns once that many signals have arrived."""
+        while self._count < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _arrived(self) -> None:
+        self._count += 1
+        self._changed.set()

@@ -1,0 +1,35 @@
+"""What /health and /ready say of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynamo_core.client.models import Models
+from dynamo_core.protocol.records import Instance
+from dynamo_core.settings import Settings
+
+
+class Health:
+    """See `dynamo_core.http.health.HealthSource`."""
+
+    def __init__(self, settings: Settings, models: Models) -> None:
+        self._models = models
+        self._minimum = settings.client.min_initial_workers
+        self._required = sorted({worker.model.name for worker in settings.workers.values()})
+        self.shutting_down = False
+
+    def instances(self) -> Sequence[Instance]:
+        """The workers that can be routed to."""
+        return self._models.instances()
+
+    def readiness(self) -> tuple[bool, str]:
+        """Ready once discovery's snapshot is in and every model of the config has enough workers."""
+        if self.shutting_down:
+            return False, "shutting down"
+        if not self._models.synced:
+            return False, "the first snapshot of discovery is not in yet"
+        counts = {model.name: model.instance_count for model in self._models.list()}
+        for name in self._required:
+            if counts.get(name, 0) < self._minimum:
+                return False, f"model {name} has {counts.get(name, 0)} of {self._minimum} workers"
+        return True, "ready"

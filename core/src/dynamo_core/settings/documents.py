@@ -1,0 +1,222 @@
+"""Reading the config file: YAML or TOML into a tree that remembers line numbers."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Hashable
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+
+from dynamo_core.errors import ConfigError
+from dynamo_core.settings.tree import Leaf, Node, Path, Table, from_plain
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+def read_document(path: FilePath) -> Table:
+    """The file as a tree with origins ``path:line``.
+
+    Raises:
+        ConfigError: it cannot be read, is not valid, has a key twice, or does not hold a mapping.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not a UTF-8 text file") from None
+    try:
+        if path.suffix.lower() == ".toml":
+            return _read_toml(text, str(path))
+        return _read_yaml(text, str(path))
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
+
+
+def parse_text(text: str, origin: str) -> Node:
+    """The value that was meant by a text on the command line or in the environment.
+
+    ``[…]``, ``{…}`` and quoted texts are read as YAML, which includes JSON; anything else as one YAML scalar, so that
+    ``#`` and ``: `` in passwords and addresses are just characters. What cannot be read is the text itself.
+    """
+    stripped = text.strip()
+    if not stripped or "\n" in stripped:
+        return Leaf(text, origin, text)
+    loader = yaml.SafeLoader("")
+    try:
+        structured = stripped[0] in "[{" or (stripped[0] in "\"'" and len(stripped) > 1 and stripped[-1] == stripped[0])
+        if not structured:
+            tag = loader.resolve(yaml.ScalarNode, stripped, (True, False))  # type: ignore[no-untyped-call]
+            return Leaf(_construct(loader, yaml.ScalarNode(tag, stripped)), origin, text)
+        return _relabelled_text(_read_node(stripped), origin, text)
+    except (yaml.YAMLError, ConfigError, RecursionError):
+        return Leaf(text, origin, text)
+    finally:
+        loader.dispose()
+
+
+def _relabelled_text(node: Node, origin: str, text: str) -> Node:
+    if isinstance(node, Leaf):
+        return Leaf(node.value, origin, node.value if isinstance(node.value, str) else text)
+
+    def relabel(child: Node) -> Node:
+        if isinstance(child, Table):
+            return Table(origin, {key: relabel(below) for key, below in child.children.items()})
+        return Leaf(child.value, origin, child.text)
+
+    return Table(origin, {key: relabel(child) for key, child in node.children.items()}, text)
+
+
+# YAML
+
+
+def _read_yaml(text: str, name: str) -> Table:
+    try:
+        node = _read_node(text, name)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark is not None else name
+        raise ConfigError(f"{where}: is not valid YAML: {_yaml_problem(error)}") from None
+    except yaml.YAMLError:
+        raise ConfigError(f"{name}: is not valid YAML: it holds characters that are not allowed") from None
+    if isinstance(node, Leaf) and node.value is None:
+        return Table(name)
+    if not isinstance(node, Table):
+        raise ConfigError(f"{node.origin}: expected a mapping of settings, such as 'router: {{use: round-robin}}'")
+    return node
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    # These two messages quote what was written, which may be a password.
+    if isinstance(error, yaml.composer.ComposerError) and "alias" in str(error.problem):
+        return "a value begins with '*' but names no anchor; put it in quotes"
+    if isinstance(error, yaml.constructor.ConstructorError):
+        return "a value begins with '!' but names no known tag; put it in quotes"
+    return str(error.problem or error.context or "cannot be read")
+
+
+def _read_node(text: str, name: str = "") -> Node:
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return Leaf(None, name)
+        return _convert(loader, root, name, frozenset())
+    finally:
+        loader.dispose()
+
+
+def _construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    try:
+        return loader.construct_object(node)
+    except ValueError:
+        # It looks like a date or a number but is none, such as 2024-13-99.
+        return node.value
+
+
+def _convert(loader: yaml.SafeLoader, node: yaml.Node, name: str, above: frozenset[int]) -> Node:
+    origin = f"{name}:{node.start_mark.line + 1}" if node.start_mark is not None else name
+    if id(node) in above:
+        raise ConfigError(f"{origin}: an alias refers to itself")
+    above = above | {id(node)}
+    if isinstance(node, yaml.MappingNode):
+        return Table(origin, _mapping(loader, node, name, above))
+    if isinstance(node, yaml.SequenceNode):
+        return Leaf([_bare(_convert(loader, item, name, above)) for item in node.value], origin)
+    assert isinstance(node, yaml.ScalarNode)  # noqa: S101 - the third and last kind of node
+    return Leaf(_construct(loader, node), origin, node.value)
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str, above: frozenset[int]) -> dict[str, Node]:
+    children: dict[str, Node] = {}
+    inherited: dict[str, Node] = {}
+    lines: dict[Hashable, int] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{name}:{line}: a key must be a plain word")
+        if key_node.tag == _MERGE_TAG:
+            sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            for source in sources:
+                table = _convert(loader, source, name, above)
+                if not isinstance(table, Table):
+                    raise ConfigError(f"{name}:{line}: '<<' expects a mapping")
+                inherited = {**table.children, **inherited}
+            continue
+        key = str(key_node.value)
+        if key in lines:
+            raise ConfigError(f"{name}:{line}: key '{key}' is given twice; the first is in line {lines[key]}")
+        lines[key] = line
+        child = _convert(loader, value_node, name, above)
+        # A key's own line is what a reader looks for; its value may begin further down.
+        children[key] = _at_line(child, f"{name}:{line}")
+    return {**inherited, **children}
+
+
+def _at_line(node: Node, origin: str) -> Node:
+    if isinstance(node, Table):
+        return Table(origin, node.children)
+    return Leaf(node.value, origin, node.text)
+
+
+def _bare(node: Node) -> Any:
+    if isinstance(node, Table):
+        return {key: _bare(child) for key, child in node.children.items()}
+    return node.value
+
+
+# TOML
+
+_HEADER = re.compile(r"^\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
+_ASSIGNMENT = re.compile(
+    r"""^\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
+)
+_KEY_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+
+
+def _read_toml(text: str, name: str) -> Table:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problem, _, place = str(error).partition(" (at line ")
+        where = f"{name}:{place.partition(',')[0]}" if place else name
+        raise ConfigError(f"{where}: is not valid TOML: {problem}") from None
+    lines = _toml_lines(text)
+
+    def convert(value: object, path: Path, line: int) -> Node:
+        line = lines.get(path, line)
+        if isinstance(value, dict):
+            return Table(f"{name}:{line}", {key: convert(child, (*path, key), line) for key, child in value.items()})
+        text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return from_plain(value, f"{name}:{line}", text)
+
+    return Table(name, {key: convert(child, (key,), 1) for key, child in document.items()})
+
+
+def _toml_lines(text: str) -> dict[Path, int]:
+    """The line of each key and header: tomllib keeps none. The document is known to be valid, so a look is enough."""
+    lines: dict[Path, int] = {}
+    prefix: Path = ()
+    closing: str | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if closing is not None:
+            if line.count(closing) % 2:
+                closing = None
+            continue
+        if header := _HEADER.match(line):
+            prefix = _toml_path(header[1])
+            lines.setdefault(prefix, number)
+            continue
+        if key := _ASSIGNMENT.match(line):
+            path = (*prefix, *_toml_path(key[1]))
+            for depth in range(len(prefix) + 1, len(path) + 1):
+                lines.setdefault(path[:depth], number)
+        closing = next((quote for quote in ('"""', "'''") if line.count(quote) % 2), None)
+    return lines
+
+
+def _toml_path(text: str) -> Path:
+    return tuple(part.strip("\"'") for part in _KEY_PART.findall(text))

@@ -1,0 +1,103 @@
+"""Secrets: filling in ``${env:NAME}`` and ``${file:PATH}``, and keeping what must not be seen out of dumps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+from dynamo_core.errors import ConfigError
+from dynamo_core.settings.tree import Leaf, Path, Table
+
+HIDDEN = "***"
+
+_REFERENCE = re.compile(r"\$(\$\{|\{(env|file):([^}]*)\})")
+_SECRET_WORDS = re.compile(
+    r"secret|password|passwd|passphrase|credential|authorization|api_?key|private_?key|access_?key"
+)
+_TOKEN = re.compile(r"(^|_)token$")
+_TOKENS = re.compile(r"(^|_)tokens$")
+_USER_INFO = re.compile(r"(://[^/@\s:]*:)[^/@\s]+(?=@)")
+
+
+def redacted(path: Sequence[str], value: Any) -> Any:
+    """The value as it may be shown: ``***`` if a key on its path speaks of a secret, passwords in addresses blanked."""
+    # A worker may be called `token`; names that the user chose say nothing.
+    keys = [*path[:1], *path[2:]] if path[:1] == ("workers",) else list(path)
+    return _redacted([key.lower().replace("-", "_") for key in keys], value)
+
+
+def _redacted(keys: list[str], value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _redacted([*keys, str(key).lower().replace("-", "_")], child) for key, child in value.items()}
+    if any(_SECRET_WORDS.search(key) or _TOKEN.search(key) for key in keys):
+        return HIDDEN
+    if isinstance(value, list | tuple):
+        return [_redacted(keys, child) for child in value]
+    if isinstance(value, str):
+        # `max_tokens: 5` is a number of tokens, `tokens: [abc]` are tokens.
+        return HIDDEN if any(_TOKENS.search(key) for key in keys) else _USER_INFO.sub(rf"\1{HIDDEN}", value)
+    return value
+
+
+def resolve(table: Table, env: Mapping[str, str], path: Path = ()) -> Table:
+    """Fills in every reference, and notes for every value what may be shown of it.
+
+    Raises:
+        ConfigError: a variable is not set, or a file cannot be read.
+    """
+    children: dict[str, Leaf | Table] = {}
+    for key, node in table.children.items():
+        below = (*path, key)
+        children[key] = resolve(node, env, below) if isinstance(node, Table) else _resolve_leaf(node, env, below)
+    return Table(table.origin, children, table.text)
+
+
+def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path) -> Leaf:
+    where = f"{leaf.origin}: {'.'.join(path)}"
+    value, shown = _fill_in(leaf.value, env, where)
+    shown = redacted(path, shown)
+    hidden = shown != value
+    text = leaf.text if value == leaf.value else None
+    return Leaf(value, leaf.origin, text, shown if hidden else None, hidden)
+
+
+def _fill_in(value: Any, env: Mapping[str, str], where: str) -> tuple[Any, Any]:
+    """The value with references filled in, and the same as it may be shown."""
+    if isinstance(value, list):
+        pairs = [_fill_in(child, env, where) for child in value]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if isinstance(value, Mapping):
+        filled = {key: _fill_in(child, env, where) for key, child in value.items()}
+        return {key: pair[0] for key, pair in filled.items()}, {key: pair[1] for key, pair in filled.items()}
+    if not isinstance(value, str) or "${" not in value:
+        return value, value
+    secret = False
+
+    def look_up(match: re.Match[str]) -> str:
+        nonlocal secret
+        if match[1] == "${":
+            return "${"
+        secret = True
+        return _from_env(match[3], env, where) if match[2] == "env" else _from_file(match[3], where)
+
+    text = _REFERENCE.sub(look_up, value)
+    return text, HIDDEN if secret else text
+
+
+def _from_env(name: str, env: Mapping[str, str], where: str) -> str:
+    if name not in env:
+        raise ConfigError(f"{where}: environment variable '{name}' is not set")
+    return env[name]
+
+
+def _from_file(name: str, where: str) -> str:
+    try:
+        # Editors and secret stores end files with a newline that is not part of the secret.
+        return FilePath(name).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a UTF-8 text file"
+        raise ConfigError(f"{where}: file '{name}' cannot be read: {reason}") from None

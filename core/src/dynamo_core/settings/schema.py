@@ -1,0 +1,78 @@
+"""The JSON Schema of the configuration, for editors and for people."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.settings.model import Settings
+from dynamo_core.settings.shape import shape_of
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def config_schema(plugin_configs: Mapping[str, type[PluginConfig]]) -> dict[str, Any]:
+    """The schema of the whole file, draft 2020-12.
+
+    Args:
+        plugin_configs: the model of the plugin in each section, by the section's path: ``frontend``, ``router``,
+            ``workers.*.engine``, … A section without one accepts any keys beside its own.
+
+    Raises:
+        KeyError: a path names no plugin section.
+    """
+    schema = Settings.model_json_schema(by_alias=True)
+    definitions: dict[str, Any] = schema.pop("$defs")
+    for section, config_cls in plugin_configs.items():
+        _add_plugin(schema, definitions, section, config_cls)
+    partial = {f"Partial.{name}": _without_required(definition) for name, definition in definitions.items()}
+    profile = _without_required({key: schema[key] for key in ("properties", "additionalProperties", "type")})
+    schema["properties"]["profiles"] = {
+        "type": "object",
+        "description": "Changes to lay over the file, by name; one may be picked at the start.",
+        "additionalProperties": {"$ref": "#/$defs/Profile"},
+    }
+    return {"$schema": DIALECT, **schema, "$defs": {**definitions, **partial, "Profile": profile}}
+
+
+def _add_plugin(
+    schema: dict[str, Any], definitions: dict[str, Any], section: str, config_cls: type[PluginConfig]
+) -> None:
+    path = section.split(".")
+    shape = shape_of(Settings).at(path)
+    if shape is None or not shape.is_section:
+        raise KeyError(section)
+    prefix = section.replace("*.", "")
+    plugin = config_cls.model_json_schema(by_alias=True, ref_template=f"#/$defs/{prefix}.{{model}}")
+    for name, definition in plugin.pop("$defs", {}).items():
+        definitions[f"{prefix}.{name}"] = definition
+
+    # Every section has a model, and so a definition, of its own: changing it changes nothing else.
+    target = schema
+    for key in path:
+        below = target["additionalProperties"] if key == "*" else target["properties"][key]
+        target = definitions[below["$ref"].rpartition("/")[2]] if "$ref" in below else below
+    target["properties"] = {**plugin.get("properties", {}), **target["properties"]}
+    required = [*target.get("required", ()), *plugin.get("required", ())]
+    if required:
+        target["required"] = required
+    target["additionalProperties"] = plugin.get("additionalProperties", False)
+
+
+def _without_required(node: Any) -> Any:
+    """The schema of a part of the configuration: the same keys, but none of them needed."""
+    if isinstance(node, dict):
+        # A property may itself be called `required`; its schema is a mapping, the keyword's value a list.
+        kept = {key: value for key, value in node.items() if key != "required" or not isinstance(value, list)}
+        return {key: _partial_ref(key, _without_required(value)) for key, value in kept.items()}
+    if isinstance(node, list):
+        return [_without_required(child) for child in node]
+    return copy.deepcopy(node)
+
+
+def _partial_ref(key: str, value: Any) -> Any:
+    if key == "$ref" and isinstance(value, str):
+        return value.replace("#/$defs/", "#/$defs/Partial.")
+    return value

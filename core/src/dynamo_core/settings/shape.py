@@ -1,0 +1,81 @@
+"""Which keys a pydantic model knows, as a tree: for merging, for defaults, and for suggestions."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+#: The default of a key that must be given.
+REQUIRED = PydanticUndefined
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The keys below one place of the configuration."""
+
+    #: Whether a table is expected here, rather than a value.
+    is_table: bool = False
+    fields: Mapping[str, Shape] = field(default_factory=dict)
+    #: What stands below names that the user chooses.
+    each: Shape | None = None
+    #: A section of a plugin: keys beside `fields` are the plugin's.
+    is_section: bool = False
+    default: Any = REQUIRED
+
+    def child(self, key: str) -> Shape | None:
+        """The shape below a key; None for unknown keys and for keys of plugins."""
+        return self.fields.get(key) or self.each
+
+    def at(self, path: Iterable[str]) -> Shape | None:
+        """The shape at a path, or None."""
+        shape: Shape | None = self
+        for key in path:
+            shape = shape.child(key) if shape is not None else None
+        return shape
+
+
+@cache
+def shape_of(model: type[BaseModel]) -> Shape:
+    """The keys of a model, as they are written in a file."""
+    fields = {info.alias or name: _field_shape(info) for name, info in model.model_fields.items()}
+    return Shape(is_table=True, fields=fields, is_section=model.model_config.get("extra") == "allow")
+
+
+def _field_shape(info: FieldInfo) -> Shape:
+    below = _table_shape(info.annotation)
+    if below is not None:
+        return below
+    default = info.get_default(call_default_factory=True, validated_data={})
+    return Shape(default=list(default) if isinstance(default, tuple) else default)
+
+
+def _table_shape(annotation: Any) -> Shape | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return shape_of(annotation)
+    origin = get_origin(annotation)
+    if origin is dict:
+        below = _table_shape(get_args(annotation)[1])
+        return Shape(is_table=True, each=below) if below is not None else None
+    if origin in (Union, UnionType):
+        tables = [shape for arg in get_args(annotation) if (shape := _table_shape(arg)) is not None]
+        return tables[0] if len(tables) == 1 else None
+    return None
+
+
+def suggestion(name: str, known: Iterable[str], *, quote: str = "'") -> str:
+    """``; did you mean 'x'?`` if something known is close, else the known names, else nothing."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {quote}{close[0]}{quote}?"
+    if names and len(names) <= 12:
+        return f"; known: {', '.join(names)}"
+    return ""

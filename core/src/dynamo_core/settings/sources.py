@@ -1,0 +1,165 @@
+"""The layers that are not files: environment, ``--set``, and flags."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+
+from dynamo_core.errors import ConfigError
+from dynamo_core.settings.documents import parse_text
+from dynamo_core.settings.flags import FLAGS, PROCESS_NAMES
+from dynamo_core.settings.layers import assign, check, expand
+from dynamo_core.settings.redaction import redacted
+from dynamo_core.settings.shape import Shape
+from dynamo_core.settings.tree import Path, Table, find, from_plain, replace_at
+
+PREFIX = "DYN_"
+_SEPARATOR = "__"
+
+
+def environment_layer(env: Mapping[str, str], shape: Shape, workers: Sequence[str]) -> Table:
+    """Everything in `env` that begins with ``DYN_``. Empty variables count as not set.
+
+    A nested name beats a flat one for the same key, and a deeper one beats a mapping given as a whole.
+
+    Raises:
+        ConfigError: a variable is not known.
+    """
+    flat = {flag.env: flag for flag in FLAGS if flag.env is not None}
+    nested: list[tuple[Path, str]] = []
+    short: list[str] = []
+    for name in sorted(env):
+        upper = name.upper()
+        if not upper.startswith(PREFIX) or upper in PROCESS_NAMES:
+            continue
+        if upper in flat:
+            short.append(name)
+            continue
+        path = _nested_path(upper, workers)
+        if not _is_known(path, shape):
+            raise ConfigError(f"environment {name}: unknown setting{_suggestion(upper, path, shape, workers)}")
+        nested.append((path, name))
+
+    layer = Table("environment")
+    for path, name in sorted(nested, key=lambda entry: len(entry[0])):
+        if env[name]:
+            node = parse_text(env[name], f"environment {name}")
+            check(replace_at(Table(node.origin), path, node), shape)
+            layer = assign(layer, path, node)
+    everyone = _with_new_workers(workers, layer)
+    for name in short:
+        if env[name]:
+            node = parse_text(env[name], f"environment {name}")
+            for path in expand(flat[name.upper()].path, everyone):
+                if find(layer, path) is None:
+                    layer = assign(layer, path, node)
+    return layer
+
+
+def set_layer(sets: Sequence[str], shape: Shape) -> Table:
+    """The ``--set a.b=value`` arguments; later ones win.
+
+    Raises:
+        ConfigError: an argument has no ``=`` or an unknown key.
+    """
+    layer = Table("--set")
+    for argument in sets:
+        key, equals, text = argument.partition("=")
+        path = tuple(part.strip() for part in key.split("."))
+        if not equals or not all(path):
+            # Without a key it is not known what the text is, so it is not repeated.
+            raise ConfigError(f"--set {key if equals else '…'}: expected KEY=VALUE, such as --set router.use=kv")
+        origin = f"--set {'.'.join(path)}={redacted(path, text)}"
+        node = parse_text(text, origin)
+        check(replace_at(Table(origin), path, node), shape)
+        layer = assign(layer, path, node)
+    return layer
+
+
+def flag_layer(flags: Mapping[str, object], workers: Sequence[str]) -> Table:
+    """Command-line flags by name, as in ``{"--http-port": 8000}``; None means not given.
+
+    Raises:
+        ConfigError: there is no such flag.
+    """
+    known = {flag.flag: flag for flag in FLAGS if flag.flag is not None}
+    layer = Table("flags")
+    for name, value in flags.items():
+        if value is None:
+            continue
+        if name not in known:
+            raise ConfigError(f"flag {name}: unknown flag{_closest(name, known)}")
+        text = str(value) if not isinstance(value, bool) else None
+        for path in expand(known[name].path, workers):
+            layer = assign(layer, path, from_plain(value, f"flag {name}", text))
+    return layer
+
+
+def environment_name(path: Iterable[str]) -> str:
+    """The nested environment name of a key."""
+    return PREFIX + _SEPARATOR.join(path).upper()
+
+
+def worker_names(table: Table) -> tuple[str, ...]:
+    """The workers in a tree."""
+    workers = table.children.get("workers")
+    return tuple(workers.children) if isinstance(workers, Table) else ()
+
+
+def _with_new_workers(workers: Sequence[str], layer: Table) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*workers, *worker_names(layer))))
+
+
+def _nested_path(name: str, workers: Sequence[str]) -> Path:
+    rest = name[len(PREFIX) :].lower()
+    first, separator, below = rest.partition(_SEPARATOR)
+    if first == "workers" and separator:
+        # A worker's name may hold the separator, or end in an underscore: known names are matched as a whole.
+        for worker in sorted(workers, key=len, reverse=True):
+            if below == worker:
+                return (first, worker)
+            if below.startswith(worker + _SEPARATOR):
+                return (first, worker, *below[len(worker) + len(_SEPARATOR) :].split(_SEPARATOR))
+    return tuple(rest.split(_SEPARATOR))
+
+
+def _is_known(path: Path, shape: Shape) -> bool:
+    for index, key in enumerate(path):
+        if not key:
+            return False
+        inner = shape.child(key)
+        if inner is None:
+            return shape.is_section and all(path[index:])
+        shape = inner
+    return True
+
+
+def _suggestion(name: str, path: Path, shape: Shape, workers: Sequence[str]) -> str:
+    known = {flag.env for flag in FLAGS if flag.env is not None} | set(PROCESS_NAMES)
+    known.update(environment_name(key) for key in _keys(shape, workers))
+    # One wrong part in front of a plugin's key: put it right and keep the rest.
+    for index, key in enumerate(path):
+        inner = shape.child(key)
+        if inner is not None:
+            shape = inner
+            continue
+        close = difflib.get_close_matches(key, list(shape.fields), n=1)
+        known.update(environment_name((*path[:index], right, *path[index + 1 :])) for right in close)
+        break
+    return _closest(name, known)
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else "; see docs/configuration.md for the names"
+
+
+def _keys(shape: Shape, workers: Sequence[str], path: Path = ()) -> Iterable[Path]:
+    for key, inner in shape.fields.items():
+        if inner.is_table:
+            yield from _keys(inner, workers, (*path, key))
+        else:
+            yield (*path, key)
+    if shape.each is not None:
+        for worker in workers:
+            yield from _keys(shape.each, workers, (*path, worker))

@@ -1,0 +1,98 @@
+"""Raw configuration: nested tables of values, each with a note of where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+#: The origin of values that nobody set.
+DEFAULT = "default"
+
+Path: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value. Lists are values too: a layer replaces a list as a whole."""
+
+    value: Any
+    origin: str
+    #: What was written, where that can differ from `value`: ``010``, ``yes`` or ``1_000`` may be meant as words.
+    text: str | None = None
+    #: What dumps and messages may show in place of `value`, if `hidden`.
+    shown: Any = None
+    hidden: bool = False
+
+    @property
+    def display(self) -> Any:
+        """The value as dumps show it."""
+        return self.shown if self.hidden else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Named values and tables. `text` as in `Leaf`."""
+
+    origin: str
+    children: Mapping[str, Node] = field(default_factory=dict)
+    text: str | None = None
+
+
+Node: TypeAlias = Leaf | Table
+
+
+def find(table: Table, path: Sequence[str]) -> Node | None:
+    """The node at a path, or None."""
+    node: Node | None = table
+    for key in path:
+        if not isinstance(node, Table):
+            return None
+        node = node.children.get(key)
+    return node
+
+
+def replace_at(table: Table, path: Sequence[str], node: Node) -> Table:
+    """A copy with `node` at `path`; tables on the way are made, and take the place of values."""
+    key, *rest = path
+    if rest:
+        below = table.children.get(key)
+        node = replace_at(below if isinstance(below, Table) else Table(node.origin), rest, node)
+    return Table(table.origin, {**table.children, key: node}, table.text)
+
+
+def plain(node: Node, *, redact: bool = False) -> Any:
+    """The tree without origins, as new dictionaries."""
+    if isinstance(node, Table):
+        return {key: plain(child, redact=redact) for key, child in node.children.items()}
+    return node.display if redact else node.value
+
+
+def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
+    """Every value with its path, in the order of the tree. An empty table counts as a value, except at the top."""
+    if isinstance(node, Leaf):
+        yield path, node
+    elif node.children:
+        for key, child in node.children.items():
+            yield from leaves(child, (*path, key))
+    elif path:
+        yield path, Leaf({}, node.origin)
+
+
+def from_plain(value: object, origin: str, text: str | None = None) -> Node:
+    """A tree in which everything has the same origin."""
+    if isinstance(value, Mapping):
+        return Table(origin, {str(key): from_plain(child, origin) for key, child in value.items()}, text)
+    return Leaf(value, origin, text)
+
+
+def relabelled(table: Table, prefix: str) -> Table:
+    """The same tree with every origin ``o`` turned into ``prefix (o)``."""
+
+    def relabel(node: Node) -> Node:
+        origin = f"{prefix} ({node.origin})"
+        if isinstance(node, Table):
+            return Table(origin, {key: relabel(child) for key, child in node.children.items()}, node.text)
+        return Leaf(node.value, origin, node.text)
+
+    return Table(f"{prefix} ({table.origin})", {key: relabel(child) for key, child in table.children.items()})

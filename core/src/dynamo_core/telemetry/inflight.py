@@ -1,0 +1,439 @@
+"""The accounting of client requests: what /metrics tells about them, their ids, and the record of each at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from bisect import bisect_left
+from collections.abc import Callable
+from contextvars import Token
+
+from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.telemetry import logs, tracing
+from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
+
+log = logging.getLogger(__name__)
+
+DURATION_BUCKETS = (0, 2, 4, 8, 16, 32, 64, 130, 260, 510)
+TTFT_BUCKETS = (0, 0.0022, 0.0047, 0.01, 0.022, 0.047, 0.1, 0.22, 0.47, 1, 2.2, 4.7, 10, 22, 48, 100, 220, 480)
+ITL_BUCKETS = (
+    *(0, 0.0018, 0.0033, 0.0059, 0.011, 0.02, 0.035, 0.064, 0.12, 0.21),
+    *(0.38, 0.69, 1.2, 2.3, 4.1, 7.4, 13, 24, 44, 80),
+)
+INPUT_BUCKETS = (0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000)
+OUTPUT_BUCKETS = (0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000)
+
+#: How many models get series of their own; the rest share the label value `OTHER`.
+MAX_MODELS = 1000
+OTHER = "other"
+
+#: The error type of a request that was refused for load.
+OVERLOAD = "overload"
+CANCELLED = "cancelled"
+INTERNAL = "internal"
+#: The status in the record of a request whose client left; nobody was told it.
+CLIENT_CLOSED = 499
+
+_MAX_REQUEST_ID = 256
+
+
+class _Families:
+    """The metrics of requests, made once."""
+
+    def __init__(self, metrics: Metrics, prefix: str) -> None:
+        model = ("model",)
+        self.finished = metrics.counter(
+            f"{prefix}_requests_total",
+            "Requests that ended.",
+            ("model", "endpoint", "request_type", "status", "error_type"),
+        )
+        self.started = metrics.counter(
+            f"{prefix}_requests_started_total", "Requests that began.", ("endpoint", "model", "request_type")
+        )
+        self.cancelled = metrics.counter(
+            f"{prefix}_model_cancellation_total",
+            "Requests whose client went away or gave up.",
+            ("endpoint", "model", "request_type"),
+        )
+        self.rejected = metrics.counter(
+            f"{prefix}_model_rejection_total", "Requests refused because all workers are busy.", ("endpoint", "model")
+        )
+        self.output_tokens = metrics.counter(f"{prefix}_output_tokens_total", "Tokens given to clients.", model)
+        self.active = metrics.gauge(
+            f"{prefix}_active_requests", "Requests between their arrival and the end of the answer.", model
+        )
+        self.inflight = metrics.gauge(
+            f"{prefix}_inflight_requests", "Requests in the engine pipeline: prompt ready, answer not ended.", model
+        )
+        self.queued = metrics.gauge(f"{prefix}_queued_requests", "Requests without a first output yet.", model)
+        self.disconnected = metrics.gauge(
+            f"{prefix}_disconnected_clients", "Clients that went away before the end, since the start."
+        ).labels()
+        self.duration = metrics.histogram(
+            f"{prefix}_request_duration_seconds", "Arrival to end of the answer.", model, DURATION_BUCKETS
+        )
+        self.ttft = metrics.histogram(
+            f"{prefix}_time_to_first_token_seconds", "Arrival to first output.", model, TTFT_BUCKETS
+        )
+        self.itl = metrics.histogram(
+            f"{prefix}_inter_token_latency_seconds", "Time between two tokens of a request.", model, ITL_BUCKETS
+        )
+        self.input_length = metrics.histogram(
+            f"{prefix}_input_sequence_tokens", "Length of prompts.", model, INPUT_BUCKETS
+        )
+        self.output_length = metrics.histogram(
+            f"{prefix}_output_sequence_tokens", "Length of answers.", model, OUTPUT_BUCKETS
+        )
+
+
+class _ModelSeries:
+    """The children for one model."""
+
+    __slots__ = (
+        "active",
+        "duration",
+        "endpoints",
+        "inflight",
+        "input_length",
+        "itl",
+        "name",
+        "output_length",
+        "output_tokens",
+        "queued",
+        "ttft",
+    )
+
+    def __init__(self, families: _Families, name: str) -> None:
+        self.name = name
+        self.output_tokens = families.output_tokens.labels(name)
+        self.active = families.active.labels(name)
+        self.inflight = families.inflight.labels(name)
+        self.queued = families.queued.labels(name)
+        self.duration = families.duration.labels(name)
+        self.ttft = families.ttft.labels(name)
+        self.itl = families.itl.labels(name)
+        self.input_length = families.input_length.labels(name)
+        self.output_length = families.output_length.labels(name)
+        #: By endpoint and request type.
+        self.endpoints: dict[tuple[str, str], _EndpointSeries] = {}
+
+
+class _EndpointSeries:
+    """The children for one model, endpoint and request type."""
+
+    __slots__ = ("_families", "_labels", "_outcomes", "started")
+
+    def __init__(self, families: _Families, model: str, endpoint: str, request_type: str) -> None:
+        self._families = families
+        self._labels = (model, endpoint, request_type)
+        self._outcomes: dict[str, Counter] = {}
+        self.started = families.started.labels(endpoint, model, request_type)
+
+    def finished(self, status: str, error_type: str) -> Counter:
+        child = self._outcomes.get(error_type)
+        if child is None:
+            child = self._outcomes[error_type] = self._families.finished.labels(*self._labels, status, error_type)
+        return child
+
+    def cancelled(self) -> Counter:
+        model, endpoint, request_type = self._labels
+        return self._families.cancelled.labels(endpoint, model, request_type)
+
+    def rejected(self) -> Counter:
+        model, endpoint, _ = self._labels
+        return self._families.rejected.labels(endpoint, model)
+
+
+class Requests:
+    """Begins requests; implements `dynamo_core.contracts.frontend.RequestLog`.
+
+    `announce` is given the record of each request, once, after every gauge it held is back; what it raises is logged.
+    `clock` gives seconds.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        announce: Callable[[RequestRecord], None],
+        prefix: str = "dynamo_frontend",
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._families = _Families(metrics, prefix)
+        self._announce = announce
+        self._clock = clock
+        self._models: dict[str, _ModelSeries] = {}
+        self._other: _ModelSeries | None = None
+
+    def begin(self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str]) -> Inflight:
+        """A request for a model that exists. It is counted in when the returned context is entered.
+
+        `endpoint` is the label value: ``chat_completions``, ``completions`` or ``embeddings``. `headers` has lower-case
+        names; an invalid `traceparent` or `x-request-id` is as good as none.
+        """
+        series = self._models.get(model) or self._series(model)
+        request_type = "stream" if streaming else "unary"
+        part = series.endpoints.get((endpoint, request_type))
+        if part is None:
+            part = _EndpointSeries(self._families, series.name, endpoint, request_type)
+            series.endpoints[endpoint, request_type] = part
+        caller = tracing.TraceContext.from_headers(headers)
+        trace = caller.child() if caller is not None else tracing.TraceContext.new()
+        return Inflight(
+            model=model,
+            endpoint=endpoint,
+            request_type=request_type,
+            trace=trace,
+            x_request_id=_request_id(headers.get("x-request-id")),
+            series=series,
+            part=part,
+            disconnects=self._families.disconnected,
+            announce=self._announce,
+            clock=self._clock,
+        )
+
+    def _series(self, model: str) -> _ModelSeries:
+        if len(self._models) >= MAX_MODELS:
+            if self._other is None:
+                self._other = _ModelSeries(self._families, OTHER)
+            return self._other
+        series = self._models[model] = _ModelSeries(self._families, model)
+        return series
+
+
+class Inflight:
+    """One client request; implements `dynamo_core.contracts.frontend.InflightRequest`.
+
+    Until `succeed` is called the request counts as failed. Of several outcomes that are reported the first one stands,
+    except that a client that went away is always counted as such.
+    """
+
+    __slots__ = (
+        "_announce",
+        "_clock",
+        "_disconnects",
+        "_endpoint",
+        "_entered",
+        "_error_type",
+        "_finish_reason",
+        "_first",
+        "_gap_counts",
+        "_gap_sum",
+        "_gone",
+        "_http_status",
+        "_in_pipeline",
+        "_instance_id",
+        "_last",
+        "_log_token",
+        "_model",
+        "_output_tokens",
+        "_part",
+        "_prompt_tokens",
+        "_request_type",
+        "_series",
+        "_started",
+        "_trace_token",
+        "_x_request_id",
+        "metadata",
+        "request_id",
+        "trace",
+        "trace_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        endpoint: str,
+        request_type: str,
+        trace: tracing.TraceContext,
+        x_request_id: str | None,
+        series: _ModelSeries,
+        part: _EndpointSeries,
+        disconnects: Gauge,
+        announce: Callable[[RequestRecord], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.request_id = str(uuid.uuid4())
+        self.trace = trace
+        self.trace_id = trace.trace_id
+        self.metadata = trace.to_headers()
+        if x_request_id is not None:
+            self.metadata["x-request-id"] = x_request_id
+        self._model = model
+        self._endpoint = endpoint
+        self._request_type = request_type
+        self._x_request_id = x_request_id
+        self._series = series
+        self._part = part
+        self._disconnects = disconnects
+        self._announce = announce
+        self._clock = clock
+        self._started = clock()
+        self._entered = False
+        self._in_pipeline = False
+        self._first: float | None = None
+        self._last = 0.0
+        self._gap_counts: list[int] | None = None
+        self._gap_sum = 0.0
+        self._prompt_tokens: int | None = None
+        self._output_tokens = 0
+        self._instance_id: int | None = None
+        self._finish_reason: str | None = None
+        self._error_type: str | None = None
+        self._http_status = 0
+        self._gone = False
+        self._trace_token: Token[tracing.TraceContext | None] | None = None
+        self._log_token: Token[logs.LogContext | None] | None = None
+
+    def __enter__(self) -> Inflight:
+        self._entered = True
+        self._part.started.inc()
+        self._series.active.inc()
+        self._series.queued.inc()
+        self._trace_token = tracing.current.set(self.trace)
+        self._log_token = logs.context.set(logs.LogContext(self.request_id, self._x_request_id))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._entered:
+            return
+        self._entered = False
+        if exc and exc[0] in (asyncio.CancelledError, GeneratorExit):
+            # The listener cancels a handler whose client left or whose time is over; nobody hears what it would say.
+            self.fail(CANCELLED, CLIENT_CLOSED)
+        self._release()
+        record = self._record(self._clock())
+        try:
+            self._announce(record)
+        except Exception:
+            log.exception("a listener of finished requests failed")
+        finally:
+            self._restore()
+
+    def prompt_tokens(self, count: int) -> None:
+        """The length of the prompt is known. Only the first call counts."""
+        if self._entered and self._prompt_tokens is None:
+            self._prompt_tokens = count
+            self._series.input_length.observe(count)
+            self._enter_pipeline()
+
+    def output(self, tokens: int) -> None:
+        """New tokens are about to be shown to the client; call once per write, not per token."""
+        if tokens <= 0 or not self._entered:
+            return
+        now = self._clock()
+        if self._first is None:
+            self._first_output(now)
+        else:
+            gap = now - self._last
+            counts = self._gap_counts
+            if counts is None:
+                counts = self._gap_counts = [0] * (len(ITL_BUCKETS) + 1)
+            # Tokens of one write share the time since the write before.
+            counts[bisect_left(ITL_BUCKETS, gap / tokens)] += tokens
+            self._gap_sum += gap
+        self._last = now
+        self._output_tokens += tokens
+        self._series.output_tokens.inc(tokens)
+
+    def routed(self, instance_id: int | None) -> None:
+        """A worker accepted the request; after a migration, another one."""
+        if self._entered:
+            self._instance_id = instance_id
+            self._enter_pipeline()
+
+    def succeed(self, finish_reason: str | None) -> None:
+        """The whole answer was given to the client."""
+        if self._error_type is None:
+            self._error_type = ""
+            self._http_status = 200
+            self._finish_reason = finish_reason
+
+    def fail(self, error_type: str, http_status: int) -> None:
+        """The request ends with an error that the client is told."""
+        if self._error_type is None:
+            self._error_type = error_type or INTERNAL
+            self._http_status = http_status
+
+    def disconnected(self) -> None:
+        """The client went away. Does nothing once the whole answer was given."""
+        if self._gone or self._error_type == "":
+            return
+        self._gone = True
+        self.fail(CANCELLED, CLIENT_CLOSED)
+
+    def _enter_pipeline(self) -> None:
+        if not self._in_pipeline:
+            self._in_pipeline = True
+            self._series.inflight.inc()
+
+    def _first_output(self, now: float) -> None:
+        self._first = now
+        self._series.queued.dec()
+        self._series.ttft.observe(now - self._started)
+        self._enter_pipeline()
+
+    def _release(self) -> None:
+        series = self._series
+        series.active.dec()
+        if self._first is None:
+            series.queued.dec()
+        if self._in_pipeline:
+            series.inflight.dec()
+
+    def _record(self, now: float) -> RequestRecord:
+        """Counts the request out and describes it."""
+        error_type = INTERNAL if self._error_type is None else self._error_type
+        status = "error" if error_type else "success"
+        series = self._series
+        self._part.finished(status, error_type).inc()
+        if self._gone:
+            self._disconnects.inc()
+        if self._gone or error_type == CANCELLED:
+            self._part.cancelled().inc()
+        if error_type == OVERLOAD:
+            self._part.rejected().inc()
+        series.duration.observe(now - self._started)
+        if self._first is not None:
+            series.output_length.observe(self._output_tokens)
+        if self._gap_counts is not None:
+            series.itl.observe_many(self._gap_counts, self._gap_sum)
+        return RequestRecord(
+            request_id=self.request_id,
+            model=self._model,
+            endpoint=self._endpoint,
+            request_type=self._request_type,
+            status=status,
+            error_type=error_type,
+            http_status=self._http_status or 500,
+            prompt_tokens=self._prompt_tokens or 0,
+            output_tokens=self._output_tokens,
+            duration=now - self._started,
+            time_to_first_token=None if self._first is None else self._first - self._started,
+            finish_reason=self._finish_reason,
+            instance_id=self._instance_id,
+            trace_id=self.trace.trace_id,
+            span_id=self.trace.span_id,
+            x_request_id=self._x_request_id,
+        )
+
+    def _restore(self) -> None:
+        # A generator may be closed by another task than the one that entered; its context has nothing to restore.
+        try:
+            if self._trace_token is not None:
+                tracing.current.reset(self._trace_token)
+            if self._log_token is not None:
+                logs.context.reset(self._log_token)
+        except ValueError:
+            log.debug("a request ended in another context than it began in")
+        self._trace_token = self._log_token = None
+
+
+def _request_id(value: str | None) -> str | None:
+    """The client's own id, if it is short and visible ASCII."""
+    if value and len(value) <= _MAX_REQUEST_ID and all("!" <= char <= "~" for char in value):
+        return value
+    return None

@@ -1,0 +1,123 @@
+"""Trace identity after W3C Trace Context: read from headers, carried in a context variable, sent on.
+
+No spans are recorded here. Ids are made and passed on as a tracer would do it, so that an exporter can be set behind
+this module later without a change for its callers.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[\x21-\x7e]*)?")
+_STATE_KEY = re.compile(r"[a-z0-9][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}")
+_STATE_VALUE = re.compile(r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
+_MAX_MEMBERS = 32
+_MAX_STATE = 512  # the length that the specification asks everybody to carry
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """Where in which trace we are: 32 and 16 hex digits, whether it is recorded, and vendors' state as it came."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool = True
+    tracestate: str = ""
+
+    @classmethod
+    def new(cls, *, sampled: bool = True) -> TraceContext:
+        """The root of a new trace."""
+        return cls(secrets.token_hex(16), secrets.token_hex(8), sampled)
+
+    @classmethod
+    def from_headers(cls, headers: Mapping[str, str]) -> TraceContext | None:
+        """The caller's context from headers with lower-case names; None if there is none or it is invalid.
+
+        An invalid `tracestate` is left out and does not harm the rest.
+        """
+        context = parse_traceparent(headers.get(TRACEPARENT, ""))
+        if context is None:
+            return None
+        state = parse_tracestate(headers.get(TRACESTATE, ""))
+        return replace(context, tracestate=state) if state else context
+
+    @property
+    def traceparent(self) -> str:
+        """The value of the header."""
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+    def child(self) -> TraceContext:
+        """A new span in the same trace."""
+        return TraceContext(self.trace_id, secrets.token_hex(8), self.sampled, self.tracestate)
+
+    def to_headers(self) -> dict[str, str]:
+        """The headers that make the receiver a child of this span."""
+        headers = {TRACEPARENT: self.traceparent}
+        if self.tracestate:
+            headers[TRACESTATE] = self.tracestate
+        return headers
+
+
+#: The context of the request that is being worked on.
+current: ContextVar[TraceContext | None] = ContextVar("dynamo_trace", default=None)
+
+
+def parse_traceparent(value: str) -> TraceContext | None:
+    """The context in a `traceparent` header, or None if it is not one. Later versions are read as far as they agree."""
+    match = _TRACEPARENT.fullmatch(value.strip(" \t"))
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == "ff" or (version == "00" and rest is not None):
+        return None
+    if not trace_id.strip("0") or not span_id.strip("0"):
+        return None
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & 1))
+
+
+def parse_tracestate(value: str) -> str:
+    """The `tracestate` header without blanks and empty members, or an empty text if any part of it is invalid."""
+    if not value or len(value) > _MAX_STATE:
+        return ""
+    members: dict[str, str] = {}
+    for part in value.split(","):
+        member = part.strip(" \t")
+        if not member:
+            continue
+        key, equals, content = member.partition("=")
+        valid = equals and _STATE_KEY.fullmatch(key) and _STATE_VALUE.fullmatch(content)
+        if not valid or key in members:
+            return ""
+        members[key] = content
+    if len(members) > _MAX_MEMBERS:
+        return ""
+    return ",".join(f"{key}={content}" for key, content in members.items())
+
+
+def get_distributed_tracing_context() -> dict[str, str]:
+    """The current context: `trace_id`, `span_id`, `trace_flags` and, if any, `tracestate`; empty outside a request."""
+    context = current.get()
+    if context is None:
+        return {}
+    fields = {
+        "trace_id": context.trace_id,
+        "span_id": context.span_id,
+        "trace_flags": "01" if context.sampled else "00",
+    }
+    if context.tracestate:
+        fields["tracestate"] = context.tracestate
+    return fields
+
+
+def inject_trace_headers_into_map(headers: MutableMapping[str, str]) -> None:
+    """Adds the headers of the current context, if there is one, to `headers`."""
+    context = current.get()
+    if context is not None:
+        headers.update(context.to_headers())

@@ -1,0 +1,74 @@
+"""Reading the text-related files of a Hugging Face style model folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dynamo_core.errors import ConfigError
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+GENERATION_CONFIG = "generation_config.json"
+MODEL_CONFIG = "config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+CHAT_TEMPLATE_JSON = "chat_template.json"
+
+#: Every file that is ever read from a model folder; weights are none of the framework's business.
+FILE_NAMES = (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SPECIAL_TOKENS,
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATE_JSON,
+)
+
+#: The largest file that is read, in bytes.
+MAX_FILE_SIZE = 256 * 1024 * 1024
+
+
+def load_folder(path: str | Path) -> dict[str, bytes]:
+    """The known files of a model folder, by bare name. Only `TOKENIZER` must be there.
+
+    Raises:
+        ConfigError: the folder or its tokenizer.json is missing, or a file cannot be read or is too large.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ConfigError(
+            f"model folder {folder} {what}; set model.path to a folder that holds {TOKENIZER}, "
+            "or leave it out to use the byte tokenizer"
+        )
+    files: dict[str, bytes] = {}
+    for name in FILE_NAMES:
+        data = _read(folder / name)
+        if data is not None:
+            files[name] = data
+    if TOKENIZER not in files:
+        raise ConfigError(
+            f"model folder {folder} has no {TOKENIZER}; export the model's fast tokenizer into it "
+            "(save_pretrained writes the file), or leave model.path out to use the byte tokenizer"
+        )
+    return files
+
+
+def _read(path: Path) -> bytes | None:
+    """The content of a file, None if there is none."""
+    try:
+        with path.open("rb") as file:
+            too_large = os.fstat(file.fileno()).st_size > MAX_FILE_SIZE
+            data = b"" if too_large else file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(f"cannot read {path}: {reason}; mend its type or permissions", cause=error) from error
+    if too_large:
+        raise ConfigError(
+            f"{path} is larger than {MAX_FILE_SIZE // 2**20} MiB, too large for a tokenizer's file; check model.path"
+        )
+    return data

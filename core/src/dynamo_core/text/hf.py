@@ -1,0 +1,187 @@
+"""Hugging Face tokenizers, made from the contents of a model's files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dynamo_core.errors import ConfigError
+from dynamo_core.text.folder import (
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
+from dynamo_core.text.generic import LibraryStream
+from dynamo_core.text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
+from dynamo_core.text.tokenizer import StreamDecoder
+from dynamo_core.text.utf8 import to_utf8
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+
+class HFTokenizer:
+    """A tokenizer of the library ``tokenizers`` (extra `text`).
+
+    `files` maps bare file names to contents; ``tokenizer.json`` must be among them, the rest says which ids begin and
+    end a sequence. The end-of-sequence ids are those of ``generation_config.json`` and ``config.json``, then the
+    tokenizer's own. Truncation and padding that a ``tokenizer.json`` may ask for are switched off.
+
+    Raises:
+        ConfigError: a file is missing or broken, or the extra `text` is not installed.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        library = _parse(files)
+        library.no_truncation()
+        library.no_padding()
+        self._library = library
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self._special = frozenset(
+            token_id for token_id, token in library.get_added_tokens_decoder().items() if token.special
+        )
+        decoder = library.decoder
+        self._rules = None if decoder is None else piece_rules(json.loads(decoder.__getstate__()))
+        self._shown = PieceTable(self._piece)
+        self._hidden = PieceTable(self._piece_unless_special)
+        self._first = PieceTable(self._first_piece)
+        config = _Config(files)
+        self.bos_token_id: int | None = next(config.ids("bos", vocabulary, self.vocab_size), None)
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(config.ids("eos", vocabulary, self.vocab_size)))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text. Special tokens written out in the text become their ids.
+
+        Raises:
+            InvalidArgument: the text holds a lone surrogate.
+        """
+        to_utf8(text)  # refuses what the library would refuse with a puzzling TypeError
+        # The batch call is faster, and lets other threads run; `encode` does neither.
+        return self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD, ids that are not in the vocabulary are left out.
+
+        Equal to what the library gives, except for vocabularies with byte fallback: there the library gives up a whole
+        run of byte tokens if one character in it is broken; here each broken character becomes one U+FFFD and the
+        others stay, which is what a stream that cannot take text back has to give.
+        """
+        if self._rules is None:
+            wanted = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
+            return self._library.decode(wanted, skip_special_tokens=skip_special_tokens)
+        stream = self.stream(skip_special_tokens=skip_special_tokens)
+        return stream.step(token_ids) + stream.flush()
+
+    def stream(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
+        """A decoder for one stream of output."""
+        rules = self._rules
+        if rules is None:
+            return LibraryStream(self._library, self._is_text if skip_special_tokens else self._is_known)
+        table = self._hidden if skip_special_tokens else self._shown
+        if rules.first_to_bytes is not None:
+            return FirstStream(table, self._first)
+        if rules.strip_count:
+            return StripStream(table, rules.strip, rules.strip_count)
+        return PieceStream(table)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, special ones included; empty if the id is not in the vocabulary."""
+        if self._rules is not None:
+            return self._shown[token_id]
+        if not self._is_known(token_id):
+            return b""
+        return self._library.decode([token_id], skip_special_tokens=False).encode()
+
+    def _is_known(self, token_id: int) -> bool:
+        return 0 <= token_id < self.vocab_size
+
+    def _is_text(self, token_id: int) -> bool:
+        return 0 <= token_id < self.vocab_size and token_id not in self._special
+
+    def _token(self, token_id: int) -> str | None:
+        # The library raises for what is not an unsigned number of 32 bits.
+        return self._library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def _piece(self, token_id: int) -> bytes | None:
+        token = self._token(token_id)
+        return None if token is None or self._rules is None else self._rules.to_bytes(token)
+
+    def _first_piece(self, token_id: int) -> bytes | None:
+        token = self._token(token_id)
+        if token is None or self._rules is None or self._rules.first_to_bytes is None:
+            return None
+        return self._rules.first_to_bytes(token)
+
+    def _piece_unless_special(self, token_id: int) -> bytes | None:
+        return b"" if token_id in self._special else self._piece(token_id)
+
+
+class _Config:
+    """What the files beside ``tokenizer.json`` say about special tokens."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        model = _json(files, MODEL_CONFIG)
+        self._by_id = [_json(files, GENERATION_CONFIG), model]
+        text_config = model.get("text_config")  # models that also see or hear keep it there
+        if isinstance(text_config, dict):
+            self._by_id.append(text_config)
+        self._by_name = [_json(files, TOKENIZER_CONFIG), _json(files, SPECIAL_TOKENS)]
+
+    def ids(self, role: str, vocabulary: Mapping[str, int], vocab_size: int) -> Iterator[int]:
+        """The ids of a role, "bos" or "eos", most trusted first; what is not in the vocabulary is left out."""
+        for config in self._by_id:
+            value = config.get(f"{role}_token_id")
+            for token_id in value if isinstance(value, list) else [value]:
+                if type(token_id) is int and 0 <= token_id < vocab_size:
+                    yield token_id
+        for config in self._by_name:
+            token = config.get(f"{role}_token")
+            if isinstance(token, dict):
+                token = token.get("content")
+            if isinstance(token, str) and token in vocabulary:
+                yield vocabulary[token]
+
+
+def _parse(files: Mapping[str, bytes]) -> Library:
+    # One text is encoded at a time, so the library's own threads would have nothing to do.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        from tokenizers import Tokenizer as Library
+    except ImportError as error:
+        raise ConfigError(
+            "a model with tokenizer files needs the library tokenizers; pip install 'dynamo-core[text]'", cause=error
+        ) from error
+    data = files.get(TOKENIZER)
+    if data is None:
+        raise ConfigError(f"the model has no {TOKENIZER}; export its fast tokenizer (save_pretrained writes the file)")
+    try:
+        return Library.from_buffer(data)
+    except Exception as error:  # the library raises bare exceptions
+        raise ConfigError(
+            f"{TOKENIZER} cannot be read: {_one_line(error)}; export the tokenizer again, or update tokenizers",
+            cause=error,
+        ) from error
+
+
+def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    data = files.get(name)
+    if data is None:
+        return {}
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} is not JSON: {_one_line(error)}; mend the file or take it away", cause=error
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must hold a JSON object; mend the file or take it away")
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

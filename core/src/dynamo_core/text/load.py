@@ -1,0 +1,32 @@
+"""The tokenizer of a model card: from its kind and the model's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dynamo_core.errors import ConfigError
+from dynamo_core.text.tokenizer import Tokenizer
+
+#: `ModelCard.tokenizer` of models without files.
+BYTES = "bytes"
+#: `ModelCard.tokenizer` of models with a Hugging Face tokenizer among their files.
+HF = "hf"
+
+
+def load_tokenizer(kind: str, files: Mapping[str, bytes]) -> Tokenizer:
+    """Makes the tokenizer of a model. Takes up to seconds of CPU for a large vocabulary: call it in a thread.
+
+    `kind` is "bytes" or "hf"; `files` maps bare names to contents, as `load_folder` gives them.
+
+    Raises:
+        ConfigError: the kind is not known, a file is missing or broken, or the extra `text` is not installed.
+    """
+    if kind == BYTES:
+        from dynamo_core.text.bytes import ByteTokenizer
+
+        return ByteTokenizer()
+    if kind == HF:
+        from dynamo_core.text.hf import HFTokenizer
+
+        return HFTokenizer(files)
+    raise ConfigError(f"tokenizer kind {kind!r} is not known; known kinds: {BYTES}, {HF}")

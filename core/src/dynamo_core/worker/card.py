@@ -1,0 +1,90 @@
+"""The records with which a worker registers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+
+import msgspec
+
+from dynamo_core.contracts.engine import EMBED, DisaggregationMode, EngineConfig, WorkerConfig
+from dynamo_core.protocol.records import (
+    AGGREGATED,
+    DECODE,
+    EMBEDDINGS,
+    PREFILL,
+    Instance,
+    ModelCard,
+    ModelFile,
+    RuntimeConfig,
+)
+
+_WORKER_TYPE = {
+    DisaggregationMode.AGGREGATED: AGGREGATED,
+    DisaggregationMode.PREFILL: PREFILL,
+    DisaggregationMode.DECODE: DECODE,
+}
+
+
+def public_name(worker: WorkerConfig, engine: EngineConfig) -> str:
+    """The name under which clients ask for the model."""
+    return worker.served_model_name or engine.served_model_name or engine.model
+
+
+def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, files: list[ModelFile]) -> ModelCard:
+    """The model card of one worker. Its checksum covers what all workers of a model must agree on."""
+    mode = worker.disaggregation_mode
+    types = [] if mode is DisaggregationMode.PREFILL else list(worker.endpoint_types)
+    if EMBED in engine.capabilities and types and EMBEDDINGS not in types:
+        types.append(EMBEDDINGS)
+    tokenizer = "hf" if files else "bytes"
+    agreed = {
+        "files": [(file.name, file.sha256) for file in files],
+        "tokenizer": tokenizer,
+        "model_input": engine.model_input,
+        "context_length": engine.context_length,
+        "kv_cache_block_size": engine.kv_cache_block_size,
+    }
+    return ModelCard(
+        name=public_name(worker, engine),
+        instance_id=instance_id,
+        namespace=worker.namespace,
+        component=worker.component,
+        endpoint=worker.endpoint,
+        model_types=types,
+        model_input=engine.model_input,
+        worker_type=_WORKER_TYPE[mode],
+        tokenizer=tokenizer,
+        files=files,
+        checksum=hashlib.sha256(msgspec.json.encode(agreed, order="sorted")).hexdigest(),
+        context_length=engine.context_length,
+        kv_cache_block_size=engine.kv_cache_block_size,
+        migration_limit=worker.migration_limit,
+        capabilities=sorted(engine.capabilities),
+        runtime_config=RuntimeConfig(
+            total_kv_blocks=engine.total_kv_blocks,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            data_parallel_size=engine.data_parallel_size,
+            data_parallel_start_rank=engine.data_parallel_start_rank,
+            enable_local_indexer=mode is not DisaggregationMode.DECODE,
+            bootstrap_host=engine.bootstrap_host,
+            bootstrap_port=engine.bootstrap_port,
+            runtime_data=engine.runtime_data,
+        ),
+    )
+
+
+def make_instance(instance_id: int, worker: WorkerConfig, address: dict[str, str]) -> Instance:
+    """The instance record of one worker in this process."""
+    return Instance(
+        instance_id=instance_id,
+        namespace=worker.namespace,
+        component=worker.component,
+        endpoint=worker.endpoint,
+        worker=worker.worker,
+        address=address,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+    )

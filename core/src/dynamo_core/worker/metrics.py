@@ -1,0 +1,51 @@
+"""Counters and gauges of one worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dynamo_core.contracts.metrics import MetricsScope
+
+_DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class WorkerMetrics:
+    """What a worker counts of the requests it serves. Children are looked up once."""
+
+    def __init__(self, metrics: MetricsScope) -> None:
+        prefix = "dynamo_component_"
+        self._requests = metrics.counter(f"{prefix}requests_total", "Requests handled.").labels()
+        self._inflight = metrics.gauge(f"{prefix}inflight_requests", "Requests being handled.").labels()
+        self._duration = metrics.histogram(
+            f"{prefix}request_duration_seconds", "Time from acceptance to the end of a request.", (), _DURATION_BUCKETS
+        ).labels()
+        self._cancellations = metrics.counter(
+            f"{prefix}cancellation_total", "Requests whose caller gave up on them."
+        ).labels()
+        self._errors = metrics.counter(f"{prefix}errors_total", "Requests that failed.", ("error_type",))
+        self._load_time = metrics.gauge(f"{prefix}model_load_time_seconds", "Time the engine took to start.").labels()
+
+    def request(self) -> Callable[[], None]:
+        """Counts a request in; the result counts it out."""
+        begun = time.perf_counter()
+        self._inflight.inc()
+
+        def ended() -> None:
+            self._inflight.dec()
+            self._requests.inc()
+            self._duration.observe(time.perf_counter() - begun)
+
+        return ended
+
+    def cancelled(self) -> None:
+        """The caller of a request gave up."""
+        self._cancellations.inc()
+
+    def error(self, error_type: str) -> None:
+        """A request failed."""
+        self._errors.labels(error_type).inc()
+
+    def loaded(self, seconds: float) -> None:
+        """The engine has started."""
+        self._load_time.set(seconds)

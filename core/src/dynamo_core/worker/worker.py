@@ -1,0 +1,206 @@
+"""`Worker`: one engine from start to cleanup, registered while it can serve.
+
+States: INIT → RUNNING → STOPPED, or INIT → START_FAILED → STOPPED. Cleanup is owed in RUNNING and START_FAILED, is
+called exactly once, and never in INIT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from dynamo_core.contracts.discovery import Discovery, Lease
+from dynamo_core.contracts.endpoints import EMBED, GENERATE, MODEL_FILE
+from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.transport import Served, Transport
+from dynamo_core.errors import BackendError, DynamoError, as_backend_error
+from dynamo_core.protocol.records import CARDS, INSTANCES, Instance
+from dynamo_core.text.folder import load_folder
+from dynamo_core.worker.adapter import EngineAdapter
+from dynamo_core.worker.card import make_card, make_instance
+from dynamo_core.worker.gate import CapacityGate
+from dynamo_core.worker.metrics import WorkerMetrics
+from dynamo_core.worker.model_files import ModelFiles
+
+log = logging.getLogger(__name__)
+
+Announce = Callable[..., None]
+
+
+class WorkerState(enum.Enum):
+    """Where a worker is in its life."""
+
+    INIT = "init"
+    RUNNING = "running"
+    START_FAILED = "start_failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Bounds of one worker; times in seconds."""
+
+    engine_requests: int | None = None
+    queued_requests: int = 16
+    #: How long it serves on after it has left discovery, for callers that have not noticed yet.
+    grace_period: float = 5.0
+    #: How long running requests may take to finish after that.
+    drain_timeout: float = 30.0
+
+
+class Worker:
+    """Runs any engine: starts it, serves its endpoints, registers it, and takes it down in order."""
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        config: WorkerConfig,
+        *,
+        transport: Transport,
+        discovery: Discovery,
+        metrics: MetricsScope,
+        limits: WorkerLimits,
+        announce: Announce,
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._transport = transport
+        self._discovery = discovery
+        self._metrics = metrics
+        self._limits = limits
+        self._announce = announce
+        self._lease: Lease | None = None
+        self._served: list[Served] = []
+        self._adapter: EngineAdapter | None = None
+        self._instance: Instance | None = None
+        self.state = WorkerState.INIT
+
+    @property
+    def instance(self) -> Instance | None:
+        """The record in discovery, once the worker is registered."""
+        return self._instance
+
+    async def start(self) -> None:
+        """Starts the engine, then serves, then registers.
+
+        Raises:
+            ConfigError: the model folder cannot be used.
+            BackendError: the engine could not start; cleanup has been called.
+        """
+        if self.state is not WorkerState.INIT:
+            raise RuntimeError("a worker is started once")
+        folder = self._config.model_path
+        files = ModelFiles(await asyncio.to_thread(load_folder, folder) if folder is not None else {})
+        self._lease = await self._discovery.lease()
+        try:
+            engine_config = await self._start_engine(self._lease.id)
+            await self._serve(self._lease, engine_config, files)
+        except BaseException:
+            await self.stop(grace=False)
+            raise
+
+    async def stop(self, *, grace: bool = True) -> None:
+        """Unregisters, waits the grace period, lets requests finish, drains, cleans up. Safe twice.
+
+        Without `grace` it neither waits the grace period nor for running requests.
+        """
+        if self.state is WorkerState.STOPPED:
+            return
+        running = self.state is WorkerState.RUNNING
+        owed = self.state is not WorkerState.INIT
+        self.state = WorkerState.STOPPED
+        worker_id = self._lease.id if self._lease is not None else 0
+        try:
+            await self._unregister()
+            if running:
+                self._announce("dynamo_engine_draining", worker=self._config, worker_id=worker_id)
+            if grace:
+                await self._finish_requests()
+        finally:
+            await self._close_endpoints()
+            if running:
+                await self._drain_engine()
+            if owed:
+                await self._clean_up_engine()
+                self._announce("dynamo_engine_stopped", worker=self._config, worker_id=worker_id)
+            if self._lease is not None:
+                await self._lease.aclose()
+
+    async def _start_engine(self, worker_id: int) -> EngineConfig:
+        begun = time.perf_counter()
+        self.state = WorkerState.START_FAILED
+        try:
+            engine_config = await self._engine.start(worker_id)
+            if not engine_config.model:
+                raise BackendError.InvalidArgument("EngineConfig.model is empty")
+            await self._engine.setup_metrics(self._metrics)
+        except DynamoError:
+            raise
+        except Exception as error:
+            raise as_backend_error(error) from error
+        self.state = WorkerState.RUNNING
+        self._worker_metrics = WorkerMetrics(self._metrics)
+        self._worker_metrics.loaded(time.perf_counter() - begun)
+        self._announce("dynamo_engine_started", worker=self._config, engine_config=engine_config, worker_id=worker_id)
+        return engine_config
+
+    async def _serve(self, lease: Lease, engine_config: EngineConfig, files: ModelFiles) -> None:
+        gate = CapacityGate(self._metrics, limit=self._limits.engine_requests, queue=self._limits.queued_requests)
+        self._adapter = adapter = EngineAdapter(self._engine, gate, self._worker_metrics)
+        card = make_card(lease.id, self._config, engine_config, files.listing())
+        address: dict[str, str] = {}
+        for endpoint, handler in (
+            (GENERATE, adapter.generate),
+            (EMBED, adapter.embed),
+            (MODEL_FILE, files.serve),
+        ):
+            served = await self._transport.serve(lease.id, endpoint, handler)
+            self._served.append(served)
+            address |= served.address
+        instance = make_instance(lease.id, self._config, address)
+        # The card is there slightly before the instance, so that nobody sees an instance without a model.
+        await lease.put(CARDS + card.path, msgspec.json.encode(card))
+        await lease.put(INSTANCES + instance.path, msgspec.json.encode(instance))
+        self._instance = instance
+        log.info("serving %s as instance %x of worker %s", card.name, lease.id, self._config.worker)
+
+    async def _unregister(self) -> None:
+        if self._lease is None or self._instance is None:
+            return
+        try:
+            await self._lease.remove(INSTANCES + self._instance.path)
+            await self._lease.remove(CARDS + self._instance.path)
+        except Exception as error:
+            log.warning("worker %s could not leave discovery: %s", self._config.worker, error)
+
+    async def _finish_requests(self) -> None:
+        if self._instance is not None and self._discovery.CROSS_PROCESS:
+            await asyncio.sleep(self._limits.grace_period)
+        timeout = self._limits.drain_timeout
+        if not all(await asyncio.gather(*(served.drain(timeout) for served in self._served))):
+            log.warning("worker %s ends requests that did not finish in time", self._config.worker)
+
+    async def _close_endpoints(self) -> None:
+        for served in self._served:
+            await served.aclose()
+        if self._adapter is not None:
+            await self._adapter.aclose()
+
+    async def _drain_engine(self) -> None:
+        try:
+            await self._engine.drain()
+        except Exception:
+            log.exception("engine %s failed to drain", self._engine.NAME)
+
+    async def _clean_up_engine(self) -> None:
+        try:
+            await self._engine.cleanup()
+        except Exception:
+            log.exception("engine %s failed to clean up", self._engine.NAME)

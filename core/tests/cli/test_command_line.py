@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from click.testing import Result
+from dynamo_core.cli.main import COMMANDS, cli
+
+RunCli = Callable[..., Result]
+
+
+class Site(Protocol):
+    @property
+    def folder(self) -> Path: ...
+    def install(self, distribution: str, group: str, entries: dict[str, str], modules: dict[str, str]) -> None: ...
+
+
+IMPORTED_BY_HELP = """
+import sys
+from dynamo_core.cli.main import main
+sys.argv = ["dynamo", {argument!r}]
+try:
+    main()
+except SystemExit as end:
+    assert end.code in (None, 0), end.code
+print(*sorted(sys.modules), sep="\\n", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_import_no_plugin_and_nothing_heavy(site: Site, argument: str) -> None:
+    site.install("acme-extra", "dynamo.commands", {"extra": "fake_extra:command"}, {"fake_extra": "raise SystemExit"})
+    path = f"import sys; sys.path.insert(0, {str(site.folder)!r})"
+
+    done = subprocess.run(
+        [sys.executable, "-c", path + IMPORTED_BY_HELP.format(argument=argument)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+
+    imported = set(done.stderr.splitlines())
+    heavy = {"pydantic", "pydantic_settings", "aiohttp", "msgspec", "pluggy", "yaml", "asyncio"}
+    assert done.stdout.startswith(("Usage: dynamo", "dynamo-core "))
+    assert imported.isdisjoint(heavy)
+    assert {name for name in imported if name.startswith("dynamo_")} == {
+        "dynamo_core",
+        "dynamo_core.cli",
+        "dynamo_core.cli.lazy",
+        "dynamo_core.cli.main",
+    }
+    assert "fake_extra" not in imported
+    assert "fake_stages" not in imported
+
+
+def test_help_lists_every_command_with_its_line(dynamo: RunCli) -> None:
+    output = dynamo("--help").output
+
+    for name, line in COMMANDS.items():
+        assert f"{name} " in output
+        assert line in output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(dynamo: RunCli, name: str) -> None:
+    result = dynamo(name, "--help")
+
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: dynamo {name}")
+
+
+def test_a_command_of_a_plugin_is_listed_unimported_and_runs(site: Site, dynamo: RunCli) -> None:
+    source = """
+        import click
+        @click.command()
+        def command():
+            click.echo("extra ran")
+    """
+    site.install("acme-extra", "dynamo.commands", {"extra": "fake_extra:command"}, {"fake_extra": source})
+
+    listed = dynamo("--help").output
+    imported_by_list = "fake_extra" in sys.modules
+    ran = dynamo("extra").output
+
+    assert "From acme-extra 1.2.3." in listed
+    assert not imported_by_list
+    assert ran == "extra ran\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_package", "cannot be imported: ModuleNotFoundError"),
+        ("command = 7", "fake_extra:command is no click command"),
+    ],
+)
+def test_a_broken_command_of_a_plugin_is_one_line(site: Site, dynamo: RunCli, source: str, words: str) -> None:
+    site.install("acme-extra", "dynamo.commands", {"extra": "fake_extra:command"}, {"fake_extra": source})
+
+    result = dynamo("extra")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("dynamo: command 'extra' (acme-extra 1.2.3): ")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_plugin_cannot_take_the_name_of_a_command(site: Site, dynamo: RunCli) -> None:
+    site.install("acme-serve", "dynamo.commands", {"serve": "fake_serve:command"}, {"fake_serve": "raise SystemExit"})
+
+    assert "acme-serve" not in dynamo("--help").output
+    assert dynamo("serve", "--help").output.startswith("Usage: dynamo serve")
+
+
+def test_an_unknown_command_is_a_usage_error(dynamo: RunCli) -> None:
+    result = dynamo("sevre")
+
+    assert result.exit_code == 2
+    assert "sevre" in result.stderr
+
+
+def test_a_config_error_is_one_line_and_exit_code_2_in_a_real_process(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.yaml"
+
+    done = subprocess.run(
+        [sys.executable, "-c", "from dynamo_core.cli.main import main; main()", "serve", str(missing)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"dynamo: {missing}: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_naming_two_files_is_refused(dynamo: RunCli, config: Path) -> None:
+    result = dynamo("check", config, "--config", "other.yaml")
+
+    assert result.exit_code == 2
+    assert "two config files are named" in result.stderr
+
+
+def test_an_error_that_is_no_config_error_is_not_hidden(
+    dynamo: RunCli, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("dynamo_core.settings.load_settings", explode)
+
+    with pytest.raises(ZeroDivisionError):
+        dynamo("check", config)
+
+
+def test_every_command_of_the_table_has_a_module() -> None:
+    import click
+
+    context = click.Context(cli)
+
+    assert all(cli.get_command(context, name) is not None for name in COMMANDS)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+RunCli = Callable[..., Result]
+
+
+def test_show_prints_the_settings_in_force(dynamo: RunCli, config: Path) -> None:
+    lines = [line.split() for line in dynamo("config", "show", config).output.splitlines()]
+
+    assert ["frontend.use", '"fake"'] in lines
+    assert ["workers.one.engine.limit", "2"] in lines
+    assert ["client.retries", "2"] in lines
+
+
+def test_show_with_origin_says_where_each_value_comes_from(
+    dynamo: RunCli, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_CLIENT__RETRIES", "5")
+
+    output = dynamo("config", "show", config, "--origin", "--set", "workers.one.replicas=9").output
+
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in output.splitlines()}
+    assert rows["client.retries"] == ["5", "environment DYN_CLIENT__RETRIES"]
+    assert rows["workers.one.replicas"] == ["9", "--set workers.one.replicas=9"]
+    assert rows["router.use"] == ['"fake"', f"{config}:3"]
+    assert rows["log.level"] == ['"info"', "default"]
+
+
+def test_show_as_json_is_the_merged_tree(dynamo: RunCli, config: Path) -> None:
+    shown = json.loads(dynamo("config", "show", config, "--json").output)
+
+    assert shown["workers"]["one"]["engine"] == {"use": "fake", "limit": 2}
+
+
+def test_show_as_json_with_origin_is_a_list(dynamo: RunCli, config: Path) -> None:
+    shown = json.loads(dynamo("config", "show", config, "--json", "--origin").output)
+
+    assert {"key": "router.use", "value": "fake", "origin": f"{config}:3"} in shown
+
+
+def test_show_does_not_tell_secrets(dynamo: RunCli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUTER_PASSWORD", "hunter2")
+    config.write_text(
+        config.read_text().replace("router: {use: fake}", "router: {use: fake, key: '${env:ROUTER_PASSWORD}'}")
+    )
+
+    outputs = [dynamo("config", "show", config, *more).output for more in ([], ["--json"], ["--origin"])]
+
+    assert all("router" in output for output in outputs)
+    assert all("hunter2" not in output for output in outputs)
+
+
+def test_schema_has_the_keys_of_the_plugins_that_the_config_names(dynamo: RunCli, config: Path) -> None:
+    schema = json.loads(dynamo("config", "schema", config).output)
+
+    frontend = schema["$defs"]["FrontendSection"]
+    engine = schema["$defs"]["EngineSection"]
+    assert frontend["properties"]["limit"]["description"] == "Requests at once."
+    assert engine["properties"]["limit"]["minimum"] == 1
+    assert engine["additionalProperties"] is False
+
+
+def test_schema_leaves_a_section_open_whose_plugin_is_not_installed(dynamo: RunCli, config: Path) -> None:
+    result = dynamo("config", "schema", config, "--set", "workers.one.engine.use=missing")
+
+    assert result.exit_code == 0
+    assert json.loads(result.output)["$defs"]["EngineSection"]["additionalProperties"] is True

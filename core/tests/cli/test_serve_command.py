@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from dynamo_core.cli.serve import command
+from dynamo_core.errors import ConfigError
+from dynamo_core.settings import FLAGS, LoadedSettings
+
+RunCli = Callable[..., Result]
+
+
+class Served:
+    """Stands in for the runtime, whose own tests run it: keeps what it was given and ends with a code."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+        self.given: list[LoadedSettings] = []
+
+    def __call__(self, loaded: LoadedSettings) -> int:
+        self.given.append(loaded)
+        return self.code
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    served = Served()
+    monkeypatch.setattr("dynamo_core.runtime.app.serve", served)
+    return served
+
+
+def test_there_is_an_option_for_every_flag_of_the_table() -> None:
+    options = {name for parameter in command.params for name in parameter.opts}
+
+    assert {flag.flag for flag in FLAGS if flag.flag is not None} <= options
+
+
+def test_flags_win_over_set_and_are_named_as_origin(dynamo: RunCli, config: Path, served: Served) -> None:
+    result = dynamo("serve", config, "--set", "frontend.port=8001", "--http-port", "8002")
+
+    [loaded] = served.given
+    assert result.exit_code == 0
+    assert loaded.settings.frontend.port == 8002
+    assert "--http-port" in loaded.origin("frontend.port")
+
+
+def test_a_flag_that_is_not_given_changes_nothing(dynamo: RunCli, config: Path, served: Served) -> None:
+    dynamo("serve", config)
+
+    [loaded] = served.given
+    assert loaded.settings.frontend.port == 8000
+    assert loaded.settings.router.use == "fake"
+
+
+def test_the_code_of_the_runtime_is_the_code_of_the_command(dynamo: RunCli, config: Path, served: Served) -> None:
+    served.code = 70
+
+    assert dynamo("serve", config).exit_code == 70
+
+
+def test_dev_switches_the_checks_of_streams_on(
+    dynamo: RunCli, config: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_STREAM_VALIDATOR", "")
+    monkeypatch.delenv("DYN_STREAM_VALIDATOR")
+
+    dynamo("serve", config)
+    without = os.environ.get("DYN_STREAM_VALIDATOR")
+    dynamo("serve", config, "--dev")
+
+    assert without is None
+    assert os.environ["DYN_STREAM_VALIDATOR"] == "1"
+
+
+def test_a_config_error_of_the_runtime_is_one_line(
+    dynamo: RunCli, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(loaded: LoadedSettings) -> int:
+        raise ConfigError("frontend.port: 8000 is in use")
+
+    monkeypatch.setattr("dynamo_core.runtime.app.serve", refuse)
+
+    result = dynamo("serve", config)
+
+    assert result.exit_code == 2
+    assert result.stderr == "dynamo: frontend.port: 8000 is in use\n"
+
+
+def test_an_unknown_option_is_refused_with_a_hint(dynamo: RunCli, config: Path) -> None:
+    result = dynamo("serve", config, "--http-prot", "8000")
+
+    assert result.exit_code == 2
+    assert "--http-port" in result.stderr

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from dynamo_core.errors import ConfigError
+from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.telemetry import logs, tracing
+from dynamo_core.telemetry.access_log import AccessLog
+from dynamo_core.telemetry.tracing import TraceContext
+
+log = logging.getLogger("dynamo_core.tests")
+
+
+@pytest.fixture(autouse=True)
+def _logging_ends() -> Iterator[None]:
+    yield
+    logs.shutdown()
+
+
+def rows(stream: io.StringIO) -> list[dict[str, Any]]:
+    logs.shutdown()
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_json_line_has_time_level_target_and_message() -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=True, stream=stream)
+
+    log.info("served %d", 3)
+
+    (row,) = rows(stream)
+    assert {**row, "time": ""} == {"time": "", "level": "info", "target": "dynamo_core.tests", "message": "served 3"}
+    assert row["time"].endswith("Z")
+    assert datetime.fromisoformat(row["time"]).tzinfo is not None
+
+
+def test_a_line_inside_a_request_carries_its_ids() -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=True, stream=stream)
+    trace = tracing.current.set(TraceContext("a" * 32, "b" * 16))
+    request = logs.context.set(logs.LogContext("r-1", "x-1"))
+    try:
+        log.info("inside")
+    finally:
+        tracing.current.reset(trace)
+        logs.context.reset(request)
+    log.info("outside")
+
+    inside, outside = rows(stream)
+    assert inside["trace_id"] == "a" * 32
+    assert inside["span_id"] == "b" * 16
+    assert inside["request_id"] == "r-1"
+    assert inside["x_request_id"] == "x-1"
+    assert "trace_id" not in outside
+
+
+def test_text_lines_can_be_read_by_people() -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=False, stream=stream)
+
+    log.warning("low on %s", "blocks", extra={"fields": {"worker": "a b", "free": 3}})
+    logs.shutdown()
+
+    assert stream.getvalue().split(" ", 1)[1] == 'WARNING dynamo_core.tests: low on blocks worker="a b" free=3\n'
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_nobody_can_forge_a_line_or_steer_a_terminal(as_json: bool) -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=as_json, stream=stream)
+
+    evil = "a\r\nfake line \x1b[2J\x9b1m\u2028\x00\ud800"
+    log.info("model %s", evil, extra={"fields": {"x": evil}})
+    logs.shutdown()
+
+    text = stream.getvalue()
+    assert text.count("\n") == 1
+    assert not any(char in text for char in "\r\x1b\x9b\u2028\x00\ud800")
+
+
+def test_a_traceback_stays_with_its_line() -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=False, stream=stream)
+
+    try:
+        raise ValueError("bad\x1bthing")
+    except ValueError:
+        log.exception("failed")
+    logs.shutdown()
+
+    first, *rest = stream.getvalue().splitlines()
+    assert first.endswith("dynamo_core.tests: failed")
+    assert rest[0] == "    Traceback (most recent call last):"
+    assert rest[-1] == "    ValueError: bad\\x1bthing"
+
+
+def test_a_traceback_is_a_field_in_json() -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=True, stream=stream)
+
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        log.exception("failed")
+
+    (row,) = rows(stream)
+    assert row["exception"].endswith("ValueError: bad")
+
+
+def test_keys_are_masked_and_long_messages_cut() -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=True, stream=stream)
+
+    log.info("got Authorization: Bearer abc.def-123 and sk-0123456789abcdef")
+    log.info("x" * 100_000)
+
+    masked, cut = rows(stream)
+    assert masked["message"] == "got Authorization: Bearer *** and sk-***"
+    assert len(cut["message"]) < logs.MAX_MESSAGE + 100
+
+
+def test_other_libraries_speak_from_warning_only() -> None:
+    stream = io.StringIO()
+    logs.configure("debug", json=True, stream=stream)
+
+    logging.getLogger("aiohttp.access").info("noise")
+    logging.getLogger("asyncio").debug("noise")
+    logging.getLogger("aiohttp.server").warning("trouble")
+    logging.getLogger("dynamo_plugin_engine_x").debug("detail")
+
+    assert [row["message"] for row in rows(stream)] == ["trouble", "detail"]
+
+
+def test_the_level_holds_back_what_is_below() -> None:
+    stream = io.StringIO()
+    logs.configure("ERROR", json=True, stream=stream)
+
+    log.warning("quiet")
+    log.error("loud")
+
+    assert [row["message"] for row in rows(stream)] == ["loud"]
+
+
+def test_an_unknown_level_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"log\.level: 'chatty'"):
+        logs.configure("chatty", json=False)
+
+
+def test_configuring_again_replaces_and_shutdown_is_safe_twice() -> None:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    first, second = io.StringIO(), io.StringIO()
+
+    logs.configure("info", json=True, stream=first)
+    logs.configure("info", json=True, stream=second)
+    log.info("once")
+    logs.shutdown()
+    logs.shutdown()
+
+    assert first.getvalue() == ""
+    assert second.getvalue().count("\n") == 1
+    assert (root.handlers, root.level) == (handlers, level)
+
+
+def test_fields_never_replace_what_every_line_has() -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=True, stream=stream)
+
+    log.info("true", extra={"fields": {"message": "false", "level": "x", "odd": object}})
+
+    (row,) = rows(stream)
+    assert row["message"] == "true"
+    assert row["level"] == "info"
+    assert row["odd"] == "<class 'object'>"
+
+
+def test_an_output_that_nobody_reads_blocks_neither_the_caller_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_WAITING", 10)
+    monkeypatch.setattr(logs, "FLUSH_TIMEOUT", 0.05)
+    reader, writer = os.pipe()
+    stuck = os.fdopen(writer, "w")
+    logs.configure("info", json=True, stream=stuck)
+
+    for _ in range(100):
+        log.info("%s", "x" * 8000)
+    logs.shutdown()
+
+    drained = threading.Thread(target=lambda: os.fdopen(reader, "rb").read(), daemon=True)
+    drained.start()
+    for thread in threading.enumerate():
+        if thread.name == "log-flush" or "_monitor" in thread.name:
+            thread.join(5)
+    stuck.close()
+    drained.join(5)
+    assert not drained.is_alive()
+
+
+def test_the_access_log_writes_one_line_per_request() -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=True, stream=stream)
+    record = RequestRecord(
+        request_id="r-1",
+        model="m",
+        endpoint="chat_completions",
+        request_type="stream",
+        status="success",
+        error_type="",
+        http_status=200,
+        prompt_tokens=3,
+        output_tokens=4,
+        duration=1.5,
+        time_to_first_token=0.25,
+        finish_reason="stop",
+        instance_id=0xAB,
+        trace_id="a" * 32,
+        span_id="b" * 16,
+        x_request_id=None,
+    )
+
+    AccessLog().dynamo_request_finished(record)
+
+    (row,) = rows(stream)
+    del row["time"]
+    assert row == {
+        "level": "info",
+        "target": "dynamo.access",
+        "message": "request finished",
+        "model": "m",
+        "endpoint": "chat_completions",
+        "type": "stream",
+        "status": "success",
+        "http_status": 200,
+        "prompt_tokens": 3,
+        "output_tokens": 4,
+        "duration_ms": 1500.0,
+        "ttft_ms": 250.0,
+        "finish_reason": "stop",
+        "instance_id": "ab",
+        "request_id": "r-1",
+        "trace_id": "a" * 32,
+        "span_id": "b" * 16,
+    }

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from dynamo_core.telemetry.loop_lag import LoopLag
+from dynamo_core.telemetry.metrics import Metrics
+
+
+async def until_fired(metrics: Metrics, times: int) -> None:
+    async with asyncio.timeout(5):
+        while (metrics.registry.get_sample_value("dynamo_frontend_event_loop_delay_seconds_count") or 0) < times:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_held_loop_shows_as_delay_and_stall() -> None:
+    metrics = Metrics()
+    lag = LoopLag(metrics, interval=0.001, stall=0.02)
+    lag.start()
+    lag.start()
+
+    time.sleep(0.05)  # noqa: ASYNC251 — holding the loop is the point
+    await until_fired(metrics, 1)
+    lag.stop()
+
+    value = metrics.registry.get_sample_value
+    assert (value("dynamo_frontend_event_loop_stall_total") or 0) >= 1
+    assert (value("dynamo_frontend_event_loop_delay_seconds_sum") or 0) >= 0.02
+
+
+async def test_nothing_is_measured_after_stop() -> None:
+    metrics = Metrics()
+    lag = LoopLag(metrics, prefix="dynamo_frontend", interval=0.001)
+    lag.start()
+    await until_fired(metrics, 2)
+
+    lag.stop()
+    lag.stop()
+    before = metrics.registry.get_sample_value("dynamo_frontend_event_loop_delay_seconds_count")
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+    assert metrics.registry.get_sample_value("dynamo_frontend_event_loop_delay_seconds_count") == before

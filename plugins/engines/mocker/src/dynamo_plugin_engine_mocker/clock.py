@@ -1,0 +1,69 @@
+"""The time the mocker lives in: the loop's own, or a virtual one for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A clock that can be slept on. Times are in seconds from an arbitrary start and never go back."""
+
+    def time(self) -> float:
+        """Now."""
+
+    async def sleep_until(self, deadline: float) -> None:
+        """Returns at the deadline. Every call gives other tasks their turn, a deadline in the past too."""
+
+
+class MonotonicClock:
+    """The clock of the running event loop."""
+
+    __slots__ = ()
+
+    def time(self) -> float:
+        """Now, by the running loop."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep_until(self, deadline: float) -> None:
+        """Sleeps on a timer of the loop."""
+        await asyncio.sleep(max(0.0, deadline - self.time()))
+
+
+class VirtualClock:
+    """Time that passes only when somebody sleeps, and then at once, so that tests see exact times and never wait.
+
+    Whoever was woken before the sleep began runs first and still sees the old time. `pause` holds all sleepers until
+    `resume`. `deadlines` are all that were slept on.
+    """
+
+    __slots__ = ("_now", "_running", "deadlines")
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+        self._running = asyncio.Event()
+        self._running.set()
+        self.deadlines: list[float] = []
+
+    def time(self) -> float:
+        """Now."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass without waking anybody, as if the process had been busy."""
+        self._now += seconds
+
+    def pause(self) -> None:
+        """Lets nobody wake until `resume`."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        self._running.set()
+
+    async def sleep_until(self, deadline: float) -> None:
+        """Lets everybody else have a turn, then jumps to the deadline."""
+        self.deadlines.append(deadline)
+        await asyncio.sleep(0)
+        await self._running.wait()
+        self._now = max(self._now, deadline)

@@ -1,0 +1,67 @@
+"""The settings of the mocker."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from dynamo_core import PluginConfig
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class ScriptEntry(BaseModel):
+    """One scripted answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    match: str | None = Field(default=None, description="A part of the prompt's text; null matches every prompt.")
+    text: str = Field(description="The answer, without an end-of-sequence token.")
+
+
+class MockerConfig(PluginConfig):
+    """What the mocker says, and how fast."""
+
+    output: Literal["random", "echo", "script"] = Field(
+        default="random",
+        description="random: tokens drawn by seed and position; echo: the prompt again; script: the text of `script`.",
+    )
+    script: tuple[ScriptEntry, ...] = Field(
+        default=(),
+        description="Answers for output `script`; the first entry that matches counts, and without one the answer "
+        "is random.",
+    )
+    printable: bool = Field(
+        default=True, description="Draw random tokens only from those whose text is printable by itself."
+    )
+    default_max_tokens: int = Field(
+        default=16,
+        ge=1,
+        description="Length of a random answer when the request names none, in tokens; echoes and scripts are then "
+        "given whole.",
+    )
+    fixed_itl_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="One step every so many milliseconds, whatever the load; `speedup_ratio` does not apply. "
+        "null: the timing formulas.",
+    )
+    speedup_ratio: float = Field(
+        default=1.0, ge=0, description="Divides the time of the timing formulas; 0 means no delay at all."
+    )
+    startup_time: float = Field(default=0.0, ge=0, le=86_400, description="How long `start` takes, in seconds.")
+    max_num_seqs: int = Field(default=256, ge=1, description="Requests that run at once; others wait in order.")
+    max_num_batched_tokens: int = Field(
+        default=8192, ge=1, description="Reported as the engine's token budget per step."
+    )
+    block_size: int = Field(default=64, ge=1, description="Tokens per KV block.")
+    num_gpu_blocks: int = Field(
+        default=16384, ge=1, description="KV blocks there are; the timing of decode steps depends on their use."
+    )
+    context_length: int = Field(default=8192, ge=2, description="Prompt and answer together, in tokens.")
+    embedding_dimensions: int = Field(default=64, ge=1, le=65_536, description="Length of an embedding.")
+
+    @model_validator(mode="after")
+    def _script_goes_with_its_output(self) -> Self:
+        if (self.output == "script") != bool(self.script):
+            raise ValueError("output 'script' and a list of answers in `script` must be set together")
+        return self

@@ -1,0 +1,180 @@
+"""One running answer: which tokens it consists of, where it ends, and what its reader has not taken yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, usage
+
+from dynamo_plugin_engine_mocker.logprobs import logprobs
+from dynamo_plugin_engine_mocker.sources import TokenSource
+from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
+
+#: No more tokens are produced for a reader that has left this many waiting.
+MAX_BACKLOG = 1024
+
+
+class StopTokens:
+    """The ids that end an answer. `ends` and `hidden` are left out of it, `visible` ones are its last token."""
+
+    __slots__ = ("all", "ends", "from_count", "visible")
+
+    def __init__(
+        self, *, ends: frozenset[int], hidden: frozenset[int], visible: frozenset[int], from_count: int
+    ) -> None:
+        self.ends = ends
+        self.visible = visible - ends - hidden
+        self.all = ends | hidden | visible
+        #: So many tokens come before the first that may end the answer.
+        self.from_count = from_count
+
+
+class Sequence:
+    """One answer, shared by the scheduler, which counts `produced` up, and its reader, which takes.
+
+    The tokens are a function of the request, so producing one is adding 1 to a counter: what waits for the reader is
+    ``tokens[taken:produced]``. The scheduler calls `turn` whenever `produced` reaches `checkpoint`, which is where
+    anything but counting has to be done.
+    """
+
+    __slots__ = (
+        "_alternatives",
+        "_end",
+        "_limit",
+        "_reason",
+        "_seed",
+        "_source",
+        "_stop_reason",
+        "_stops",
+        "_vocabulary",
+        "checkpoint",
+        "failure",
+        "finished",
+        "halted",
+        "paused",
+        "produced",
+        "prompt_tokens",
+        "taken",
+        "tokens",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        source: TokenSource,
+        *,
+        prompt_tokens: int,
+        limit: int,
+        stops: StopTokens,
+        vocabulary: Vocabulary,
+        seed: int = 0,
+        alternatives: int | None = None,
+    ) -> None:
+        """An answer of at most `limit` tokens; `alternatives` is None where no log-probabilities are wanted."""
+        self._source = source
+        self._limit = limit
+        self._stops = stops
+        self._vocabulary = vocabulary
+        self._seed = seed
+        self._alternatives = alternatives
+        self._end: int | None = None
+        self._reason: FinishReason | None = None
+        self._stop_reason: int | None = None
+        self.prompt_tokens = prompt_tokens
+        #: Tokens of the answer, as far as they have been asked for.
+        self.tokens: list[int] = []
+        self.produced = 0
+        self.taken = 0
+        #: The last token is produced; its slot is free.
+        self.finished = False
+        #: Waits for its reader.
+        self.paused = False
+        #: Ended from outside: stopped by the client, or with an error.
+        self.halted = False
+        #: Why it ended, if not because it was stopped.
+        self.failure: str | None = None
+        #: What the reader waits on.
+        self.waiter: asyncio.Future[None] | None = None
+        self._extend()
+        self.checkpoint = self._next_checkpoint()
+
+    def turn(self) -> None:
+        """Does what is due at the checkpoint: finishes, pauses, or finds out what comes next."""
+        if self.produced == self._end:
+            self.finished = True
+            return
+        if self._end is None and self.produced == len(self.tokens):
+            self._extend()
+        self.paused = self.produced - self.taken >= MAX_BACKLOG
+        self.checkpoint = self._next_checkpoint()
+
+    def take(self) -> LLMEngineOutput:
+        """Everything that waits, as one item; with the finish reason and the usage if it is the last."""
+        taken, produced = self.taken, self.produced
+        self.taken = produced
+        output = LLMEngineOutput(self.tokens[taken:produced])
+        if self._alternatives is not None:
+            output.log_probs, output.top_logprobs = logprobs(
+                self._vocabulary, self._seed, self.prompt_tokens + taken, output.token_ids, self._alternatives
+            )
+        if self.finished:
+            output.finish_reason = self._reason
+            output.stop_reason = self._stop_reason
+            output.completion_usage = self.usage()
+        return output
+
+    def cancelled(self) -> LLMEngineOutput:
+        """The terminal of an answer that was stopped; what waits is dropped."""
+        return LLMEngineOutput.cancelled().with_usage(self.usage())
+
+    def usage(self) -> CompletionUsage:
+        """Counts what the reader has taken. A stop token that is left out of the answer is not counted."""
+        return usage(self.prompt_tokens, min(self.taken, len(self.tokens)))
+
+    def wake(self) -> None:
+        """Lets the reader go on."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def halt(self, failure: str | None = None) -> None:
+        """Ends the answer early: because the engine fails, or else as cancelled."""
+        if not self.halted:
+            self.halted = True
+            self.failure = failure
+            self.wake()
+
+    def _next_checkpoint(self) -> int:
+        known = len(self.tokens) if self._end is None else self._end
+        # A paused sequence has reached its backlog; after it the next token is as good a place as any to look again.
+        return min(known, max(self.taken + MAX_BACKLOG, self.produced + 1))
+
+    def _extend(self) -> None:
+        """Asks the source for more and looks for the end in it."""
+        block, last = self._source.more()
+        count = len(self.tokens)
+        room = max(self._limit - count, 0)
+        if self._stops.all:
+            for offset in range(max(self._stops.from_count - count, 0), min(len(block), room)):
+                token = block[offset]
+                if token in self._stops.all:
+                    shown = offset + (token in self._stops.visible)
+                    self.tokens.extend(block[:shown])
+                    self._finish_at(count + offset + 1, self._reason_for(token))
+                    return
+        self.tokens.extend(block[:room])
+        if last and len(block) <= room:
+            self._finish_at(count + len(block), FinishReason.STOP)
+        elif len(block) >= room:
+            self._finish_at(count + room, FinishReason.LENGTH)
+
+    def _reason_for(self, token: int) -> FinishReason:
+        if token in self._stops.ends:
+            return FinishReason.EOS
+        self._stop_reason = token
+        return FinishReason.STOP
+
+    def _finish_at(self, count: int, reason: FinishReason) -> None:
+        # An empty answer takes a step too: the one that would have made its first token.
+        self._end = max(count, 1)
+        self._reason = reason

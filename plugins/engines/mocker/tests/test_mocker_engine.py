@@ -1,0 +1,316 @@
+"""The mocker as an engine: life cycle, refusals, embeddings, metrics, tokenizers, settings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import dynamo_plugin_engine_mocker
+import pytest
+from dynamo_core import (
+    DYNAMO_API,
+    BackendError,
+    DisaggregationMode,
+    EmbedRequest,
+    EngineContext,
+    GenerateContext,
+    PreprocessedRequest,
+    StopConditions,
+    WorkerConfig,
+)
+from dynamo_core.contracts.engine import EMBED
+from dynamo_core.text.folder import load_folder
+from dynamo_core.text.load import load_tokenizer
+from dynamo_plugin_engine_mocker.clock import VirtualClock
+from dynamo_plugin_engine_mocker.config import MockerConfig
+from dynamo_plugin_engine_mocker.embeddings import embedding
+from dynamo_plugin_engine_mocker.engine import MockerEngine
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from pydantic import ValidationError
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+
+def make(worker: WorkerConfig | None = None, **keys: object) -> MockerEngine:
+    return MockerEngine(MockerConfig(**keys), worker or WorkerConfig(), clock=VirtualClock())  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running(worker: WorkerConfig | None = None, **keys: object) -> AsyncIterator[MockerEngine]:
+    engine = make(worker, **keys)
+    await engine.start(1)
+    try:
+        yield engine
+    finally:
+        await engine.cleanup()
+
+
+def context() -> GenerateContext:
+    return GenerateContext(EngineContext("r"))
+
+
+async def generate(engine: MockerEngine, token_ids: list[int], max_tokens: int = 3) -> list[int]:
+    asked = PreprocessedRequest(token_ids=token_ids, stop_conditions=StopConditions(max_tokens=max_tokens))
+    return [token async for item in engine.generate(asked, context()) for token in item.token_ids]
+
+
+class Scope:
+    """A metrics scope without common labels over a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+    def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Any:
+        return _Family(Counter(name, help, labels, registry=self.registry))
+
+    def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Any:
+        return _Family(Gauge(name, help, labels, registry=self.registry))
+
+    def histogram(self, name: str, help: str, labels: Sequence[str] = (), buckets: Sequence[float] = ()) -> Any:
+        return _Family(Histogram(name, help, labels, registry=self.registry, buckets=buckets))
+
+    def value(self, name: str) -> float | None:
+        return self.registry.get_sample_value(name)
+
+
+class _Family:
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def labels(self, *values: str) -> Any:
+        return self._metric.labels(*values) if values else self._metric
+
+
+def test_the_entry_point_offers_the_engine() -> None:
+    (entry,) = (e for e in importlib.metadata.entry_points(group="dynamo") if e.name == "engine-mocker")
+
+    module = entry.load()
+
+    assert module.DYNAMO_API == DYNAMO_API
+    assert module.dynamo_register_engines() == [MockerEngine]
+    assert MockerEngine.NAME == "mocker"
+
+
+async def test_start_tells_the_capacities() -> None:
+    engine = make(WorkerConfig(model_name="m", served_model_name="public"), num_gpu_blocks=10, block_size=8)
+
+    config = await engine.start(7)
+    await engine.cleanup()
+
+    assert (config.model, config.served_model_name) == ("m", "public")
+    assert (config.total_kv_blocks, config.kv_cache_block_size) == (10, 8)
+    assert (config.context_length, config.max_num_seqs, config.max_num_batched_tokens) == (8192, 256, 8192)
+    assert config.capabilities == {EMBED}
+
+
+async def test_a_model_name_is_there_even_if_the_worker_has_none() -> None:
+    engine = make()
+
+    config = await engine.start(1)
+    await engine.cleanup()
+
+    assert config.model
+
+
+async def test_a_second_start_is_refused() -> None:
+    async with running() as engine:
+        with pytest.raises(BackendError.EngineShutdown, match="mocker backend already started"):
+            await engine.start(1)
+
+
+async def test_requests_before_start_and_after_cleanup_are_refused() -> None:
+    engine = make()
+    with pytest.raises(BackendError.EngineShutdown, match="generate called before start"):
+        await generate(engine, [1])
+    with pytest.raises(BackendError.EngineShutdown, match="embed called before start"):
+        await engine.embed(EmbedRequest(token_ids=[[1]]), context())
+
+    await engine.start(1)
+    await engine.cleanup()
+
+    with pytest.raises(BackendError.EngineShutdown, match="stopped"):
+        await generate(engine, [1])
+
+
+async def test_cleanup_is_safe_twice_and_without_start() -> None:
+    engine = make()
+    await engine.cleanup()
+    await engine.cleanup()
+
+    async with running() as started:
+        await started.cleanup()
+
+
+@pytest.mark.parametrize("mode", [DisaggregationMode.PREFILL, DisaggregationMode.DECODE])
+async def test_roles_that_it_cannot_play_are_refused_at_start(mode: DisaggregationMode) -> None:
+    engine = make(WorkerConfig(disaggregation_mode=mode))
+
+    with pytest.raises(BackendError.InvalidArgument, match=mode.value):
+        await engine.start(1)
+
+    await engine.cleanup()
+
+
+async def test_a_failed_start_says_what_is_wrong_with_the_folder(tmp_path: Path) -> None:
+    engine = make(WorkerConfig(model_path=str(tmp_path)))
+
+    with pytest.raises(Exception, match=r"tokenizer\.json"):
+        await engine.start(1)
+
+    await engine.cleanup()
+
+
+@pytest.mark.parametrize(("length", "words"), [(0, "empty"), (16, "context length"), (17, "context length")])
+async def test_a_prompt_that_is_empty_or_fills_the_context_is_refused(length: int, words: str) -> None:
+    async with running(context_length=16) as engine:
+        with pytest.raises(BackendError.InvalidArgument, match=words):
+            await generate(engine, [65] * length)
+
+        assert engine.running_requests == 0
+
+
+async def test_the_longest_prompt_gets_one_token() -> None:
+    async with running(context_length=16) as engine:
+        assert len(await generate(engine, [65] * 15, max_tokens=10)) == 1
+
+
+async def test_aborts_are_counted() -> None:
+    async with running() as engine:
+        await engine.abort(EngineContext("a"))
+        scope = Scope()
+        await engine.setup_metrics(scope)
+        await engine.abort(EngineContext("b"))
+
+        assert engine.aborts == 2
+        assert scope.value("dynamo_mocker_aborted_requests_total") == 1
+
+
+async def test_the_gauges_follow_running_and_waiting_requests() -> None:
+    scope = Scope()
+    async with running(max_num_seqs=2) as engine:
+        await engine.setup_metrics(scope)
+        streams = [
+            engine.generate(
+                PreprocessedRequest(token_ids=[65], stop_conditions=StopConditions(max_tokens=4000)), context()
+            )
+            for _ in range(2)
+        ]
+        for stream in streams:
+            await anext(stream)
+
+        assert scope.value("dynamo_mocker_running_requests") == 2
+        assert scope.value("dynamo_mocker_waiting_requests") == 0
+        for stream in streams:
+            assert inspect.isasyncgen(stream)
+            await stream.aclose()
+        assert scope.value("dynamo_mocker_running_requests") == 0
+
+
+@given(token_ids=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50), dimensions=st.integers(1, 300))
+def test_embeddings_are_deterministic_unit_vectors(token_ids: list[int], dimensions: int) -> None:
+    vector = embedding(token_ids, dimensions)
+
+    assert len(vector) == dimensions
+    assert fsum(x * x for x in vector) == pytest.approx(1)
+    assert embedding(token_ids, dimensions) == vector
+    assert dimensions == 1 or embedding([*token_ids, 1], dimensions) != vector
+
+
+async def test_embeddings_come_one_per_input_with_the_dimensions_asked_for() -> None:
+    async with running(embedding_dimensions=8) as engine:
+        both = await engine.embed(EmbedRequest(token_ids=[[1, 2], [3]]), context())
+        short = await engine.embed(EmbedRequest(token_ids=[[3]], dimensions=5), context())
+
+    assert [len(vector) for vector in both.embeddings] == [8, 8]
+    assert both.prompt_tokens == 3
+    assert [len(vector) for vector in short.embeddings] == [5]
+    ratios = [a / b for a, b in zip(short.embeddings[0], both.embeddings[1], strict=False)]
+    assert ratios == pytest.approx([ratios[0]] * 5)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (EmbedRequest(token_ids=[[1], []]), "empty"),
+        (EmbedRequest(token_ids=[[1] * 17]), "context length"),
+        (EmbedRequest(token_ids=[[1]], dimensions=65), "dimensions"),
+        (EmbedRequest(token_ids=[[1]], dimensions=0), "dimensions"),
+    ],
+)
+async def test_inputs_that_cannot_be_embedded_are_refused(request_: EmbedRequest, words: str) -> None:
+    async with running(context_length=16) as engine:
+        with pytest.raises(BackendError.InvalidArgument, match=words):
+            await engine.embed(request_, context())
+
+
+async def test_a_stopped_embedding_is_cancelled() -> None:
+    async with running() as engine:
+        ctx = context()
+        ctx.stop_generating()
+
+        with pytest.raises(BackendError.Cancelled):
+            await engine.embed(EmbedRequest(token_ids=[[1]]), ctx)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder: a byte-level BPE without merges, two whole words, and special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: number for number, piece in enumerate([*alphabet, "Ġhello", "Ġworld"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    return tmp_path
+
+
+async def test_with_a_model_folder_random_tokens_are_printable_by_themselves(folder: Path) -> None:
+    tokenizer = load_tokenizer("hf", load_folder(folder))
+    async with running(WorkerConfig(model_path=str(folder)), speedup_ratio=0) as engine:
+        drawn = {*await generate(engine, [1, 2], max_tokens=3000)}
+
+    texts = {tokenizer.decode([token]) for token in drawn}
+    assert {" hello", " world"} <= texts
+    assert texts == {chr(code) for code in range(32, 127)} | {" hello", " world"}
+
+
+async def test_with_a_model_folder_scripts_are_encoded_by_its_tokenizer(folder: Path) -> None:
+    tokenizer = load_tokenizer("hf", load_folder(folder))
+    script = [{"match": "<|im_start|>say", "text": "Grüße!"}]
+    async with running(WorkerConfig(model_path=str(folder)), output="script", script=script) as engine:
+        tokens = await generate(engine, tokenizer.encode("<|im_start|>say"), max_tokens=100)
+
+    assert tokenizer.decode(tokens) == "Grüße!"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"speedup": 1}, "speedup"),
+        ({"speedup_ratio": -1}, "speedup_ratio"),
+        ({"fixed_itl_ms": 0}, "fixed_itl_ms"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"output": "script"}, "script"),
+        ({"script": [{"text": "x"}]}, "script"),
+        ({"output": "script", "script": [{"text": "x", "when": "y"}]}, "when"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        MockerConfig(**keys)
+
+
+def test_the_readme_tells_every_setting() -> None:
+    readme = (Path(inspect.getfile(dynamo_plugin_engine_mocker)).parents[2] / "README.md").read_text()
+
+    for name in MockerConfig.model_fields:
+        assert f"| `{name}` |" in readme

@@ -1,0 +1,146 @@
+"""One choice of an answer: from the engine's items to text, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dynamo_core.errors import BackendError
+from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.text.detokenizer import Detokenizer
+from dynamo_core.text.tokenizer import Tokenizer
+
+
+class Scored(NamedTuple):
+    """Tokens with their log-probabilities; the lists are equally long."""
+
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    top_logprobs: Sequence[Sequence[TopLogprob]]
+
+
+class Choice:
+    """A choice whose engine makes the text itself. Also the base of the other kind."""
+
+    __slots__ = ("completion_tokens", "finish_reason", "index", "scored", "usage")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        #: The reason in the words of the OpenAI API, once the choice has ended.
+        self.finish_reason: str | None = None
+        self.completion_tokens = 0
+        #: What the engine counted, if it did.
+        self.usage: CompletionUsage | None = None
+        #: The tokens of the last `feed`, if log-probabilities were asked for and the engine gave them.
+        self.scored: Scored | None = None
+
+    def feed(self, output: LLMEngineOutput) -> str:
+        """The text that this item makes certain; may end the choice.
+
+        Raises:
+            BackendError: the engine ended with an error.
+        """
+        if output.completion_usage is not None:
+            self.usage = output.completion_usage
+        reason = output.finish_reason
+        if reason is not None:
+            if reason is FinishReason.ERROR:
+                raise BackendError.Unknown(output.error_message or "the engine gave no reason")
+            self.finish_reason = reason.to_openai()
+        self.completion_tokens += len(output.token_ids)
+        return output.text or ""
+
+    def end(self) -> str:
+        """The stream is complete without having named a reason; the text that was still held back."""
+        self.finish_reason = "stop"
+        return ""
+
+
+class TokenChoice(Choice):
+    """A choice whose engine gives token ids: decodes them, and finds stop strings and stop tokens."""
+
+    __slots__ = ("_decoder", "_detokenizer", "_hidden", "_min_tokens", "_scores", "_stop_ids")
+
+    def __init__(self, index: int, request: PreprocessedRequest, tokenizer: Tokenizer) -> None:
+        super().__init__(index)
+        stop = request.stop_conditions
+        skip = request.output_options.skip_special_tokens
+        self._decoder = tokenizer.stream(skip_special_tokens=True if skip is None else skip)
+        self._detokenizer = Detokenizer(
+            self._decoder, stop.stop or (), bool(request.sampling_options.include_stop_str_in_output)
+        )
+        self._hidden = frozenset(stop.stop_token_ids_hidden or ())
+        self._stop_ids = self._hidden.union(stop.stop_token_ids or ())
+        self._min_tokens = stop.min_tokens or 0
+        self._scores = request.output_options.logprobs is not None
+
+    def feed(self, output: LLMEngineOutput) -> str:
+        """The text that these tokens make certain; may end the choice, also within the item.
+
+        Raises:
+            BackendError: the engine ended with an error.
+        """
+        if self.finish_reason is not None:
+            return ""
+        if output.completion_usage is not None:
+            self.usage = output.completion_usage
+        reason = output.finish_reason
+        if reason is FinishReason.ERROR:
+            raise BackendError.Unknown(output.error_message or "the engine gave no reason")
+        ended = None if reason is None else reason.to_openai()
+        shown = token_ids = output.token_ids
+        used = len(token_ids)
+        if token_ids and not self._stop_ids.isdisjoint(token_ids):
+            at = self._stop_at(token_ids)
+            if at is not None:
+                ended, used = "stop", at + 1
+                shown = token_ids[: at if token_ids[at] in self._hidden else used]
+        text, stopped_after = self._decode(shown)
+        if stopped_after is not None:
+            ended, used = "stop", stopped_after
+        elif ended is not None:
+            text += self._detokenizer.finish()
+            if self._detokenizer.stopped is not None:
+                ended = "stop"
+        if self._scores:
+            self._keep_scores(output, min(used, len(shown)))
+        self.completion_tokens += used
+        self.finish_reason = ended
+        return text
+
+    def end(self) -> str:
+        """The stream is complete without having named a reason; the text that was still held back."""
+        self.finish_reason = "stop"
+        return self._detokenizer.finish()
+
+    def _decode(self, token_ids: Sequence[int]) -> tuple[str, int | None]:
+        """The text of tokens, and how many were used if a stop string was found."""
+        detokenizer = self._detokenizer
+        early = self._min_tokens - self.completion_tokens
+        head = ""
+        if early > 0:
+            # Stop strings count only after the least number of tokens.
+            head = self._decoder.step(token_ids[:early])
+            token_ids = token_ids[early:]
+        else:
+            early = 0
+        text = detokenizer.feed(token_ids)
+        stopped = early + detokenizer.stop_token_index if detokenizer.stopped is not None else None
+        return head + text, stopped
+
+    def _stop_at(self, token_ids: Sequence[int]) -> int | None:
+        first = max(self._min_tokens - self.completion_tokens - 1, 0)
+        for at in range(first, len(token_ids)):
+            if token_ids[at] in self._stop_ids:
+                return at
+        return None
+
+    def _keep_scores(self, output: LLMEngineOutput, count: int) -> None:
+        log_probs = output.log_probs
+        if log_probs is None or len(log_probs) < count or not count:
+            self.scored = None
+            return
+        tops = output.top_logprobs or ()
+        padded = [tops[at] if at < len(tops) else [] for at in range(count)]
+        self.scored = Scored(output.token_ids[:count], log_probs[:count], padded)

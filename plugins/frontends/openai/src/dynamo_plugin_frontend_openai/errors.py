@@ -1,0 +1,90 @@
+"""What a client is told when something goes wrong: one table from errors to HTTP."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+from aiohttp import web
+from dynamo_core import errors as core
+from dynamo_core.http.errors import error_body, error_response
+
+log = logging.getLogger(__name__)
+
+#: The body of every refusal for load, whoever refused.
+OVERLOADED = "Service temporarily unavailable: All workers are busy, please retry later"
+
+#: How long a client may be asked to wait, in seconds.
+_RETRY_MIN, _RETRY_MAX = 1, 60
+
+
+class HttpFault(Exception):
+    """A fault of the HTTP request itself, before it has become a request to a model."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as a client sees it. `metric` is the `error_type` label; `retry_after` is in whole seconds."""
+
+    status: int
+    message: str
+    metric: str
+    type: str | None = None
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+
+    def response(self) -> web.Response:
+        """The answer to a request of which nothing has been answered yet."""
+        response = error_response(self.status, self.message, type=self.type, param=self.param, code=self.code)
+        if self.retry_after is not None:
+            response.headers["Retry-After"] = str(self.retry_after)
+        return response
+
+    def event(self) -> bytes:
+        """The last item of a stream that broke."""
+        return b"data: %b\n\n" % error_body(
+            self.status, self.message, type=self.type, param=self.param, code=self.code
+        )
+
+
+def problem_of(error: BaseException) -> Problem:
+    """How to tell a client about an error. Details that are not meant for clients are left out."""
+    match error:
+        case HttpFault():
+            return Problem(error.status, error.message, "validation")
+        case core.ModelNotFound():
+            return Problem(404, error.message, "not_found", param="model", code="model_not_found")
+        case core.InvalidArgument():
+            return Problem(400, error.message, "validation", param=error.field)
+        case core.ServiceOverloaded():
+            return _overloaded(error.retry_after)
+        case core.WorkerOverloaded():
+            return _overloaded(_RETRY_MIN)
+        case core.Unavailable():
+            return Problem(503, error.message, "unavailable", type="service_unavailable", retry_after=_RETRY_MIN)
+        case core.NotSupported():
+            return Problem(501, error.message, "not_implemented")
+        case core.Cancelled():
+            return Problem(499, "Request cancelled", "cancelled")
+        case core.ResponseTimeout() | core.ConnectionTimeout() | TimeoutError():
+            return Problem(504, "The model did not answer in time", "response_timeout")
+        case _:
+            return Problem(500, "Internal server error", "internal")
+
+
+def report(problem: Problem, error: BaseException, request_id: str) -> None:
+    """Logs what the client is not told. Faults of the client are no news."""
+    if problem.status >= 500 and problem.metric in ("internal", "response_timeout"):
+        log.error("request %s failed: %s", request_id, error, exc_info=error)
+
+
+def _overloaded(retry_after: float) -> Problem:
+    seconds = min(max(math.ceil(retry_after), _RETRY_MIN), _RETRY_MAX)
+    return Problem(503, OVERLOADED, "overload", type="service_unavailable", retry_after=seconds)

@@ -1,0 +1,74 @@
+"""`nvext`: what a request may ask for beyond the OpenAI API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from dynamo_core.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
+
+
+class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The extension object. Everything is optional; an unknown name is refused.
+
+    `greed_sampling` is another spelling of `greedy_sampling`.
+    """
+
+    ignore_eos: bool | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    greedy_sampling: bool | None = None
+    greed_sampling: bool | None = None
+    use_raw_prompt: bool | None = None
+    annotations: list[str] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is to be taken always."""
+        return bool(self.greedy_sampling or self.greed_sampling)
+
+
+def check_nvext(nvext: NvExt) -> None:
+    """Checks the ranges.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    if nvext.top_k is not None and nvext.top_k != -1 and not 1 <= nvext.top_k < 2**31:
+        raise InvalidArgument("Validation: top_k must be -1 or greater than or equal to 1", field="nvext.top_k")
+    penalty = nvext.repetition_penalty
+    if penalty is not None and not 0 < penalty <= 2:
+        raise InvalidArgument(
+            f"Validation: Repetition penalty must be between 0 and 2, got {penalty:g}",
+            field="nvext.repetition_penalty",
+        )
+    one, other = nvext.greedy_sampling, nvext.greed_sampling
+    if one is not None and other is not None and one != other:
+        raise InvalidArgument(
+            "Validation: `nvext.greedy_sampling` and `nvext.greed_sampling` are two spellings of one field "
+            "and were given different values",
+            field="nvext.greedy_sampling",
+        )
+
+
+def settle(request: GenerationRequest) -> None:
+    """Makes one value of a field that can be given in `nvext` and beside it; afterwards it is in the request itself.
+
+    Raises:
+        InvalidArgument: both places were used, with different values.
+    """
+    nvext = request.nvext
+    if nvext is None:
+        return
+    for name in ("ignore_eos", "top_k", "repetition_penalty"):
+        inner, outer = getattr(nvext, name), getattr(request, name)
+        if inner is None:
+            continue
+        if outer is not None and outer != inner:
+            raise InvalidArgument(
+                f"Validation: `{name}` and `nvext.{name}` were given different values; give one of them", field=name
+            )
+        setattr(request, name, inner)

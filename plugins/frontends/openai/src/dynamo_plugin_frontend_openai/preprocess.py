@@ -1,0 +1,154 @@
+"""From a checked client request to what an engine is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol.request import OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
+from dynamo_core.text.encode import encode_async
+
+from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, raw_prompt, template_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_core.contracts.frontend import ServedModel
+
+    from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
+    from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest, PromptInput
+    from dynamo_plugin_frontend_openai.template import TemplateStore
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as tokens; `text` is None where the client gave tokens."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+async def chat_prompt(
+    request: ChatRequest, raw: dict[str, Any], model: ServedModel, templates: TemplateStore
+) -> Prompt:
+    """The prompt of a conversation.
+
+    Raises:
+        InvalidArgument: the template refuses the messages, or nothing is left of them.
+    """
+    if request.use_raw_prompt:
+        text, special = raw_prompt(raw["messages"]), True
+    else:
+        wish = request.add_generation_prompt
+        text = templates.get(model).render(
+            template_messages(raw["messages"]),
+            add_generation_prompt=True if wish is None else wish,
+            variables=request.template_variables,
+        )
+        # A template writes the special tokens itself.
+        special = False
+    token_ids = await encode_async(model.tokenizer, text, add_special_tokens=special)
+    return _checked(Prompt(token_ids, text), model, "messages")
+
+
+async def text_prompts(inputs: Sequence[PromptInput], model: ServedModel, field: str) -> list[Prompt]:
+    """The prompts that were given as text or as token ids.
+
+    Raises:
+        InvalidArgument: one has no tokens, too many, or tokens the model does not know.
+    """
+    prompts = []
+    for value in inputs:
+        if isinstance(value, str):
+            prompt = Prompt(await encode_async(model.tokenizer, value), value)
+        else:
+            size = model.tokenizer.vocab_size
+            if (largest := max(value)) >= size:
+                raise InvalidArgument(
+                    f"Validation: Token id {largest} is not in the vocabulary of the model, which has {size} tokens",
+                    field=field,
+                )
+            prompt = Prompt(value)
+        prompts.append(_checked(prompt, model, field))
+    return prompts
+
+
+def _checked(prompt: Prompt, model: ServedModel, field: str) -> Prompt:
+    length = len(prompt.token_ids)
+    if not length:
+        raise InvalidArgument("Validation: The prompt has no tokens", field=field)
+    limit = model.card.context_length
+    # An engine that takes text counts its own tokens.
+    if limit is not None and length >= limit and model.card.model_input != "text":
+        raise InvalidArgument(
+            f"Validation: The prompt has {length} tokens and leaves no room for an answer: "
+            f"the context of the model is {limit} tokens",
+            field=field,
+        )
+    return prompt
+
+
+def to_engine(
+    request: ChatRequest | CompletionRequest,
+    prompt: Prompt,
+    model: ServedModel,
+    *,
+    choice: int = 0,
+    body: dict[str, Any] | None = None,
+) -> PreprocessedRequest:
+    """What an engine is asked for one answer to one prompt.
+
+    `choice` counts the answers to one prompt from 0: with a seed, each has a seed of its own. `body` is for engines
+    that take text.
+    """
+    card = model.card
+    eos = list(model.tokenizer.eos_token_ids)
+    stop = StopConditions(
+        max_tokens=_limit(request.token_limit, len(prompt.token_ids), card.context_length),
+        stop=request.stops or None,
+        stop_token_ids=request.stop_token_ids or None,
+        stop_token_ids_hidden=eos or None,
+        min_tokens=request.min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+    )
+    stop.apply_ignore_eos()
+    return PreprocessedRequest(
+        model=card.name,
+        token_ids=prompt.token_ids,
+        stop_conditions=stop,
+        sampling_options=_sampling(request, choice),
+        output_options=OutputOptions(logprobs=request.alternatives, skip_special_tokens=request.skip_special_tokens),
+        eos_token_ids=eos,
+        mdc_sum=card.checksum or None,
+        annotations=list(request.annotations),
+        body=body,
+    )
+
+
+def _limit(wished: int | None, prompt: int, context: int | None) -> int | None:
+    if context is None:
+        return wished
+    room = max(context - prompt, 1)
+    return room if wished is None else min(wished, room)
+
+
+def _sampling(request: GenerationRequest, choice: int) -> SamplingOptions:
+    options = SamplingOptions(
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=None if request.seed is None else request.seed + choice,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        logit_bias=request.logit_bias or None,
+        allowed_token_ids=request.allowed_token_ids,
+        bad_words_token_ids=request.bad_words_token_ids,
+    )
+    if request.nvext is not None and request.nvext.greedy:
+        options.temperature = 0.0
+        options.top_p = options.top_k = options.min_p = None
+    return options

@@ -1,0 +1,79 @@
+"""What the two ways of writing an answer ask of a kind of answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from dynamo_plugin_frontend_openai.choices import Choice
+
+DONE = b"data: [DONE]\n\n"
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What all chunks of an answer share. `created` is in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+
+
+class ChunkRenderer(Protocol):
+    """Makes the items of a stream."""
+
+    def opening(self, choice: Choice) -> bytes:
+        """What comes before the first text of a choice; may be empty."""
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        """A piece of text, with the log-probabilities of the choice's last item if they were asked for."""
+
+    def delta(self, choice: Choice, delta: dict[str, Any]) -> bytes:
+        """A delta that the engine made."""
+
+    def finish(self, choice: Choice) -> bytes:
+        """The end of a choice."""
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The last chunk, without choices."""
+
+
+@dataclass(slots=True)
+class Collected:
+    """All that one choice of a unary answer became."""
+
+    choice: Choice
+    parts: list[str]
+    logprobs: list[Any]
+    deltas: list[dict[str, Any]]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.parts)
+
+
+class BodyRenderer(Protocol):
+    """Makes the body of a unary answer."""
+
+    def logprobs(self, choice: Choice) -> Any:
+        """The log-probabilities of the choice's last item; None if there are none."""
+
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
+        """The whole answer as JSON."""
+
+
+def head(identity: Identity, kind: str) -> bytes:
+    """The beginning of every chunk of an answer, up to the list of choices."""
+    fields = encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
+    return b"data: %b,\"choices\":[" % fields[:-1]
+
+
+def usage_chunk(head_bytes: bytes, usage: dict[str, Any]) -> bytes:
+    """The chunk that tells the usage."""
+    return b'%b],"usage":%b}\n\n' % (head_bytes, encode(usage))

@@ -1,0 +1,138 @@
+"""Chat completion requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dynamo_plugin_frontend_openai.requests import fields
+from dynamo_plugin_frontend_openai.requests.common import (
+    U32,
+    GenerationRequest,
+    check_common,
+    check_range,
+    check_token_limit,
+    invalid,
+)
+from dynamo_plugin_frontend_openai.requests.decode import schema_error, to_struct
+
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+
+#: Variables of a template that a request may not set, because the frontend does.
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """One part of a message. Only parts of type ``text`` reach engines that take tokens."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """What is checked of a message; templates see the message as the client sent it."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """A chat completion request."""
+
+    messages: list[Message]
+    max_completion_tokens: U32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_args: dict[str, Any] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """The wished number of output tokens at most; the newer name wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives per token to report; None for no log-probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the client adds to the variables of the template."""
+        return {**(self.chat_template_args or {}), **(self.chat_template_kwargs or {})}
+
+
+def parse_chat(raw: dict[str, Any]) -> ChatRequest:
+    """Checks a chat request as far as no model is needed for it, in the documented order.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, ChatRequest)
+    for index, message in enumerate(request.messages):
+        if message.role not in ROLES:
+            known = ", ".join(f"`{role}`" for role in ROLES)
+            raise schema_error(
+                f"unknown role {message.role!r}, expected one of {known} - at `$.messages[{index}].role`"
+            )
+    if not request.messages:
+        raise invalid("The 'messages' field cannot be empty. At least one message is required.", "messages")
+    fields.check_known(raw, ChatRequest.__struct_fields__, fields.CHAT)
+    check_common(request)
+    check_token_limit(request.max_completion_tokens, "Max completion tokens", "max_completion_tokens")
+    check_range(request.top_logprobs, 0, 20, "Top_logprobs", "top_logprobs")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    for name in request.template_variables:
+        if name in _RESERVED or name == "chat_template":
+            raise invalid(f"The template variable '{name}' cannot be set", "chat_template_kwargs")
+    for index, message in enumerate(request.messages):
+        _check_content(message, index)
+    return request
+
+
+def _check_content(message: Message, index: int) -> None:
+    if message.content is None and message.role != "assistant":
+        raise invalid(f"The message of role '{message.role}' has no content", f"messages[{index}].content")
+    if isinstance(message.content, list):
+        for number, part in enumerate(message.content):
+            if part.type == "text" and part.text is None:
+                raise invalid("A text part has no text", f"messages[{index}].content[{number}].text")
+
+
+def check_text_only(request: ChatRequest) -> None:
+    """Refuses content that cannot become tokens.
+
+    Raises:
+        InvalidArgument: a part is not text.
+    """
+    for index, message in enumerate(request.messages):
+        if isinstance(message.content, list):
+            for number, part in enumerate(message.content):
+                if part.type != "text":
+                    raise invalid(
+                        f"Content of type '{part.type}' is not supported by this model",
+                        f"messages[{index}].content[{number}].type",
+                    )
+
+
+def template_messages(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: the client's own, with text parts joined to one text."""
+    return [{**message, "content": _text_of(message)} for message in raw]
+
+
+def raw_prompt(raw: list[dict[str, Any]]) -> str:
+    """The bare texts of the messages, one after the other on lines of their own: what is asked without a template."""
+    return "\n".join(text for message in raw if (text := _text_of(message)) is not None)
+
+
+def _text_of(message: dict[str, Any]) -> str | None:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part["type"] == "text")
+    if content is None and not message.get("tool_calls"):
+        return ""
+    return content if isinstance(content, str) else None

@@ -1,0 +1,197 @@
+"""What chat and text completions have in common: fields and their ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from dynamo_core.errors import InvalidArgument
+from msgspec import Meta
+
+from dynamo_plugin_frontend_openai.nvext import NvExt, check_nvext, settle
+
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+#: The most choices one request may ask for, over all its prompts.
+MAX_CHOICES = 128
+MAX_STOPS = 32
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How to stream. `include_obfuscation` pads chunks; only false is accepted."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """The fields of every request that generates. None means not given."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: U32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    n: int | None = None
+    seed: I64 | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    # Beyond the OpenAI API.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    min_tokens: U32 | None = None
+    stop_token_ids: list[U32] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[U32] | None = None
+    bad_words_token_ids: list[list[U32]] | None = None
+    nvext: NvExt | None = None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the client wants events."""
+        return bool(self.stream)
+
+    @property
+    def choices(self) -> int:
+        """How many answers per prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings, as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def annotations(self) -> list[str]:
+        """The annotations asked for."""
+        return [] if self.nvext is None or self.nvext.annotations is None else self.nvext.annotations
+
+    @property
+    def use_raw_prompt(self) -> bool:
+        """Whether the chat template is to be left out."""
+        return self.nvext is not None and bool(self.nvext.use_raw_prompt)
+
+
+def invalid(message: str, field: str) -> InvalidArgument:
+    """The error for a value out of range."""
+    return InvalidArgument(f"Validation: {message}", field=field)
+
+
+def number(value: float) -> str:
+    """A number as a client would write it."""
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def check_range(value: float | None, low: float, high: float, name: str, field: str) -> None:
+    """Checks a number that may be absent.
+
+    Raises:
+        InvalidArgument: it is outside of `low` to `high`, both allowed.
+    """
+    if value is not None and not low <= value <= high:
+        raise invalid(f"{name} must be between {number(low)} and {number(high)}, got {number(value)}", field)
+
+
+def check_common(request: GenerationRequest, prompts: int = 1) -> None:
+    """Checks the ranges that all requests share, and settles fields that can be given in two places.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    if not request.model.strip():
+        raise invalid("Model cannot be empty", "model")
+    check_range(request.temperature, 0, 2, "Temperature", "temperature")
+    check_range(request.top_p, 0, 1, "Top_p", "top_p")
+    check_range(request.min_p, 0, 1, "Min_p", "min_p")
+    check_range(request.frequency_penalty, -2, 2, "Frequency penalty", "frequency_penalty")
+    check_range(request.presence_penalty, -2, 2, "Presence penalty", "presence_penalty")
+    if request.top_k is not None and not -1 <= request.top_k < 2**31:
+        raise invalid("Top_k must be null or greater than or equal to -1", "top_k")
+    penalty = request.repetition_penalty
+    if penalty is not None and not 0 < penalty <= 2:
+        raise invalid(f"Repetition penalty must be between 0 and 2, got {number(penalty)}", "repetition_penalty")
+    check_token_limit(request.max_tokens, "Max tokens", "max_tokens")
+    _check_stop(request.stop)
+    _check_logit_bias(request.logit_bias)
+    if request.user is not None and not request.user.strip():
+        raise invalid("User ID cannot be empty", "user")
+    if request.stream_options is not None:
+        if not request.streaming:
+            raise invalid(
+                "The 'stream_options' field is only allowed when 'stream' is set to true.", "stream_options"
+            )
+        if request.stream_options.include_obfuscation:
+            raise invalid("include_obfuscation is not supported", "stream_options.include_obfuscation")
+    if request.nvext is not None:
+        check_nvext(request.nvext)
+        settle(request)
+    _check_choices(request, prompts)
+
+
+def check_token_limit(value: int | None, name: str, field: str) -> None:
+    """Checks a limit of output tokens that may be absent.
+
+    Raises:
+        InvalidArgument: it is 0.
+    """
+    if value == 0:
+        raise invalid(f"{name} must be greater than 0, got 0", field)
+
+
+def _check_choices(request: GenerationRequest, prompts: int) -> None:
+    n = request.choices
+    if not 1 <= n <= MAX_CHOICES:
+        raise invalid(f"n must be between 1 and {MAX_CHOICES}, got {n}", "n")
+    if n * prompts > MAX_CHOICES:
+        raise invalid(
+            f"The number of prompts times n must be at most {MAX_CHOICES}, got {prompts} prompts and n={n}", "n"
+        )
+    greedy = request.nvext is not None and request.nvext.greedy
+    if n > 1 and (request.temperature == 0 or greedy):
+        raise invalid(
+            "When n > 1, temperature must be greater than 0 to ensure diverse outputs. "
+            f"Got n={n}, {'greedy sampling' if greedy else 'temperature=0'}",
+            "n",
+        )
+
+
+def _check_stop(stop: str | Sequence[str] | None) -> None:
+    if stop is None:
+        return
+    if isinstance(stop, str):
+        if not stop:
+            raise invalid("Stop sequence cannot be empty", "stop")
+        return
+    if not stop:
+        raise invalid("Stop sequences array cannot be empty", "stop")
+    if len(stop) > MAX_STOPS:
+        raise invalid(f"Stop sequences array must have at most {MAX_STOPS} items, got {len(stop)}", "stop")
+    for index, text in enumerate(stop):
+        if not text:
+            raise invalid(f"Stop sequence at index {index} cannot be empty", "stop")
+
+
+def _check_logit_bias(biases: dict[str, float] | None) -> None:
+    for token, bias in (biases or {}).items():
+        if not token.isascii() or not token.isdigit():
+            raise invalid(f"Logit bias key '{token}' is not a token id", "logit_bias")
+        if not -100 <= bias <= 100:
+            raise invalid(
+                f"Logit bias for token '{token}' must be between -100 and 100, got {number(bias)}", "logit_bias"
+            )

@@ -1,0 +1,91 @@
+"""Text completion requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from dynamo_plugin_frontend_openai.requests import fields
+from dynamo_plugin_frontend_openai.requests.common import GenerationRequest, check_common, check_range, invalid
+from dynamo_plugin_frontend_openai.requests.decode import schema_error, to_struct
+
+#: A prompt: text, or token ids.
+PromptInput: TypeAlias = str | list[int]
+
+_MAX_SUFFIX = 10_000
+_MAX_TOKEN = 2**32 - 1
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """A text completion request."""
+
+    prompt: str | list[Any]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """The wished number of output tokens at most."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives per token to report; None for no log-probabilities at all."""
+        return self.logprobs
+
+
+def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, list[PromptInput]]:
+    """Checks a completion request as far as no model is needed for it; also gives its prompts.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, CompletionRequest)
+    prompts = split_inputs(request.prompt, "prompt", "Prompt")
+    fields.check_known(raw, CompletionRequest.__struct_fields__, fields.COMPLETIONS)
+    check_common(request, len(prompts))
+    check_range(request.logprobs, 0, 5, "Logprobs", "logprobs")
+    check_range(request.best_of, 0, 20, "Best_of", "best_of")
+    if request.best_of is not None and request.best_of < request.choices:
+        raise invalid(f"Best_of must be at least n, got best_of={request.best_of}, n={request.choices}", "best_of")
+    if request.suffix is not None and len(request.suffix) > _MAX_SUFFIX:
+        raise invalid(f"Suffix must have at most {_MAX_SUFFIX} characters", "suffix")
+    if request.echo and request.logprobs is not None:
+        raise invalid("echo together with logprobs is not supported", "echo")
+    return request, prompts
+
+
+def split_inputs(value: str | Sequence[Any], field: str, name: str) -> list[PromptInput]:
+    """The single inputs of a text, a list of texts, a list of token ids, or a list of lists of token ids.
+
+    Raises:
+        InvalidArgument: an input is empty, or the list is mixed or of something else.
+    """
+    if isinstance(value, str):
+        if not value:
+            raise invalid(f"{name} string cannot be empty", field)
+        return [value]
+    if not value:
+        raise invalid(f"{name} string array cannot be empty", field)
+    if all(isinstance(item, str) for item in value):
+        for index, item in enumerate(value):
+            if not item:
+                raise invalid(f"{name} string at index {index} cannot be empty", f"{field}[{index}]")
+        return list(value)
+    if all(_is_token(item) for item in value):
+        return [list(value)]
+    if all(isinstance(item, list) and all(_is_token(token) for token in item) for item in value):
+        for index, item in enumerate(value):
+            if not item:
+                raise invalid(f"{name} token array at index {index} cannot be empty", f"{field}[{index}]")
+        return [list(item) for item in value]
+    raise schema_error(
+        "Expected a string, a list of strings, a list of token ids or a list of lists of token ids - at "
+        f"`$.{field}`"
+    )
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_TOKEN

@@ -1,0 +1,44 @@
+"""Embedding requests."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from dynamo_plugin_frontend_openai.requests import fields
+from dynamo_plugin_frontend_openai.requests.common import invalid
+from dynamo_plugin_frontend_openai.requests.completions import PromptInput, split_inputs
+from dynamo_plugin_frontend_openai.requests.decode import to_struct
+
+MAX_INPUTS = 2048
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """An embedding request."""
+
+    model: str
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+def parse_embedding(raw: dict[str, Any]) -> tuple[EmbeddingRequest, list[PromptInput]]:
+    """Checks an embedding request as far as no model is needed for it; also gives its inputs.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, EmbeddingRequest)
+    inputs = split_inputs(request.input, "input", "Input")
+    fields.check_known(raw, EmbeddingRequest.__struct_fields__, fields.EMBEDDINGS)
+    if not request.model.strip():
+        raise invalid("Model cannot be empty", "model")
+    if len(inputs) > MAX_INPUTS:
+        raise invalid(f"At most {MAX_INPUTS} inputs are allowed, got {len(inputs)}", "input")
+    if request.dimensions is not None and request.dimensions < 1:
+        raise invalid(f"Dimensions must be greater than 0, got {request.dimensions}", "dimensions")
+    if request.user is not None and not request.user.strip():
+        raise invalid("User ID cannot be empty", "user")
+    return request, inputs

@@ -1,0 +1,133 @@
+"""Writing a stream of events to one client, past aiohttp's own writer once the headers are out.
+
+aiohttp's `StreamResponse.write` is a coroutine: it needs a task that wakes for every piece. Here a callback writes
+straight to the transport, with the chunk framing of HTTP/1.1 made by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from aiohttp import HttpVersion11, web
+
+KEEP_ALIVE = b": keep-alive\n\n"
+
+#: How much goes out through aiohttp with the headers; less than what makes its `write` wait for the client.
+_WITH_HEADERS = 32 * 1024
+
+
+class ClientGone(Exception):
+    """The client is not there any more, or does not read."""
+
+
+class _Response(web.StreamResponse):
+    # Headers wait for the first piece of the body, so that both leave in one write. Should aiohttp drop this switch,
+    # there will be two writes and nothing else changes.
+    _send_headers_immediately = False
+
+
+class EventStream:
+    """One ``text/event-stream`` response. `stall` is in seconds, `high_water` in bytes."""
+
+    __slots__ = ("_chunked", "_high_water", "_http", "_stall", "_transport", "last_write", "response")
+
+    def __init__(self, http: web.Request, *, stall: float, high_water: int) -> None:
+        self._http = http
+        self._stall = stall
+        self._high_water = high_water
+        self._chunked = http.version >= HttpVersion11
+        self._transport: asyncio.Transport | None = None
+        #: The response, once its headers are out.
+        self.response: web.StreamResponse | None = None
+        #: When the last bytes were written, in the loop's time.
+        self.last_write = 0.0
+
+    async def open(self, first: bytes) -> None:
+        """Sends the headers and the first bytes.
+
+        Raises:
+            ClientGone: it is too late.
+        """
+        response = _Response(
+            status=HTTPStatus.OK,
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            },
+        )
+        if self._chunked:
+            response.enable_chunked_encoding()
+        else:
+            # Before HTTP/1.1 only the end of the connection ends a body of unknown length.
+            response.force_close()
+        self._transport = self._http.transport
+        if self._transport is None:
+            raise ClientGone
+        await response.prepare(self._http)
+        self.response = response
+        try:
+            await response.write(first[:_WITH_HEADERS])
+        except ConnectionError as error:
+            raise ClientGone from error
+        self.last_write = asyncio.get_running_loop().time()
+        if len(first) > _WITH_HEADERS:
+            self.push(first[_WITH_HEADERS:])
+
+    def push(self, data: bytes) -> bool:
+        """Writes without waiting; whether so much waits for the client now that `drained` is due.
+
+        Raises:
+            ClientGone: the connection is closed.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise ClientGone
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self.last_write = asyncio.get_running_loop().time()
+        return transport.get_write_buffer_size() > self._high_water
+
+    async def drained(self) -> None:
+        """Returns once the client has read most of what waits.
+
+        Raises:
+            ClientGone: it did not within the deadline; the connection was cut.
+        """
+        try:
+            async with asyncio.timeout(self._stall):
+                await self._http.writer.drain()
+        except (TimeoutError, ConnectionError) as error:
+            self._abort()
+            raise ClientGone from error
+
+    async def end(self, last: bytes) -> None:
+        """Writes the last bytes and ends the response as it should end.
+
+        Raises:
+            ClientGone: the client left or did not read it in time.
+        """
+        response = self.response
+        if response is None:
+            raise ClientGone
+        try:
+            async with asyncio.timeout(self._stall):
+                await response.write_eof(last)
+        except (TimeoutError, ConnectionError) as error:
+            self._abort()
+            raise ClientGone from error
+
+    def cut(self, last: bytes) -> None:
+        """Writes the last bytes and closes the connection without ending the response, so that nobody takes it for
+        a whole one. A client that does not read them loses the connection after the deadline."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self.push(last)
+        # `abort` would throw away what has not left yet, `close` lets it out first.
+        transport.close()
+        asyncio.get_running_loop().call_later(self._stall, transport.abort)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

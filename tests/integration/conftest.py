@@ -1,0 +1,161 @@
+"""The whole way of a request without HTTP: real transport, discovery, router, worker and pipeline in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+from dynamo_core.client.admission import NoAdmission
+from dynamo_core.client.board import LoadBoard
+from dynamo_core.client.caller import Caller
+from dynamo_core.client.model import Model
+from dynamo_core.client.models import Models
+from dynamo_core.client.pipeline import Deadlines, Pipeline
+from dynamo_core.contracts.admission import Admission, Principal
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
+from dynamo_core.contracts.router import RouterServices
+from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.worker.worker import Worker, WorkerLimits
+from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+from dynamo_plugin_transport_inproc.transport import InprocTransport
+
+
+@dataclass
+class House:
+    """One process with workers added by the test."""
+
+    stack: AsyncExitStack
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    admission: Admission | None = None
+    announced: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    ids: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics()
+        self.transport = InprocTransport(PluginConfig(), self.metrics)
+        self.discovery = MemoryDiscovery(PluginConfig(), self.metrics)
+        self.board = LoadBoard()
+        self.pipeline = Pipeline(
+            transport=self.transport,
+            admission=self.admission or NoAdmission(PluginConfig(), self.metrics),
+            board=self.board,
+            deadlines=self.deadlines,
+        )
+        self.caller = Caller(self.transport)
+        self.models = Models(
+            discovery=self.discovery,
+            pipeline=self.pipeline,
+            caller=self.caller,
+            make_router=lambda pool: RoundRobinRouter(
+                PluginConfig(),
+                RouterServices(
+                    pool=pool,
+                    board=self.board,
+                    events=self.transport.events(),
+                    directory=self.discovery,
+                    metrics=self.metrics,
+                    call=self.caller,
+                ),
+            ),
+            announce=self.announce,
+        )
+        self.models.start()
+        self.stack.push_async_callback(self.transport.aclose)
+        self.stack.push_async_callback(self.discovery.aclose)
+        self.stack.push_async_callback(self.models.aclose)
+
+    def announce(self, name: str, **arguments: Any) -> None:
+        self.announced.append((name, arguments))
+
+    def worker(self, engine: type[LLMEngine], *, limits: WorkerLimits | None = None, **config: Any) -> Worker:
+        settings = WorkerConfig(**({"model_name": "m", "worker": "w"} | config))
+        replica = len(self.announced)
+        return Worker(
+            engine(PluginConfig(), settings),
+            settings,
+            transport=self.transport,
+            discovery=self.discovery,
+            metrics=self.metrics.scope(worker=f"{settings.worker}-{replica}"),
+            limits=limits or WorkerLimits(grace_period=0, drain_timeout=1),
+            announce=self.announce,
+        )
+
+    async def run(self, engine: type[LLMEngine], **options: Any) -> Worker:
+        """Adds a running worker and returns when it can be routed to."""
+        worker = self.worker(engine, **options)
+        await worker.start()
+        self.stack.push_async_callback(worker.stop, grace=False)
+        instance = worker.instance
+        assert instance is not None
+        await self.until(lambda: instance.instance_id in {i.instance_id for i in self.models.instances()})
+        return worker
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns once the condition holds, looked at after every change of the models."""
+        async with asyncio.timeout(5):
+            while not condition():
+                await self.models.changed()
+
+    def model(self, name: str = "m") -> Model:
+        return self.models.get(name)
+
+    async def generate(self, prompt: list[int], *, ctx: EngineContext | None = None, max_tokens: int = 4) -> Any:
+        request = PreprocessedRequest(
+            model="m", token_ids=prompt, stop_conditions=StopConditions(max_tokens=max_tokens)
+        )
+        return await self.model().generate(request, ctx or EngineContext(f"r{next(self.ids)}"), Principal())
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def make_house(stack: AsyncExitStack) -> Callable[..., House]:
+    def make(**options: Any) -> House:
+        return House(stack, **options)
+
+    return make
+
+
+@pytest.fixture
+async def house(make_house: Callable[..., House]) -> House:
+    return make_house()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left_behind() -> AsyncIterator[None]:
+    """Every test of this folder ends with the tasks it began with."""
+    before = set(asyncio.all_tasks())
+    yield
+    own = asyncio.current_task()
+    left = [task for task in asyncio.all_tasks() - before if not task.done() and task is not own]
+    assert not left, f"tasks left behind: {[task.get_name() for task in left]}"
+
+
+Collect = Callable[[Any], Awaitable[list[int]]]
+
+
+@pytest.fixture
+def tokens_of() -> Collect:
+    async def collect(stream: Any) -> list[int]:
+        tokens: list[int] = []
+        try:
+            async for item in stream:
+                tokens += item.token_ids
+        finally:
+            await stream.aclose()
+        return tokens
+
+    return collect

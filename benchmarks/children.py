@@ -39,6 +39,7 @@ class Children:
         self._folder = folder
         self._cpu = cpu
         self._stack = AsyncExitStack()
+        self._logs: dict[str, Path] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,12 +49,17 @@ class Children:
     ) -> None:
         await self._stack.aclose()
 
+    def last_words(self) -> str:
+        """The end of what each child has printed, for those that printed anything."""
+        tails = ((name, _tail(log)) for name, log in self._logs.items())
+        return "\n".join(f"{name} printed:{tail}" for name, tail in tails if tail)
+
     async def start(self, name: str, command: Sequence[str], ready: Callable[[], Awaitable[bool]]) -> int:
         """Start `command` in the repository's root, wait until `ready` says so, and return its pid.
 
         Raises ChildFailed when it ends before that, or is not ready within READY_DEADLINE.
         """
-        log = self._folder / f"{name}.log"
+        log = self._logs[name] = self._folder / f"{name}.log"
         with log.open("wb") as output:
             # A session of its own: Ctrl-C reaches only this process, which then ends the child in order.
             child = await asyncio.create_subprocess_exec(

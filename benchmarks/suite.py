@@ -38,7 +38,7 @@ workers:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m benchmarks suite`."""
-    parser.add_argument("--quick", action="store_true", help="one short round of each scenario, about 30 s")
+    parser.add_argument("--quick", action="store_true", help="one short round of each scenario, about 20 s")
     parser.add_argument("--rounds", type=int, help="measurements of each scenario (default 3, quick 1)")
     parser.add_argument("--json", type=Path, default=Path("bench-results.json"), help="default: %(default)s")
     parser.add_argument(
@@ -75,6 +75,8 @@ async def _guarded(options: argparse.Namespace) -> int:
             with tempfile.TemporaryDirectory(prefix="dynamo-bench-") as folder:
                 async with Children(Path(folder), cpus[1] if cpus else None) as children:
                     blocks = await _measure(options, children, Path(folder))
+                    if any(block.errors for block in blocks):
+                        print(children.last_words(), file=sys.stderr)
     except ChildFailed as error:
         print(error, file=sys.stderr)
         return 1

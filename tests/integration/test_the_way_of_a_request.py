@@ -141,7 +141,8 @@ class Silent(Engine):
 
 class Refusing(Engine):
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        raise BackendError.InvalidArgument("the prompt is not to my taste")
+        if request.token_ids:
+            raise BackendError.InvalidArgument("the prompt is not to my taste")
         yield LLMEngineOutput.stop()
 
 

@@ -56,12 +56,24 @@ def test_no_text_breaks_the_parsers(value: str) -> None:
 
 
 def test_tracestate_is_passed_on_without_blanks() -> None:
-    assert parse_tracestate("rojo=00f067, ,congo=t61rcWkgMzE\t,t1@sys=a b") == "rojo=00f067,congo=t61rcWkgMzE,t1@sys=a b"
+    assert (
+        parse_tracestate("rojo=00f067, ,congo=t61rcWkgMzE\t,t1@sys=a b") == "rojo=00f067,congo=t61rcWkgMzE,t1@sys=a b"
+    )
 
 
 @pytest.mark.parametrize(
     "value",
-    ["a", "A=1", "a=", "a=1,a=2", "a=1,b=\x01", "=1", "a=1=2", ",".join(f"k{n}=1" for n in range(33)), "a=" + "x" * 600],
+    [
+        "a",
+        "A=1",
+        "a=",
+        "a=1,a=2",
+        "a=1,b=\x01",
+        "=1",
+        "a=1=2",
+        ",".join(f"k{n}=1" for n in range(33)),
+        "a=" + "x" * 600,
+    ],
 )
 def test_an_invalid_tracestate_is_left_out_as_a_whole(value: str) -> None:
     context = TraceContext.from_headers({"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": value})

@@ -7,6 +7,7 @@ calls `Source.pause`.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any, Protocol, TypeAlias
 from dynamo_core.contracts.context import Callback, EngineContext
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.annotated import Annotated
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +56,10 @@ class ServedContext(EngineContext):
         """Runs what was deferred, last first. Called by the transport; repeating it does nothing."""
         deferred, self._deferred = self._deferred, None
         for callback in reversed(deferred or ()):
-            callback()
+            try:
+                callback()
+            except Exception:  # one that fails must not keep the others from releasing what they hold
+                log.exception("what was deferred to the end of call %s failed", self.attempt_id)
 
 
 #: Awaiting it accepts the call, or raises the refusal; what it returns is iterated and closed by the transport. Items

@@ -80,8 +80,9 @@ class EngineContext:
         callbacks, self._on_stop = self._on_stop, None
         for child in self._children or ():
             child.stop_generating()
-        for callback in callbacks or ():
-            callback()
+        # Taken off one by one: a callback may take back its own wish, or another's.
+        while callbacks:
+            callbacks.pop(0)()
 
     def kill(self) -> None:
         """Says that nobody listens any more; also stops."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import ipaddress
 import logging
 import socket
 import ssl as ssl_module
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 from aiohttp import ClientConnectionResetError, http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -245,11 +246,12 @@ class Listener:
         app = web.Application(middlewares=[self._middleware], client_max_size=self._body_limit)
         app.on_response_prepare.append(_echo_request_id)
         for route in routes:
+            handler = _as_coroutine(route.handler)
             try:
                 if route.method.upper() == "GET":
-                    app.router.add_get(route.path, route.handler)
+                    app.router.add_get(route.path, handler)
                 else:
-                    app.router.add_route(route.method, route.path, route.handler)
+                    app.router.add_route(route.method, route.path, handler)
             except (RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f"the {self.name} listener cannot serve {route.method} {route.path}: {error}; "
@@ -315,6 +317,17 @@ class Listener:
         if isinstance(error, web.HTTPRequestEntityTooLarge):
             return self._too_large()
         return error_response(error.status, error.reason, type=error_type(error.status))
+
+
+def _as_coroutine(handler: HttpHandler) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:
+    """The handler as the library wants it; the contract allows anything that gives an awaitable."""
+    if inspect.iscoroutinefunction(handler):
+        return handler
+
+    async def call(request: web.Request) -> web.StreamResponse:
+        return await handler(request)
+
+    return call
 
 
 def _copy(error: web.HTTPException) -> web.Response:

@@ -164,6 +164,8 @@ def _copy(item: LLMEngineOutput) -> LLMEngineOutput:
     copy.log_probs = None if item.log_probs is None else item.log_probs.copy()
     copy.top_logprobs = None if item.top_logprobs is None else item.top_logprobs.copy()
     copy.cum_log_probs = item.cum_log_probs
+    copy.stop_reason = item.stop_reason
+    copy.error_message = item.error_message
     copy.completion_usage = item.completion_usage
     copy.disaggregated_params = item.disaggregated_params
     copy.worker_trace_link = item.worker_trace_link

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Hashable
@@ -40,7 +41,8 @@ def parse_text(text: str, origin: str) -> Node:
     """The value that was meant by a text on the command line or in the environment.
 
     ``[…]``, ``{…}`` and quoted texts are read as YAML, which includes JSON; anything else as one YAML scalar, so that
-    ``#`` and ``: `` in passwords and addresses are just characters. What cannot be read is the text itself.
+    ``#`` and ``: `` in passwords and addresses are just characters. What cannot be read is the text itself, without
+    the space around it; quotes keep that. A text of several lines is taken as it is.
     """
     stripped = text.strip()
     if not stripped or "\n" in stripped:
@@ -48,14 +50,32 @@ def parse_text(text: str, origin: str) -> Node:
     loader = yaml.SafeLoader("")
     try:
         structured = stripped[0] in "[{" or (stripped[0] in "\"'" and len(stripped) > 1 and stripped[-1] == stripped[0])
-        if not structured:
+        if structured:
+            node = _read_json(stripped)
+            if node is not None:
+                return _relabelled_text(node, origin, stripped)
+        else:
             tag = loader.resolve(yaml.ScalarNode, stripped, (True, False))  # type: ignore[no-untyped-call]
-            return Leaf(_construct(loader, yaml.ScalarNode(tag, stripped)), origin, text)
-        return _relabelled_text(_read_node(stripped), origin, text)
+            return Leaf(_construct(loader, yaml.ScalarNode(tag, stripped)), origin, stripped)
+        return _relabelled_text(_read_node(stripped), origin, stripped)
     except (yaml.YAMLError, ConfigError, RecursionError):
-        return Leaf(text, origin, text)
+        return Leaf(stripped, origin, stripped)
     finally:
         loader.dispose()
+
+
+def _read_json(text: str) -> Node | None:
+    """JSON is nearly YAML, but spells astral characters and large floats in ways of its own."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) < len(pairs):
+            raise ValueError("a key is given twice")
+        return dict(pairs)
+
+    try:
+        return from_plain(json.loads(text, object_pairs_hook=once), "")
+    except ValueError:
+        return None
 
 
 def _relabelled_text(node: Node, origin: str, text: str) -> Node:
@@ -181,8 +201,9 @@ def _read_toml(text: str, name: str) -> Table:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        problem, _, place = str(error).partition(" (at line ")
-        where = f"{name}:{place.partition(',')[0]}" if place else name
+        problem, _, place = str(error).partition(" (at ")
+        line = re.match(r"line (\d+)", place)
+        where = f"{name}:{line[1]}" if line else name
         raise ConfigError(f"{where}: is not valid TOML: {problem}") from None
     lines = _toml_lines(text)
 
@@ -190,8 +211,7 @@ def _read_toml(text: str, name: str) -> Table:
         line = lines.get(path, line)
         if isinstance(value, dict):
             return Table(f"{name}:{line}", {key: convert(child, (*path, key), line) for key, child in value.items()})
-        text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-        return from_plain(value, f"{name}:{line}", text)
+        return from_plain(value, f"{name}:{line}")
 
     return Table(name, {key: convert(child, (key,), 1) for key, child in document.items()})
 

@@ -121,7 +121,7 @@ def _generic(path: Sequence[str]) -> tuple[str, ...]:
 def _file_layers(path: FilePath | None, profile: str | None, shape: Shape) -> Table:
     if path is None:
         if profile is not None:
-            raise ConfigError(f"profile '{profile}': there is no config file to take it from; name one with --config")
+            raise ConfigError(f"profile '{profile}': there is no config file to take it from; name one too")
         example = from_plain(EXAMPLE, DEFAULT)
         return example if isinstance(example, Table) else Table(DEFAULT)
     document = read_document(path)

@@ -38,12 +38,13 @@ def _split(value: object) -> object:
     return value
 
 
+# The bounds come first, so that the JSON Schema sees them; validators that run before them stand after.
 NotBool = BeforeValidator(_not_a_bool)
-Seconds = Annotated[float, BeforeValidator(_not_a_bool_number), Field(gt=0, allow_inf_nan=False)]
-SecondsOrZero = Annotated[float, BeforeValidator(_not_a_bool_number), Field(ge=0, allow_inf_nan=False)]
-Port = Annotated[int, NotBool, Field(ge=0, le=65535)]
-Count = Annotated[int, NotBool, Field(ge=0)]
-Positive = Annotated[int, NotBool, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool_number)]
+SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_not_a_bool_number)]
+Port = Annotated[int, Field(ge=0, le=65535), NotBool]
+Count = Annotated[int, Field(ge=0), NotBool]
+Positive = Annotated[int, Field(ge=1), NotBool]
 #: Namespaces, components and endpoints are parts of keys and subjects, where dots and slashes separate.
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 WorkerName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")]
@@ -208,13 +209,13 @@ class WorkerSettings(BaseModel):
     engine_request_limit: Positive | None = Field(
         default=None, description="Requests that run at once; more wait or are refused. Null means no limit."
     )
-    request_queue_limit: Annotated[int, NotBool, Field(ge=2)] = Field(
+    request_queue_limit: Annotated[int, Field(ge=2), NotBool] = Field(
         default=16, description="Requests that wait once `engine_request_limit` is reached."
     )
     component: Word = Field(default="backend", description="The middle part of the worker's address.")
     endpoint: Word = Field(default="generate", description="The last part of the worker's address.")
     endpoint_types: Annotated[
-        tuple[Literal["chat", "completions", "embeddings"], ...], BeforeValidator(_split), Field(min_length=1)
+        tuple[Literal["chat", "completions", "embeddings"], ...], Field(min_length=1), BeforeValidator(_split)
     ] = Field(default=("chat", "completions"), description="What the model can be asked for.")
     grace_period: SecondsOrZero = Field(
         default=5, description="Seconds that a stopping worker still accepts requests after leaving discovery."

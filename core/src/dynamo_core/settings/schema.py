@@ -25,6 +25,8 @@ def config_schema(plugin_configs: Mapping[str, type[PluginConfig]]) -> dict[str,
     """
     schema = Settings.model_json_schema(by_alias=True)
     definitions: dict[str, Any] = schema.pop("$defs")
+    # The names that a pattern admits are all there are.
+    schema["properties"]["workers"]["additionalProperties"] = False
     for section, config_cls in plugin_configs.items():
         _add_plugin(schema, definitions, section, config_cls)
     partial = {f"Partial.{name}": _without_required(definition) for name, definition in definitions.items()}
@@ -52,7 +54,7 @@ def _add_plugin(
     # Every section has a model, and so a definition, of its own: changing it changes nothing else.
     target = schema
     for key in path:
-        below = target["additionalProperties"] if key == "*" else target["properties"][key]
+        below = next(iter(target["patternProperties"].values())) if key == "*" else target["properties"][key]
         target = definitions[below["$ref"].rpartition("/")[2]] if "$ref" in below else below
     target["properties"] = {**plugin.get("properties", {}), **target["properties"]}
     required = [*target.get("required", ()), *plugin.get("required", ())]

@@ -9,9 +9,9 @@ from dynamo_core.errors import ConfigError
 from dynamo_core.settings.documents import parse_text
 from dynamo_core.settings.flags import FLAGS, PROCESS_NAMES
 from dynamo_core.settings.layers import assign, check, expand
-from dynamo_core.settings.redaction import redacted
+from dynamo_core.settings.redaction import HIDDEN, redacted
 from dynamo_core.settings.shape import Shape
-from dynamo_core.settings.tree import Path, Table, find, from_plain, replace_at
+from dynamo_core.settings.tree import Path, Table, find, from_plain, plain, replace_at
 
 PREFIX = "DYN_"
 _SEPARATOR = "__"
@@ -69,11 +69,18 @@ def set_layer(sets: Sequence[str], shape: Shape) -> Table:
         if not equals or not all(path):
             # Without a key it is not known what the text is, so it is not repeated.
             raise ConfigError(f"--set {key if equals else '…'}: expected KEY=VALUE, such as --set router.use=kv")
-        origin = f"--set {'.'.join(path)}={redacted(path, text)}"
+        origin = f"--set {'.'.join(path)}={_harmless(path, text)}"
         node = parse_text(text, origin)
         check(replace_at(Table(origin), path, node), shape)
         layer = assign(layer, path, node)
     return layer
+
+
+def _harmless(path: Path, text: str) -> str:
+    """The text of an argument as origins may show it."""
+    value = plain(parse_text(text, ""))
+    shown = redacted(path, value)
+    return text if shown == value else str(redacted(path, text) if isinstance(value, str) else HIDDEN)
 
 
 def flag_layer(flags: Mapping[str, object], workers: Sequence[str]) -> Table:
@@ -89,9 +96,8 @@ def flag_layer(flags: Mapping[str, object], workers: Sequence[str]) -> Table:
             continue
         if name not in known:
             raise ConfigError(f"flag {name}: unknown flag{_closest(name, known)}")
-        text = str(value) if not isinstance(value, bool) else None
         for path in expand(known[name].path, workers):
-            layer = assign(layer, path, from_plain(value, f"flag {name}", text))
+            layer = assign(layer, path, from_plain(value, f"flag {name}"))
     return layer
 
 

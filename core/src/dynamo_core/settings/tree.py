@@ -79,11 +79,12 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
         yield path, Leaf({}, node.origin)
 
 
-def from_plain(value: object, origin: str, text: str | None = None) -> Node:
-    """A tree in which everything has the same origin."""
+def from_plain(value: object, origin: str) -> Node:
+    """A tree in which everything has the same origin. Numbers may be meant as words: a model may be called 7."""
     if isinstance(value, Mapping):
-        return Table(origin, {str(key): from_plain(child, origin) for key, child in value.items()}, text)
-    return Leaf(value, origin, text)
+        return Table(origin, {str(key): from_plain(child, origin) for key, child in value.items()})
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Leaf(value, origin, str(value) if is_number else None)
 
 
 def relabelled(table: Table, prefix: str) -> Table:

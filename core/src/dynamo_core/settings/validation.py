@@ -157,7 +157,9 @@ def _what(error: ErrorDetails, node: Node, key: str) -> str:
         return f"expected {_EXPECTED[kind]}, got {_shown(node, error)}"
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
-        return f"must be {words} {context[name]}, got {_shown(node, error)}"
+        bound = context[name]
+        bound = f"{bound:g}" if isinstance(bound, float) else bound
+        return f"must be {words} {bound}, got {_shown(node, error)}"
     if kind in ("literal_error", "enum"):
         return f"expected {context['expected']}, got {_shown(node, error)}"
     if kind == "string_too_short":

@@ -37,7 +37,7 @@ class LibraryStream:
             text = self._next(token_id)
             if text:
                 texts.append(text)
-                pass
+                self._context = self._pending
                 self._pending = []
         return "".join(texts)
 

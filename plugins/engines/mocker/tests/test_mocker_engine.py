@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import fsum
 from pathlib import Path
@@ -25,6 +25,7 @@ from dynamo_core import (
     WorkerConfig,
 )
 from dynamo_core.contracts.engine import EMBED
+from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.text.folder import load_folder
 from dynamo_core.text.load import load_tokenizer
 from dynamo_plugin_engine_mocker.clock import VirtualClock
@@ -33,7 +34,6 @@ from dynamo_plugin_engine_mocker.embeddings import embedding
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -59,33 +59,6 @@ def context() -> GenerateContext:
 async def generate(engine: MockerEngine, token_ids: list[int], max_tokens: int = 3) -> list[int]:
     asked = PreprocessedRequest(token_ids=token_ids, stop_conditions=StopConditions(max_tokens=max_tokens))
     return [token async for item in engine.generate(asked, context()) for token in item.token_ids]
-
-
-class Scope:
-    """A metrics scope without common labels over a registry of its own."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-
-    def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Any:
-        return _Family(Counter(name, help, labels, registry=self.registry))
-
-    def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Any:
-        return _Family(Gauge(name, help, labels, registry=self.registry))
-
-    def histogram(self, name: str, help: str, labels: Sequence[str] = (), buckets: Sequence[float] = ()) -> Any:
-        return _Family(Histogram(name, help, labels, registry=self.registry, buckets=buckets))
-
-    def value(self, name: str) -> float | None:
-        return self.registry.get_sample_value(name)
-
-
-class _Family:
-    def __init__(self, metric: Any) -> None:
-        self._metric = metric
-
-    def labels(self, *values: str) -> Any:
-        return self._metric.labels(*values) if values else self._metric
 
 
 def test_the_entry_point_offers_the_engine() -> None:
@@ -184,18 +157,18 @@ async def test_the_longest_prompt_gets_one_token() -> None:
 async def test_aborts_are_counted() -> None:
     async with running() as engine:
         await engine.abort(EngineContext("a"))
-        scope = Scope()
-        await engine.setup_metrics(scope)
+        metrics = Metrics()
+        await engine.setup_metrics(metrics)
         await engine.abort(EngineContext("b"))
 
         assert engine.aborts == 2
-        assert scope.value("dynamo_mocker_aborted_requests_total") == 1
+        assert metrics.registry.get_sample_value("dynamo_mocker_aborted_requests") == 1
 
 
 async def test_the_gauges_follow_running_and_waiting_requests() -> None:
-    scope = Scope()
+    metrics = Metrics()
     async with running(max_num_seqs=2) as engine:
-        await engine.setup_metrics(scope)
+        await engine.setup_metrics(metrics)
         streams = [
             engine.generate(
                 PreprocessedRequest(token_ids=[65], stop_conditions=StopConditions(max_tokens=4000)), context()
@@ -205,12 +178,12 @@ async def test_the_gauges_follow_running_and_waiting_requests() -> None:
         for stream in streams:
             await anext(stream)
 
-        assert scope.value("dynamo_mocker_running_requests") == 2
-        assert scope.value("dynamo_mocker_waiting_requests") == 0
+        assert metrics.registry.get_sample_value("dynamo_mocker_running_requests") == 2
+        assert metrics.registry.get_sample_value("dynamo_mocker_waiting_requests") == 0
         for stream in streams:
             assert inspect.isasyncgen(stream)
             await stream.aclose()
-        assert scope.value("dynamo_mocker_running_requests") == 0
+        assert metrics.registry.get_sample_value("dynamo_mocker_running_requests") == 0
 
 
 @given(token_ids=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50), dimensions=st.integers(1, 300))

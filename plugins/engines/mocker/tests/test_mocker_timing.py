@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 from dynamo_core import EngineContext, GenerateContext, PreprocessedRequest, StopConditions, WorkerConfig
@@ -119,6 +120,31 @@ async def test_the_schedule_begins_anew_after_idling() -> None:
     await engine.cleanup()
 
     assert clock.time() == pytest.approx(2000.02, abs=1e-6)
+
+
+async def test_a_request_that_is_over_or_gone_leaves_the_cache() -> None:
+    clock = VirtualClock()
+    engine = MockerEngine(MockerConfig(block_size=10, num_gpu_blocks=10), WorkerConfig(), clock=clock)
+    await engine.start(1)
+
+    async def duration(read: int) -> float:
+        start = clock.time()
+        asked = PreprocessedRequest(token_ids=[65] * 20, stop_conditions=StopConditions(max_tokens=20))
+        stream = engine.generate(asked, GenerateContext(EngineContext("r")))
+        for _ in range(read):
+            await anext(stream)
+        assert inspect.isasyncgen(stream)
+        await stream.aclose()
+        took = clock.time() - start
+        for _ in range(5):  # the step that was under way ends
+            await asyncio.sleep(0)
+        return took
+
+    fresh = await duration(20)
+    await duration(5)
+
+    assert await duration(20) == pytest.approx(fresh)
+    await engine.cleanup()
 
 
 async def test_starting_takes_the_startup_time() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from dynamo_plugin_frontend_openai.preprocess import Prompt
 
 FORMATTED_PROMPT = "formatted_prompt"
-TOKEN_IDS = "token_ids"
+TOKEN_IDS = "token_ids"  # noqa: S105 - tokens of text
 TIMING = "timing"
 
 

@@ -7,17 +7,19 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dynamo_core.errors import StreamIncomplete
-from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.errors import DynamoError, StreamIncomplete
 
 from dynamo_plugin_frontend_openai.annotations import Timing
-from dynamo_plugin_frontend_openai.choices import Choice
+from dynamo_plugin_frontend_openai.choices import Choice, Piece
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import InflightRequest, TokenStream
     from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
+
+#: Seconds between the terminal of a stream and the flag that completes it.
+_END_WAIT = 1.0
 
 
 class Source:
@@ -30,13 +32,19 @@ class Source:
         self.choices = choices
 
     @property
+    def tokens(self) -> int:
+        """How many tokens its choices have got."""
+        return sum([choice.completion_tokens for choice in self.choices.values()])
+
+    @property
+    def cut(self) -> bool:
+        """Whether the frontend ended its choices, and the engine does not know."""
+        return any(choice.cut for choice in self.choices.values())
+
+    @property
     def open(self) -> bool:
         """Whether one of its choices has not ended."""
         return any(choice.finish_reason is None for choice in self.choices.values())
-
-
-#: A choice, the text it got, and the item the text came from; None for the text that was held back to the end.
-Piece = tuple[Choice, str, LLMEngineOutput | None]
 
 
 class Answer:
@@ -51,7 +59,9 @@ class Answer:
         self._inflight = inflight
         self._tasks = tasks
         self._left = len(sources)
-        self._closed: set[int] = set()
+        self._ended: set[int] = set()
+        #: Why a stream ended badly; the whole answer has failed then.
+        self.failure: DynamoError | None = None
         self.choices = sorted(
             (choice for source in sources for choice in source.choices.values()), key=lambda choice: choice.index
         )
@@ -67,42 +77,37 @@ class Answer:
         return self.choices[0].finish_reason
 
     def read(self, source: Source) -> list[Piece]:
-        """Everything that waits in a stream.
-
-        Raises:
-            DynamoError: the stream ended badly; what came before is lost to the caller, who cannot use it any more.
-        """
-        if id(source) in self._closed:
-            return []
-        stream = source.stream
-        choices = source.choices
+        """Everything that waits in a stream. If it ended badly, `failure` is set; what came before is given all the same."""
         pieces: list[Piece] = []
-        tokens = 0
-        finished = False
-        for output in stream.take():
-            choice = choices.get(output.index)
-            if choice is None:
-                raise StreamIncomplete(f"the engine answered for choice {output.index}, which nobody asked for")
-            if choice.finish_reason is not None:
-                continue
-            before = choice.completion_tokens
-            pieces.append((choice, choice.feed(output), output))
-            tokens += choice.completion_tokens - before
-            if choice.finish_reason is not None:
-                finished = True
-        if stream.ended and not finished and source.open:
-            if stream.error is not None:
-                raise stream.error
-            for choice in choices.values():
-                if choice.finish_reason is None:
-                    pieces.append((choice, choice.end(), None))
-            finished = True
+        if id(source) in self._ended:
+            return pieces
+        before = source.tokens
+        try:
+            self._feed(source, pieces)
+        except DynamoError as error:
+            self.failure = error
         if pieces:
             self.timing.first_output()
-            self._inflight.output(tokens)
-        if finished and not source.open:
-            self._finish(source)
+            self._inflight.output(source.tokens - before)
+            if self.failure is None and pieces[-1].last and not source.open:
+                self._end(source)
         return pieces
+
+    def _feed(self, source: Source, pieces: list[Piece]) -> None:
+        stream = source.stream
+        for output in stream.take():
+            choice = source.choices.get(output.index)
+            if choice is None:
+                raise StreamIncomplete(f"the engine answered for choice {output.index}, which nobody asked for")
+            if choice.finish_reason is None:
+                text = choice.feed(output)
+                pieces.append(Piece(choice, text, choice.scored, output.delta, choice.finish_reason is not None))
+        if stream.ended and source.open:
+            if stream.error is not None:
+                raise stream.error
+            # Complete, but no reason was named.
+            left = [choice for choice in source.choices.values() if choice.finish_reason is None]
+            pieces += [Piece(choice, choice.end(), None, None, True) for choice in left]
 
     def pause(self) -> None:
         """The client cannot keep up."""
@@ -118,20 +123,45 @@ class Answer:
         """Ends all streams. Goes on to the end although the caller is cancelled meanwhile."""
         for source in self.sources:
             source.stream.on_ready(None)
-        await asyncio.shield(self._tasks.spawn(_close_all(self.sources), name="close-answer"))
+        await asyncio.shield(self._tasks.spawn(self._release(), name="close-answer"))
 
-    def _finish(self, source: Source) -> None:
-        self._closed.add(id(source))
+    async def _release(self) -> None:
+        if self.done:
+            for source in self.sources:
+                if not source.cut:
+                    await _let_end(source.stream)
+        await close_all([source.stream for source in self.sources])
+
+    def _end(self, source: Source) -> None:
+        self._ended.add(id(source))
         self._left -= 1
         source.stream.on_ready(None)
-        if self._left and not source.stream.ended:
-            # A stop string was found: others of this answer go on, this engine need not.
-            self._tasks.spawn(_close_all([source]), name="close-choice")
+        if source.cut:
+            # The engine need not go on while the client still reads.
+            self._tasks.spawn(close_all([source.stream]), name="close-choice")
 
 
-async def _close_all(sources: Sequence[Source]) -> None:
-    for source in sources:
+async def _let_end(stream: TokenStream) -> None:
+    """Waits a moment for a stream whose terminal has come to be complete: closing it now would look like giving up."""
+    if stream.ended:
+        return
+    ended = asyncio.Event()
+    stream.on_ready(ended.set)
+    try:
+        async with asyncio.timeout(_END_WAIT):
+            while not stream.ended:
+                await ended.wait()
+                ended.clear()
+    except TimeoutError:
+        log.debug("a stream was not complete in time after its terminal")
+    finally:
+        stream.on_ready(None)
+
+
+async def close_all(streams: Sequence[TokenStream]) -> None:
+    """Closes streams one after the other, whatever becomes of each."""
+    for stream in streams:
         try:
-            await source.stream.aclose()
+            await stream.aclose()
         except Exception:
             log.exception("a stream could not be closed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dynamo_core.errors import BackendError
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput, TopLogprob
@@ -20,16 +20,28 @@ class Scored(NamedTuple):
     top_logprobs: Sequence[Sequence[TopLogprob]]
 
 
+class Piece(NamedTuple):
+    """What one item became: text, maybe with scores, or a delta that the engine made; maybe the last of its choice."""
+
+    choice: Choice
+    text: str
+    scored: Scored | None
+    delta: dict[str, Any] | None
+    last: bool
+
+
 class Choice:
     """A choice whose engine makes the text itself. Also the base of the other kind."""
 
-    __slots__ = ("completion_tokens", "finish_reason", "index", "scored", "usage")
+    __slots__ = ("completion_tokens", "cut", "finish_reason", "index", "scored", "usage")
 
     def __init__(self, index: int) -> None:
         self.index = index
         #: The reason in the words of the OpenAI API, once the choice has ended.
         self.finish_reason: str | None = None
         self.completion_tokens = 0
+        #: Whether it ended here, at a stop string or token, and the engine knows nothing of it.
+        self.cut = False
         #: What the engine counted, if it did.
         self.usage: CompletionUsage | None = None
         #: The tokens of the last `feed`, if log-probabilities were asked for and the engine gave them.
@@ -107,6 +119,7 @@ class TokenChoice(Choice):
             self._keep_scores(output, min(used, len(shown)))
         self.completion_tokens += used
         self.finish_reason = ended
+        self.cut = ended is not None and reason is None
         return text
 
     def end(self) -> str:

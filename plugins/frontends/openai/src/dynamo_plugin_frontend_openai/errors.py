@@ -49,9 +49,7 @@ class Problem:
 
     def event(self) -> bytes:
         """The last item of a stream that broke."""
-        return b"data: %b\n\n" % error_body(
-            self.status, self.message, type=self.type, param=self.param, code=self.code
-        )
+        return b"data: %b\n\n" % error_body(self.status, self.message, type=self.type, param=self.param, code=self.code)
 
 
 def problem_of(error: BaseException) -> Problem:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dynamo_plugin_frontend_openai.choices import Choice
+from dynamo_plugin_frontend_openai.choices import Choice, Piece
 
 DONE = b"data: [DONE]\n\n"
 
@@ -30,11 +30,8 @@ class ChunkRenderer(Protocol):
     def opening(self, choice: Choice) -> bytes:
         """What comes before the first text of a choice; may be empty."""
 
-    def text(self, choice: Choice, text: str) -> bytes:
-        """A piece of text, with the log-probabilities of the choice's last item if they were asked for."""
-
-    def delta(self, choice: Choice, delta: dict[str, Any]) -> bytes:
-        """A delta that the engine made."""
+    def piece(self, piece: Piece) -> bytes:
+        """A piece of a choice, with its log-probabilities if there are any; empty if there is nothing to show."""
 
     def finish(self, choice: Choice) -> bytes:
         """The end of a choice."""
@@ -61,8 +58,8 @@ class Collected:
 class BodyRenderer(Protocol):
     """Makes the body of a unary answer."""
 
-    def logprobs(self, choice: Choice) -> Any:
-        """The log-probabilities of the choice's last item; None if there are none."""
+    def add(self, collected: Collected, piece: Piece) -> None:
+        """Adds a piece to what there is of its choice."""
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
         """The whole answer as JSON."""
@@ -71,7 +68,7 @@ class BodyRenderer(Protocol):
 def head(identity: Identity, kind: str) -> bytes:
     """The beginning of every chunk of an answer, up to the list of choices."""
     fields = encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
-    return b"data: %b,\"choices\":[" % fields[:-1]
+    return b'data: %b,"choices":[' % fields[:-1]
 
 
 def usage_chunk(head_bytes: bytes, usage: dict[str, Any]) -> bytes:

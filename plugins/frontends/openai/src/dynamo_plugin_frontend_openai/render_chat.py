@@ -7,7 +7,7 @@ from typing import Any
 
 from dynamo_core.text.tokenizer import Tokenizer
 
-from dynamo_plugin_frontend_openai.choices import Choice
+from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import ChatLogprobs
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, head, usage_chunk
 
@@ -30,19 +30,18 @@ class ChatRenderer:
         """The delta that names the role."""
         return b'%b{"role":"assistant"}%b' % (self._prefixes[choice.index], self._tail)
 
-    def text(self, choice: Choice, text: str) -> bytes:
-        """A delta with content."""
-        if choice.scored is None:
-            return self._texts[choice.index] + encode(text)[1:-1] + self._text_tail
-        return b'%b%b"},"logprobs":%b,"finish_reason":null}]}\n\n' % (
-            self._texts[choice.index],
-            encode(text)[1:-1],
-            encode(self.logprobs(choice)),
-        )
-
-    def delta(self, choice: Choice, delta: dict[str, Any]) -> bytes:
-        """A delta that the engine made."""
-        return self._prefixes[choice.index] + encode(delta) + self._tail
+    def piece(self, piece: Piece) -> bytes:
+        """A delta with content, or the one that the engine made."""
+        choice, text, scored, delta, _ = piece
+        if delta is not None:
+            return self._prefixes[choice.index] + encode(delta) + self._tail
+        if scored is not None and self._logprobs is not None:
+            return b'%b%b"},"logprobs":%b,"finish_reason":null}]}\n\n' % (
+                self._texts[choice.index],
+                encode(text)[1:-1],
+                encode(self._logprobs.render(scored)),
+            )
+        return self._texts[choice.index] + encode(text)[1:-1] + self._text_tail if text else b""
 
     def finish(self, choice: Choice) -> bytes:
         """An empty delta with the reason."""
@@ -56,11 +55,14 @@ class ChatRenderer:
         """The last chunk, without choices."""
         return usage_chunk(self._head, usage)
 
-    def logprobs(self, choice: Choice) -> Any:
-        """The `logprobs` object of the choice's last item."""
-        if self._logprobs is None or choice.scored is None:
-            return None
-        return self._logprobs.render(choice.scored)
+    def add(self, collected: Collected, piece: Piece) -> None:
+        """Adds a piece to the message of its choice."""
+        if piece.delta is not None:
+            collected.deltas.append(piece.delta)
+        elif piece.text:
+            collected.parts.append(piece.text)
+        if piece.scored is not None and self._logprobs is not None:
+            collected.logprobs.append(self._logprobs.render(piece.scored))
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
         """The whole answer as JSON."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from dynamo_core.text.tokenizer import Tokenizer
 
-from dynamo_plugin_frontend_openai.choices import Choice
+from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import CompletionLogprobs
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, head, usage_chunk
 
@@ -36,20 +36,17 @@ class CompletionRenderer:
         echo = self._echoes[choice.index]
         return self._prefix + encode(echo)[1:-1] + self._text_tails[choice.index] if echo else b""
 
-    def text(self, choice: Choice, text: str) -> bytes:
-        """A piece of text."""
-        if choice.scored is None:
-            return self._prefix + encode(text)[1:-1] + self._text_tails[choice.index]
-        return b'%b%b%b%b,"finish_reason":null}]}\n\n' % (
-            self._prefix,
-            encode(text)[1:-1],
-            self._tails[choice.index],
-            encode(self.logprobs(choice)),
-        )
-
-    def delta(self, choice: Choice, delta: dict[str, Any]) -> bytes:
-        """A delta that the engine made: its text."""
-        return self.text(choice, str(delta.get("text") or ""))
+    def piece(self, piece: Piece) -> bytes:
+        """A piece of text. A ready delta has the form of chat; here its text counts."""
+        index, text = piece.choice.index, piece.text
+        if piece.scored is not None and self._logprobs is not None:
+            return b'%b%b%b%b,"finish_reason":null}]}\n\n' % (
+                self._prefix,
+                encode(text)[1:-1],
+                self._tails[index],
+                encode(self._logprobs[index].render(piece.scored)),
+            )
+        return self._prefix + encode(text)[1:-1] + self._text_tails[index] if text else b""
 
     def finish(self, choice: Choice) -> bytes:
         """An empty text with the reason."""
@@ -60,11 +57,12 @@ class CompletionRenderer:
         """The last chunk, without choices."""
         return usage_chunk(self._head, usage)
 
-    def logprobs(self, choice: Choice) -> Any:
-        """The `logprobs` object of the choice's last item."""
-        if self._logprobs is None or choice.scored is None:
-            return None
-        return self._logprobs[choice.index].render(choice.scored)
+    def add(self, collected: Collected, piece: Piece) -> None:
+        """Adds a piece to the text of its choice."""
+        if piece.text:
+            collected.parts.append(piece.text)
+        if piece.scored is not None and self._logprobs is not None:
+            collected.logprobs.append(self._logprobs[piece.choice.index].render(piece.scored))
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
         """The whole answer as JSON."""

@@ -101,7 +101,7 @@ class EventStream:
             self._abort()
             raise ClientGone from error
 
-    async def end(self, last: bytes) -> None:
+    async def end(self, last: bytes) -> web.StreamResponse:
         """Writes the last bytes and ends the response as it should end.
 
         Raises:
@@ -116,6 +116,7 @@ class EventStream:
         except (TimeoutError, ConnectionError) as error:
             self._abort()
             raise ClientGone from error
+        return response
 
     def cut(self, last: bytes) -> None:
         """Writes the last bytes and closes the connection without ending the response, so that nobody takes it for

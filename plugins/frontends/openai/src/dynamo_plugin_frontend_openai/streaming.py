@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from aiohttp import web
+
 from dynamo_plugin_frontend_openai.answer import Answer, Source
-from dynamo_plugin_frontend_openai.choices import Choice
 from dynamo_plugin_frontend_openai.render import DONE, ChunkRenderer
 from dynamo_plugin_frontend_openai.sse import KEEP_ALIVE, EventStream
 
@@ -37,24 +38,26 @@ class StreamingAnswer:
         self._out = out
         self._keep_alive = keep_alive
         self._opening = opening
-        self._closing = closing
+        self._closing: Callable[[], bytes] | None = closing
         self._usage = usage
         self._opened: set[int] = set()
-        #: Streams with something in them that the callback may not write yet.
-        self._waiting: dict[int, Source] = {}
+        #: Whether the callback may write: the headers are out and the client keeps up.
         self._live = False
+        self._stalled = False
         self._silent = False
+        #: Streams in which something arrived while the callback might not write.
+        self._waiting: dict[int, Source] = {}
         self._failure: Exception | None = None
         self._tail = b""
-        self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._bell = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self) -> None:
-        """Returns when the client was given everything.
+    async def run(self) -> web.StreamResponse:
+        """Returns the response when the client was given everything.
 
         Raises:
-            DynamoError: the engine's error; whether something was sent already can be seen at `EventStream.response`.
+            DynamoError: the engine's error; `EventStream.response` tells whether something was sent before it.
             ClientGone: the client left, or does not read.
         """
         self._timer = self._loop.call_later(self._keep_alive, self._tick)
@@ -63,28 +66,123 @@ class StreamingAnswer:
                 source.stream.on_ready(partial(self._ready, source))
             await self._commit()
             while not self._answer.done:
-                await self._write_on()
+                await self._go_on()
         finally:
+            self._live = False
             self._timer.cancel()
-        await self._out.end(self._tail)
+        return await self._out.end(self._tail)
 
     async def _commit(self) -> None:
-        """Waits for the first output and sends it with the headers."""
+        """Waits for the first output, or for too long, and sends it with the headers."""
         first = b""
         while not first:
             await self._woken()
-            first = self._read_waiting()
-            if self._silent and not first:
+            first = b"".join([self._render(source) for source in self._take_waiting()])
+            if self._answer.failure is not None:
+                raise self._answer.failure
+            if not first and self._silent:
                 first = KEEP_ALIVE
         if self._answer.done:
-            # All of it at once.
-            await self._out.open(self._opening + first[: -len(self._tail)] if first is self._tail else b"")
-            return
-        await self._out.open(self._opening + first)
+            self._tail, first = first, b""
+        await self._out.open(first)
+        self._open_gate()
 
-    async def _write_on(self) -> None:
-        """Lets the callback write, until the answer is done or the client cannot keep up."""
-        raise NotImplementedError
+    async def _go_on(self) -> None:
+        """Sleeps until the callback needs something that it cannot do itself."""
+        await self._woken()
+        if self._failure is not None:
+            raise self._failure
+        if self._stalled:
+            await self._out.drained()
+            self._stalled = False
+            self._answer.resume()
+            self._open_gate()
+
+    async def _woken(self) -> None:
+        await self._bell.wait()
+        self._bell.clear()
+
+    def _open_gate(self) -> None:
+        """From now on the callback writes; what arrived before is written here."""
+        self._live = True
+        for source in self._take_waiting():
+            self._ready(source)
+
+    def _take_waiting(self) -> list[Source]:
+        sources = list(self._waiting.values())
+        self._waiting.clear()
+        return sources
 
     def _ready(self, source: Source) -> None:
-        raise NotImplementedError
+        """Something arrived in a stream. Called by the stream, once per turn of the loop."""
+        if not self._live:
+            self._waiting[id(source)] = source
+            if not self._stalled:
+                self._bell.set()
+            return
+        try:
+            self._write(self._render(source))
+        except Exception as error:
+            # Nothing may escape into the stream that calls; the handler's task deals with it.
+            self._fail(error)
+
+    def _write(self, data: bytes) -> None:
+        answer = self._answer
+        if answer.done:
+            self._live = False
+            self._tail = data
+            self._bell.set()
+            return
+        if data and self._out.push(data) and not self._stalled:
+            self._live = False
+            self._stalled = True
+            answer.pause()
+            self._bell.set()
+        if answer.failure is not None:
+            self._fail(answer.failure)
+
+    def _fail(self, error: Exception) -> None:
+        self._live = False
+        self._failure = error
+        self._bell.set()
+
+    def _render(self, source: Source) -> bytes:
+        """The bytes of everything that waits in a stream."""
+        answer, renderer = self._answer, self._renderer
+        parts: list[bytes] = []
+        for piece in answer.read(source):
+            choice = piece.choice
+            if choice.index not in self._opened:
+                self._opened.add(choice.index)
+                parts.append(renderer.opening(choice))
+            parts.append(renderer.piece(piece))
+            if piece.last:
+                if answer.done and self._closing is not None:
+                    parts.append(self._closing())
+                    self._closing = None
+                parts.append(renderer.finish(choice))
+        if answer.done:
+            if self._usage is not None:
+                parts.append(renderer.usage(self._usage()))
+            parts.append(DONE)
+        if parts and self._opening:
+            parts.insert(0, self._opening)
+            self._opening = b""
+        return b"".join(parts)
+
+    def _tick(self) -> None:
+        """Silence has lasted, or has been broken since the timer was set."""
+        wait = self._keep_alive
+        if self._out.response is None:
+            self._silent = True
+            self._bell.set()
+        elif self._live:
+            silence = self._loop.time() - self._out.last_write
+            if silence < wait:
+                wait -= silence
+            else:
+                try:
+                    self._write(KEEP_ALIVE)
+                except Exception as error:
+                    self._fail(error)
+        self._timer = self._loop.call_later(wait, self._tick)

@@ -184,4 +184,3 @@ def _tojson(
 ) -> str:
     """JSON without the HTML escapes of jinja2's own filter, which models have never seen."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-

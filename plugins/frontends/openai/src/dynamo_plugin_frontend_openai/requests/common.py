@@ -133,9 +133,7 @@ def check_common(request: GenerationRequest, prompts: int = 1) -> None:
         raise invalid("User ID cannot be empty", "user")
     if request.stream_options is not None:
         if not request.streaming:
-            raise invalid(
-                "The 'stream_options' field is only allowed when 'stream' is set to true.", "stream_options"
-            )
+            raise invalid("The 'stream_options' field is only allowed when 'stream' is set to true.", "stream_options")
         if request.stream_options.include_obfuscation:
             raise invalid("include_obfuscation is not supported", "stream_options.include_obfuscation")
     if request.nvext is not None:

@@ -67,23 +67,23 @@ def split_inputs(value: str | Sequence[Any], field: str, name: str) -> list[Prom
         if not value:
             raise invalid(f"{name} string cannot be empty", field)
         return [value]
-    if not value:
+    items: list[Any] = list(value)
+    if not items:
         raise invalid(f"{name} string array cannot be empty", field)
-    if all(isinstance(item, str) for item in value):
-        for index, item in enumerate(value):
+    if all(isinstance(item, str) for item in items):
+        for index, item in enumerate(items):
             if not item:
                 raise invalid(f"{name} string at index {index} cannot be empty", f"{field}[{index}]")
-        return list(value)
-    if all(_is_token(item) for item in value):
-        return [list(value)]
-    if all(isinstance(item, list) and all(_is_token(token) for token in item) for item in value):
-        for index, item in enumerate(value):
+        return items
+    if all(_is_token(item) for item in items):
+        return [items]
+    if all(isinstance(item, list) and all(_is_token(token) for token in item) for item in items):
+        for index, item in enumerate(items):
             if not item:
                 raise invalid(f"{name} token array at index {index} cannot be empty", f"{field}[{index}]")
         return [list(item) for item in value]
     raise schema_error(
-        "Expected a string, a list of strings, a list of token ids or a list of lists of token ids - at "
-        f"`$.{field}`"
+        f"Expected a string, a list of strings, a list of token ids or a list of lists of token ids - at `$.{field}`"
     )
 
 

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from dynamo_core.contracts.call import ServedContext
+from dynamo_core.contracts.context import EngineContext, GenerateContext
+
+
+def test_the_attempt_has_the_requests_id_unless_it_has_its_own() -> None:
+    assert EngineContext("r").attempt_id == "r"
+    assert EngineContext("r", attempt_id="r-2").attempt_id == "r-2"
+
+
+def test_metadata_is_a_copy() -> None:
+    given = {"traceparent": "x"}
+
+    context = EngineContext("r", metadata=given)
+    given.clear()
+
+    assert context.metadata == {"traceparent": "x"}
+
+
+def test_stopping_is_not_killing_but_killing_is_stopping() -> None:
+    stopped, killed = EngineContext("a"), EngineContext("b")
+
+    stopped.stop_generating()
+    killed.kill()
+
+    assert (stopped.is_stopped(), stopped.is_killed()) == (True, False)
+    assert (killed.is_stopped(), killed.is_killed()) == (True, True)
+
+
+def test_a_stopped_context_can_still_be_killed() -> None:
+    context = EngineContext("r")
+
+    context.stop_generating()
+    context.kill()
+
+    assert context.is_killed()
+
+
+@pytest.mark.parametrize("end", [EngineContext.stop_generating, EngineContext.kill])
+async def test_who_waits_for_the_stop_is_woken_however_it_comes(end: Callable[[EngineContext], None]) -> None:
+    context = EngineContext("r")
+    waiters = [asyncio.ensure_future(context.stopped()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(waiter.done() for waiter in waiters)
+
+    end(context)
+
+    await asyncio.wait_for(asyncio.gather(*waiters), 5)
+    await asyncio.wait_for(context.stopped(), 5)
+
+
+async def test_who_waits_for_the_kill_is_not_woken_by_a_stop() -> None:
+    context = EngineContext("r")
+    waiter = asyncio.ensure_future(context.killed())
+    await asyncio.sleep(0)
+
+    context.stop_generating()
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    context.kill()
+
+    await asyncio.wait_for(waiter, 5)
+    await asyncio.wait_for(context.killed(), 5)
+
+
+def test_callbacks_run_once_in_order() -> None:
+    context = EngineContext("r")
+    calls: list[str] = []
+    context.on_stop(lambda: calls.append("a"))
+    context.on_stop(lambda: calls.append("b"))
+
+    context.stop_generating()
+    context.stop_generating()
+    context.kill()
+
+    assert calls == ["a", "b"]
+
+
+def test_a_callback_that_comes_too_late_runs_at_once() -> None:
+    context = EngineContext("r")
+    context.stop_generating()
+    calls: list[str] = []
+
+    forget = context.on_stop(lambda: calls.append("late"))
+
+    assert calls == ["late"]
+    forget()
+
+
+def test_a_wish_that_was_taken_back_is_not_fulfilled() -> None:
+    context = EngineContext("r")
+    calls: list[str] = []
+    forget = context.on_stop(lambda: calls.append("no"))
+    context.on_stop(lambda: calls.append("yes"))
+
+    forget()
+    forget()
+    context.stop_generating()
+    forget()
+
+    assert calls == ["yes"]
+
+
+def test_a_callback_may_take_back_wishes_while_the_context_stops() -> None:
+    context = EngineContext("r")
+    calls: list[str] = []
+    forgets: dict[str, Callable[[], None]] = {}
+
+    def first() -> None:
+        calls.append("first")
+        forgets["first"]()
+        forgets["third"]()
+
+    forgets["first"] = context.on_stop(first)
+    forgets["second"] = context.on_stop(lambda: calls.append("second"))
+    forgets["third"] = context.on_stop(lambda: calls.append("third"))
+
+    context.stop_generating()
+
+    assert calls == ["first", "second"]
+
+
+def test_a_callback_registered_while_the_context_stops_runs_at_once() -> None:
+    context = EngineContext("r")
+    calls: list[str] = []
+
+    def outer() -> None:
+        context.on_stop(lambda: calls.append("inner"))
+        calls.append("outer")
+
+    context.on_stop(outer)
+
+    context.stop_generating()
+
+    assert calls == ["inner", "outer"]
+
+
+def test_a_child_follows_its_parent_and_not_the_other_way_round() -> None:
+    parent, child, grandchild = EngineContext("p"), EngineContext("c"), EngineContext("g")
+    parent.link_child(child)
+    child.link_child(grandchild)
+
+    child.stop_generating()
+    assert (parent.is_stopped(), grandchild.is_stopped()) == (False, True)
+
+    parent.kill()
+    assert (child.is_killed(), grandchild.is_killed()) == (True, True)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_child_linked_too_late_is_ended_at_once(killed: bool) -> None:
+    parent, child = EngineContext("p"), EngineContext("c")
+    if killed:
+        parent.kill()
+    else:
+        parent.stop_generating()
+
+    parent.link_child(child)
+
+    assert (child.is_stopped(), child.is_killed()) == (True, killed)
+
+
+async def test_the_generate_context_shows_and_moves_the_plain_one() -> None:
+    inner = EngineContext("r", attempt_id="r-1", metadata={"k": "v"})
+    context = GenerateContext(inner)
+    calls: list[str] = []
+    context.on_stop(lambda: calls.append("stopped"))
+
+    assert (context.id, context.attempt_id, context.metadata) == ("r", "r-1", {"k": "v"})
+    assert context.inner() is inner
+    context.stop_generating()
+    await asyncio.wait_for(context.stopped(), 5)
+    assert context.is_stopped()
+    assert not context.is_killed()
+    context.kill()
+    await asyncio.wait_for(context.killed(), 5)
+
+    assert inner.is_killed()
+    assert calls == ["stopped"]
+
+
+def test_the_first_token_is_told_once() -> None:
+    calls: list[str] = []
+    context = GenerateContext(EngineContext("r"), first_token=lambda: calls.append("first"))
+
+    context.notify_first_token()
+    context.notify_first_token()
+
+    assert calls == ["first"]
+
+
+def test_telling_the_first_token_to_nobody_is_fine() -> None:
+    GenerateContext(EngineContext("r")).notify_first_token()
+
+
+def test_what_was_deferred_runs_last_first_and_once() -> None:
+    context = ServedContext("r")
+    calls: list[int] = []
+    for number in range(3):
+        context.defer(lambda number=number: calls.append(number))  # type: ignore[misc]
+
+    context.close()
+    context.close()
+
+    assert calls == [2, 1, 0]
+
+
+def test_what_is_deferred_too_late_runs_at_once() -> None:
+    context = ServedContext("r")
+    context.close()
+    calls: list[str] = []
+
+    context.defer(lambda: calls.append("late"))
+
+    assert calls == ["late"]
+
+
+def test_a_deferred_callback_that_fails_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    context = ServedContext("r")
+    calls: list[str] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    context.defer(lambda: calls.append("released"))
+    context.defer(fail)
+
+    context.close()
+
+    assert calls == ["released"]
+    assert "call r failed" in caplog.text

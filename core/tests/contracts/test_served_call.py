@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from dynamo_core.contracts import serving
+from dynamo_core.contracts.call import Handler, ServedContext
+from dynamo_core.contracts.serving import ServedCall
+from dynamo_core.errors import BackendError, Cancelled, Disconnected, DynamoError, Unknown, WorkerOverloaded
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.tasks import TaskSet
+
+#: An end by this deadline is a failure of the test, not a measurement.
+DEADLINE = 10.0
+
+
+class Records:
+    """An outlet that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.has_ended = asyncio.Event()
+        self.seen = asyncio.Event()
+        self.full: asyncio.Future[None] | None = None
+
+    def accepted(self) -> None:
+        self.told.append("accepted")
+
+    def refused(self, error: DynamoError) -> None:
+        self.told.append(("refused", type(error), str(error)))
+
+    def data(self, item: Any) -> None:
+        self.told.append(item)
+        self.seen.set()
+
+    def event(self, item: Annotated[Any]) -> None:
+        if item.is_error():
+            error = item.to_error()
+            self.told.append(("error", type(error), str(error)))
+        else:
+            self.told.append(item.event)
+
+    def room(self) -> Awaitable[None] | None:
+        return self.full
+
+    def ended(self, error: DynamoError | None) -> None:
+        self.told.append(("ended", None if error is None else type(error)))
+        self.has_ended.set()
+
+
+class Bench:
+    """One call under test, and a count of what was deferred to its end."""
+
+    def __init__(self, tasks: TaskSet) -> None:
+        self.tasks = tasks
+        self.ctx = ServedContext("request")
+        self.outlet = Records()
+        self.deferred = 0
+        self.ctx.defer(self._count)
+
+    def _count(self) -> None:
+        self.deferred += 1
+
+    def start(self, handler: Handler) -> ServedCall:
+        call = ServedCall(handler, "the request", self.ctx, self.outlet)
+        call.start(self.tasks)
+        return call
+
+    async def end(self, call: ServedCall) -> list[Any]:
+        """All that was told, once the call has ended."""
+        await asyncio.wait_for(call.wait(), DEADLINE)
+        await asyncio.wait_for(self.outlet.has_ended.wait(), DEADLINE)
+        return self.outlet.told
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    tasks = TaskSet()
+    bench = Bench(tasks)
+    yield bench
+    await tasks.aclose()
+    assert bench.deferred == 1, "what was deferred runs exactly once, however the call ends"
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "STOP_GRACE", 0.01)
+
+
+def handler_of(generate: Callable[[ServedContext], AsyncGenerator[Any, None]]) -> Handler:
+    async def handler(request: Any, ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        assert request == "the request"
+        return generate(ctx)
+
+    return handler
+
+
+async def two_items(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+    yield 1
+    yield Annotated.from_annotation("note", "x")
+    yield 2
+
+
+async def forever(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+    yield 1
+    await asyncio.Event().wait()
+
+
+async def test_an_accepted_call_gives_its_items_and_the_flag(bench: Bench) -> None:
+    call = bench.start(handler_of(two_items))
+
+    assert await bench.end(call) == ["accepted", 1, "note", 2, "complete_final", ("ended", None)]
+    assert bench.deferred == 1
+
+
+async def test_a_typed_refusal_is_passed_on_and_nothing_follows(bench: Bench) -> None:
+    async def refuse(request: Any, ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        raise WorkerOverloaded("full")
+
+    call = bench.start(refuse)
+
+    assert await bench.end(call) == [("refused", WorkerOverloaded, "full"), ("ended", None)]
+
+
+async def test_a_foreign_exception_before_acceptance_is_a_refusal_without_its_text(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(request: Any, ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        raise ZeroDivisionError("secret")
+
+    call = bench.start(broken)
+
+    assert await bench.end(call) == [("refused", Unknown, "the call could not be taken"), ("ended", None)]
+    assert "a handler failed to take a call" in caplog.text
+
+
+async def test_an_error_in_mid_stream_is_an_item_and_the_stream_is_still_complete(bench: Bench) -> None:
+    async def fail(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        yield 1
+        raise BackendError.InvalidArgument("bad")
+
+    call = bench.start(handler_of(fail))
+
+    error = ("error", BackendError.InvalidArgument, "bad")
+    assert await bench.end(call) == ["accepted", 1, error, "complete_final", ("ended", None)]
+
+
+async def test_a_foreign_exception_in_mid_stream_is_an_item_and_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        yield 1
+        raise KeyError("x")
+
+    call = bench.start(handler_of(fail))
+
+    assert await bench.end(call) == ["accepted", 1, ("error", Unknown, "'x'"), "complete_final", ("ended", None)]
+    assert "a handler failed in mid-stream" in caplog.text
+
+
+async def test_a_handler_that_ends_when_it_is_stopped_ends_normally(bench: Bench) -> None:
+    async def obey(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        yield 1
+        await ctx.stopped()
+        yield "cancelled"
+
+    call = bench.start(handler_of(obey))
+    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+
+    call.stop()
+
+    assert await bench.end(call) == ["accepted", 1, "cancelled", "complete_final", ("ended", None)]
+    assert bench.ctx.is_stopped()
+    assert not bench.ctx.is_killed()
+
+
+async def test_stop_with_kill_kills_the_context(bench: Bench, short_grace: None) -> None:
+    call = bench.start(handler_of(forever))
+
+    call.stop(kill=True)
+
+    await bench.end(call)
+    assert bench.ctx.is_killed()
+
+
+async def test_a_handler_that_goes_on_is_cancelled_and_its_finally_runs(bench: Bench, short_grace: None) -> None:
+    closed: list[bool] = []
+
+    async def stubborn(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            closed.append(ctx.is_stopped())
+
+    call = bench.start(handler_of(stubborn))
+    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+
+    call.stop()
+
+    error = ("error", Cancelled, "stopped")
+    assert await bench.end(call) == ["accepted", 1, error, "complete_final", ("ended", None)]
+    assert closed == [True]
+
+
+async def test_a_call_whose_context_was_stopped_before_it_started_is_cancelled_too(
+    bench: Bench, short_grace: None
+) -> None:
+    bench.ctx.stop_generating()
+
+    call = bench.start(handler_of(forever))
+
+    error = ("error", Cancelled, "stopped")
+    assert await bench.end(call) == ["accepted", 1, error, "complete_final", ("ended", None)]
+
+
+async def test_a_stop_while_the_handler_has_not_accepted_ends_the_call(bench: Bench, short_grace: None) -> None:
+    async def undecided(request: Any, ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        await asyncio.Event().wait()
+        raise AssertionError("never reached")
+
+    call = bench.start(undecided)
+
+    call.stop()
+
+    assert await bench.end(call) == [("ended", Disconnected)]
+
+
+async def test_a_lost_connection_closes_the_handler_without_telling_it_to_stop(bench: Bench) -> None:
+    stopped_at_close: list[bool] = []
+
+    async def generate(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            stopped_at_close.append(ctx.is_stopped())
+
+    call = bench.start(handler_of(generate))
+    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+
+    call.lost()
+
+    assert await bench.end(call) == ["accepted", 1, ("ended", Disconnected)]
+    assert stopped_at_close == [False]
+    assert not bench.ctx.is_stopped()
+
+
+async def test_a_connection_lost_after_a_stop_says_no_more(bench: Bench) -> None:
+    call = bench.start(handler_of(forever))
+    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+
+    call.stop()
+    call.lost()
+
+    assert await bench.end(call) == ["accepted", 1, ("ended", Disconnected)]
+
+
+async def test_a_connection_lost_before_the_first_step_still_ends_the_call(bench: Bench) -> None:
+    call = bench.start(handler_of(two_items))
+
+    call.lost()
+
+    assert await bench.end(call) == [("ended", Disconnected)]
+    assert bench.deferred == 1
+
+
+async def test_closing_the_owner_cuts_the_call_off(bench: Bench) -> None:
+    call = bench.start(handler_of(forever))
+    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+
+    await bench.tasks.aclose()
+
+    assert await bench.end(call) == ["accepted", 1, ("ended", Disconnected)]
+
+
+async def test_nothing_more_is_taken_from_the_handler_until_there_is_room(bench: Bench) -> None:
+    produced: list[int] = []
+
+    async def eager(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        for number in range(3):
+            produced.append(number)
+            yield number
+
+    bench.outlet.full = asyncio.get_running_loop().create_future()
+    call = bench.start(handler_of(eager))
+    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+    await asyncio.sleep(0)
+    assert produced == [0]
+
+    full, bench.outlet.full = bench.outlet.full, None
+    full.set_result(None)
+
+    assert await bench.end(call) == ["accepted", 0, 1, 2, "complete_final", ("ended", None)]
+
+
+async def test_waiting_for_a_call_that_was_never_started_returns() -> None:
+    call = ServedCall(handler_of(two_items), "the request", ServedContext("r"), Records())
+
+    await asyncio.wait_for(call.wait(), DEADLINE)
+    call.lost()

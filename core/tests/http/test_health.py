@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from dynamo_core.http.health import health_routes, metrics_route
+from dynamo_core.http.listener import Listener
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
+
+
+class Source:
+    """A process as a test wants it to be."""
+
+    def __init__(self) -> None:
+        self.shutting_down = False
+        self.seen: list[Instance] = []
+        self.ready = (False, "model m has 0 of 1 workers")
+
+    def instances(self) -> list[Instance]:
+        return self.seen
+
+    def readiness(self) -> tuple[bool, str]:
+        return self.ready
+
+
+class Front:
+    def __init__(self, listener: Listener, source: Source, metrics: Metrics, client: aiohttp.ClientSession) -> None:
+        self.source = source
+        self.metrics = metrics
+        self._url = listener.url
+        self._client = client
+
+    async def get(self, path: str) -> tuple[int, dict[str, object]]:
+        async with self._client.get(self._url + path) as response:
+            return response.status, await response.json()
+
+    async def text(self, path: str) -> tuple[str, str]:
+        async with self._client.get(self._url + path) as response:
+            return response.headers["Content-Type"], await response.text()
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[Front]:
+    source, metrics = Source(), Metrics()
+    listener = Listener(
+        "public",
+        host="127.0.0.1",
+        port=0,
+        routes=[*health_routes(source, host="here"), metrics_route(metrics.render)],
+        body_limit=1024,
+        max_connections=10,
+        idle_timeout=30,
+    )
+    await listener.start()
+    async with aiohttp.ClientSession() as client:
+        yield Front(listener, source, metrics, client)
+    await listener.aclose()
+
+
+async def test_health_is_good_without_any_worker(front: Front) -> None:
+    assert await front.get("/health") == (200, {"status": "healthy", "endpoints": [], "instances": []})
+
+
+async def test_health_lists_endpoints_once_and_process_ids_of_this_host_only(front: Front) -> None:
+    front.source.seen = [
+        Instance(instance_id=1, worker="a", pid=11, host="here"),
+        Instance(instance_id=2, worker="b", pid=22, host="there"),
+        Instance(instance_id=3, component="prefill", pid=33, host="here"),
+    ]
+
+    status, body = await front.get("/health")
+
+    backend, prefill = "dyn://dynamo.backend.generate", "dyn://dynamo.prefill.generate"
+    assert status == 200
+    assert body["endpoints"] == [backend, prefill]
+    assert body["instances"] == [
+        {"instance_id": 1, "worker": "a", "pid": 11, "host": "here", "endpoint": backend},
+        {"instance_id": 2, "worker": "b", "pid": None, "host": "there", "endpoint": backend},
+        {"instance_id": 3, "worker": "", "pid": 33, "host": "here", "endpoint": prefill},
+    ]
+
+
+async def test_a_process_that_ends_says_so_everywhere(front: Front) -> None:
+    front.source.ready = (True, "")
+    front.source.shutting_down = True
+
+    answers = [await front.get(path) for path in ("/health", "/live", "/ready")]
+
+    assert [(status, body["status"]) for status, body in answers] == [(503, "shutting_down")] * 3
+
+
+async def test_live_is_true_while_the_process_serves(front: Front) -> None:
+    assert await front.get("/live") == (200, {"status": "live", "message": "Service is live"})
+
+
+async def test_ready_gives_the_reason_why_not(front: Front) -> None:
+    before = await front.get("/ready")
+    front.source.ready = (True, "")
+    after = await front.get("/ready")
+
+    assert before == (503, {"status": "notready", "message": "model m has 0 of 1 workers"})
+    assert after == (200, {"status": "ready", "message": "Service is ready"})
+
+
+async def test_metrics_are_served_as_prometheus_text(front: Front) -> None:
+    front.metrics.counter("a_total", "A.").labels().inc()
+
+    content_type, text = await front.text("/metrics")
+
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert "a_total 1.0\n" in text

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from dynamo_core.errors import (
+    BackendError,
+    Cancelled,
+    ConnectionTimeout,
+    Disconnected,
+    DynamoError,
+    InvalidArgument,
+    ModelNotFound,
+    NotSupported,
+    ServiceOverloaded,
+    Unavailable,
+    WorkerOverloaded,
+)
+from dynamo_core.http.errors import error_body, error_response, response_for
+
+
+def test_the_body_has_the_flat_keys_and_the_envelope_of_the_sdks() -> None:
+    body = error_body(400, "temperature is too high", param="temperature", code="out_of_range")
+
+    assert json.loads(body) == {
+        "error": {
+            "message": "temperature is too high",
+            "type": "invalid_request_error",
+            "param": "temperature",
+            "code": "out_of_range",
+        },
+        "message": "temperature is too high",
+        "type": "invalid_request_error",
+        "code": 400,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (404, "not_found_error"),
+        (413, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (499, "request_cancelled"),
+        (500, "server_error"),
+        (503, "service_unavailable"),
+        (504, "timeout_error"),
+    ],
+)
+def test_the_type_follows_the_status(status: int, kind: str) -> None:
+    assert json.loads(error_body(status, "x"))["type"] == kind
+
+
+def test_the_type_can_be_given() -> None:
+    body = json.loads(error_body(503, "x", type="custom"))
+
+    assert (body["type"], body["error"]["type"]) == ("custom", "custom")
+
+
+def test_half_a_surrogate_pair_in_a_message_can_be_sent() -> None:
+    assert json.loads(error_body(400, "bad \ud800", param="\ud800"))["message"] == "bad ?"
+
+
+def test_a_response_carries_status_type_and_headers() -> None:
+    response = error_response(503, "busy", headers={"Retry-After": "2"})
+
+    assert response.status == 503
+    assert response.content_type == "application/json"
+    assert response.headers["Retry-After"] == "2"
+
+
+def test_overload_is_told_in_the_words_of_the_seed_documents() -> None:
+    response = response_for(ServiceOverloaded(retry_after=1.2))
+
+    assert isinstance(response.body, bytes)
+    body = json.loads(response.body)
+    assert body["message"] == "Service temporarily unavailable: All workers are busy, please retry later"
+    assert (body["type"], body["code"]) == ("service_unavailable", 503)
+    assert response.headers["Retry-After"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (InvalidArgument("n must be 1", field="n"), 400, "n must be 1"),
+        (BackendError.InvalidArgument("too long"), 400, "too long"),
+        (ModelNotFound("Model not found"), 404, "Model not found"),
+        (Unavailable("no worker has registered yet"), 503, "no worker has registered yet"),
+        (
+            WorkerOverloaded("secret detail"),
+            503,
+            "Service temporarily unavailable: All workers are busy, please retry later",
+        ),
+        (Cancelled("x"), 499, "Request cancelled"),
+        (NotSupported("no embeddings here"), 501, "no embeddings here"),
+        (ConnectionTimeout("10.0.0.1:99"), 504, "The worker did not answer in time"),
+        (Disconnected("10.0.0.1:99"), 500, "Internal server error"),
+    ],
+)
+def test_errors_become_responses_that_show_public_messages_only(error: DynamoError, status: int, message: str) -> None:
+    response = response_for(error)
+
+    assert response.status == status
+    assert isinstance(response.body, bytes)
+    body = json.loads(response.body)
+    assert body["message"] == message
+    assert body["error"]["param"] == getattr(error, "field", None)

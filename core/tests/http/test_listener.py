@@ -1,0 +1,486 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.errors import ConfigError, InvalidArgument, Unknown
+from dynamo_core.http.gate import Gate
+from dynamo_core.http.listener import Listener
+
+MEGABYTE = 1024 * 1024
+
+
+def make(*routes: HttpRoute, **options: Any) -> Listener:
+    settings: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": 0,
+        "body_limit": MEGABYTE,
+        "max_connections": 100,
+        "idle_timeout": 30,
+        **options,
+    }
+    return Listener("public", routes=routes, **settings)
+
+
+@asynccontextmanager
+async def serving(*routes: HttpRoute, **options: Any) -> AsyncIterator[Listener]:
+    listener = make(*routes, **options)
+    await listener.start()
+    try:
+        yield listener
+    finally:
+        await listener.aclose()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+        yield session
+
+
+async def hello(_: web.Request) -> web.Response:
+    return web.Response(text="hello")
+
+
+async def read_body(request: web.Request) -> web.Response:
+    return web.json_response({"size": len(await request.read())})
+
+
+HELLO = HttpRoute("GET", "/hello", hello)
+READ = HttpRoute("POST", "/read", read_body)
+
+
+class Blocker:
+    """A handler that runs until it is told to go on, and says what happened to it."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, _: web.Request) -> web.Response:
+        self.entered.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return web.Response(text="done")
+
+    def route(self) -> HttpRoute:
+        return HttpRoute("GET", "/block", self)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 — what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    """What a connection sends until its end."""
+    async with asyncio.timeout(5):
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+async def test_a_route_is_served_on_the_port_that_was_free(client: aiohttp.ClientSession) -> None:
+    async with serving(HELLO) as listener, client.get(f"{listener.url}/hello") as response:
+        assert listener.port > 0
+        assert listener.url == f"http://127.0.0.1:{listener.port}"
+        assert (response.status, await response.text()) == (200, "hello")
+
+
+async def test_a_clients_request_id_is_echoed_and_only_then(client: aiohttp.ClientSession) -> None:
+    async with serving(HELLO) as listener:
+        async with client.get(f"{listener.url}/hello", headers={"x-request-id": "abc"}) as response:
+            echoed = response.headers.get("x-request-id")
+        async with client.get(f"{listener.url}/hello") as response:
+            silent = response.headers.get("x-request-id")
+
+    assert (echoed, silent) == ("abc", None)
+
+
+async def test_an_unknown_route_is_named_in_our_error_body(client: aiohttp.ClientSession) -> None:
+    async with serving(HELLO) as listener, client.get(f"{listener.url}/nope?key=secret") as response:
+        body = await response.json()
+
+    assert response.status == 404
+    assert body["message"] == "Route not found: GET /nope"
+    assert body["error"]["message"] == body["message"]
+    assert (body["code"], body["type"]) == (404, "not_found_error")
+
+
+async def test_a_wrong_method_is_told_which_are_right(client: aiohttp.ClientSession) -> None:
+    async with serving(READ) as listener, client.delete(f"{listener.url}/read") as response:
+        body = await response.json()
+
+    assert response.status == 405
+    assert response.headers["Allow"] == "POST"
+    assert body["code"] == 405
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_above_the_limit_is_refused(client: aiohttp.ClientSession, chunked: bool) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(30):
+            yield b"x" * 100_000
+
+    data: Any = parts() if chunked else io.BytesIO(b"x" * (2 * MEGABYTE + 1))
+    async with (
+        serving(READ, body_limit=2 * MEGABYTE) as listener,
+        client.post(f"{listener.url}/read", data=data) as response,
+    ):
+        body = await response.json()
+
+    assert response.status == 413
+    assert body["message"] == "Request body exceeds the limit of 2 MB set by DYN_HTTP_BODY_LIMIT_MB"
+
+
+async def test_a_body_of_exactly_the_limit_is_taken(client: aiohttp.ClientSession) -> None:
+    async with (
+        serving(READ, body_limit=1000) as listener,
+        client.post(f"{listener.url}/read", data=b"x" * 1000) as response,
+    ):
+        assert (response.status, await response.json()) == (200, {"size": 1000})
+
+
+async def test_an_unexpected_error_is_a_plain_500_and_is_logged(
+    client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(_: web.Request) -> web.Response:
+        raise ValueError("secret detail")
+
+    async with (
+        serving(HttpRoute("GET", "/fail", fail)) as listener,
+        client.get(f"{listener.url}/fail") as response,
+    ):
+        body = await response.text()
+
+    assert response.status == 500
+    assert json.loads(body)["message"] == "Internal server error"
+    assert "secret" not in body
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == ["GET /fail failed"]
+
+
+async def test_an_error_of_the_tree_is_answered_by_its_kind(
+    client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        raise InvalidArgument("model must be a text", field="model")
+
+    async def fail(_: web.Request) -> web.Response:
+        raise Unknown("secret detail")
+
+    async with serving(HttpRoute("GET", "/refuse", refuse), HttpRoute("GET", "/fail", fail)) as listener:
+        async with client.get(f"{listener.url}/refuse") as response:
+            refused = await response.json()
+        logged = list(caplog.records)
+        async with client.get(f"{listener.url}/fail") as response:
+            failed = await response.json()
+
+    assert (refused["code"], refused["error"]["param"]) == (400, "model")
+    assert [record for record in logged if record.levelno >= logging.ERROR] == []
+    assert (failed["code"], failed["message"]) == (500, "Internal server error")
+    assert "GET /fail failed" in caplog.text
+
+
+async def test_an_error_after_the_first_byte_breaks_the_answer_off(
+    client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def half(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"half")
+        raise ValueError("broke")
+
+    async with serving(HttpRoute("GET", "/half", half)) as listener, client.get(f"{listener.url}/half") as response:
+        first = await response.content.readexactly(4)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+    assert first == b"half"
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
+        "GET /half failed in the middle of its answer"
+    ]
+
+
+async def test_a_redirect_of_a_handler_passes(client: aiohttp.ClientSession) -> None:
+    async def elsewhere(_: web.Request) -> web.Response:
+        raise web.HTTPFound("/hello")
+
+    async with (
+        serving(HELLO, HttpRoute("GET", "/old", elsewhere)) as listener,
+        client.get(f"{listener.url}/old") as response,
+    ):
+        assert await response.text() == "hello"
+
+
+async def test_a_handler_is_cancelled_when_its_client_leaves() -> None:
+    blocker = Blocker()
+    async with serving(blocker.route()) as listener:
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
+        await blocker.entered.wait()
+
+        writer.transport.abort()
+        await asyncio.wait_for(blocker.cancelled.wait(), 5)
+        await until(lambda: listener.running == 0 and listener.connections == 0)
+
+
+async def test_a_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    left = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def chatter(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x" * 1000)
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    async with serving(HttpRoute("GET", "/chatter", chatter)) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /chatter HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readexactly(10)
+        left.set()
+        writer.transport.abort()
+        await asyncio.wait_for(ended.wait(), 5)
+        await until(lambda: listener.running == 0)
+
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_what_is_not_http_is_refused_without_noise(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(HELLO) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+        answer = await closed(reader)
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.0 400 ") or answer.startswith(b"HTTP/1.1 400 ")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_port_in_use_is_one_line_with_the_remedy() -> None:
+    async with serving(HELLO) as listener:
+        second = make(HELLO, port=listener.port)
+
+        with pytest.raises(ConfigError) as caught:
+            await second.start()
+
+    assert str(caught.value) == (
+        f"the public listener cannot listen on 127.0.0.1:{listener.port}: the port is in use; "
+        "end the process that holds it, or choose another port with --http-port"
+    )
+    await second.aclose()
+
+
+async def test_an_address_of_another_host_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: this host has no such address"):
+        await make(HELLO, host="192.0.2.1").start()
+
+
+@pytest.mark.parametrize("port", [70000, -1])
+async def test_what_is_no_port_is_a_config_error(port: int) -> None:
+    with pytest.raises(ConfigError, match="not a port"):
+        await make(HELLO, port=port).start()
+
+
+def test_the_same_route_twice_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="cannot serve GET /hello"):
+        make(HELLO, HELLO)
+
+
+async def test_loopback_is_quiet_and_the_network_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(HELLO) as listener:
+        assert listener.exposure == "loopback"
+    quiet = [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+    async with serving(HELLO, host="0.0.0.0") as listener:
+        assert listener.exposure == "network"
+        assert listener.url == f"http://127.0.0.1:{listener.port}"
+    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    assert quiet == []
+    assert len(warned) == 1
+    assert "open to the network" in warned[0]
+
+
+async def test_connections_over_the_cap_are_closed_at_once_and_room_comes_back() -> None:
+    async with serving(HELLO, max_connections=3) as listener:
+        pairs = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
+        for _, writer in pairs[:2]:
+            writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: listener.connections == 2)
+
+        over, over_writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        refused = await closed(over)
+        over_writer.close()
+        for _, writer in pairs:
+            writer.close()
+        await until(lambda: listener.connections == 0)
+
+        async with aiohttp.ClientSession() as client, client.get(f"{listener.url}/hello") as response:
+            assert response.status == 200
+        assert refused == b""
+        assert listener.refused_connections == 1
+
+
+async def test_a_connection_that_sends_half_a_header_is_closed() -> None:
+    def no_server() -> asyncio.Protocol:
+        raise AssertionError("the header is not complete")
+
+    gate = Gate(no_server, lambda: 0, max_connections=2, header_timeout=0.05)
+    server = await asyncio.get_running_loop().create_server(gate, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    half, half_writer = await asyncio.open_connection("127.0.0.1", port)
+    half_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
+    silent, silent_writer = await asyncio.open_connection("127.0.0.1", port)
+
+    assert (await closed(half)).startswith(b"HTTP/1.1 408 ")
+    assert await closed(silent) == b""
+    assert gate.timed_out == 2
+    for writer in (half_writer, silent_writer):
+        writer.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_header_may_come_in_pieces() -> None:
+    async with serving(READ) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nab":
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        await until(lambda: listener.connections == 1)
+        writer.write(b"cd")
+        answer = await closed(reader)
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b'{"size": 4}')
+
+
+async def test_a_header_without_end_is_refused_with_a_reason() -> None:
+    async with serving(HELLO) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)
+        answer = await closed(reader)
+        writer.close()
+
+    assert b" 400 " in answer.split(b"\r\n")[0]
+
+
+async def test_an_idle_connection_is_closed_after_its_time() -> None:
+    async with serving(HELLO, idle_timeout=0.05) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+
+        answer = await closed(reader)
+        writer.close()
+
+    assert answer.endswith(b"hello")
+
+
+async def test_a_drain_lets_running_requests_end_and_takes_no_new_ones() -> None:
+    blocker = Blocker()
+    async with serving(HELLO, blocker.route()) as listener:
+        busy, busy_writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        busy_writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
+        await blocker.entered.wait()
+        idle, idle_writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        idle_writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+        await idle.readuntil(b"hello")
+        fresh, fresh_writer = await asyncio.open_connection("127.0.0.1", listener.port)
+
+        drain = asyncio.create_task(listener.drain_and_close(30))
+        assert await closed(idle) == b""
+        assert await closed(fresh) == b""
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", listener.port)
+        assert not drain.done()
+        blocker.go_on.set()
+        answer = await closed(busy)
+        await asyncio.wait_for(drain, 5)
+        for writer in (busy_writer, idle_writer, fresh_writer):
+            writer.close()
+
+    assert answer.endswith(b"done")
+    assert b"Connection: close" in answer
+    assert not blocker.cancelled.is_set()
+
+
+async def test_a_drain_cancels_what_does_not_end_in_time() -> None:
+    blocker = Blocker()
+    async with serving(blocker.route()) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
+        await blocker.entered.wait()
+
+        await asyncio.wait_for(listener.drain_and_close(0.01), 5)
+
+        assert blocker.cancelled.is_set()
+        assert await closed(reader) == b""
+        assert (listener.running, listener.connections) == (0, 0)
+        writer.close()
+
+
+async def test_closing_cuts_a_drain_short_and_is_safe_twice() -> None:
+    blocker = Blocker()
+    listener = make(blocker.route())
+    await listener.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
+    await blocker.entered.wait()
+    drain = asyncio.create_task(listener.drain_and_close(3600))
+    await asyncio.sleep(0)
+
+    await asyncio.wait_for(asyncio.gather(listener.aclose(), listener.aclose()), 5)
+    await asyncio.wait_for(drain, 5)
+    await listener.aclose()
+
+    assert blocker.cancelled.is_set()
+    await closed(reader)
+    writer.close()
+
+
+async def test_a_listener_that_was_never_started_can_be_closed() -> None:
+    listener = make(HELLO)
+
+    await listener.aclose()
+    await listener.drain_and_close(1)
+
+
+async def test_many_requests_at_once_leave_nothing_behind(client: aiohttp.ClientSession) -> None:
+    async with serving(HELLO, READ) as listener:
+
+        async def once(number: int) -> int:
+            path = "/hello" if number % 2 else "/nope"
+            async with client.get(f"{listener.url}{path}") as response:
+                await response.read()
+                return response.status
+
+        statuses = await asyncio.gather(*(once(number) for number in range(200)))
+        await until(lambda: listener.running == 0)
+
+    assert sorted(set(statuses)) == [200, 404]
+    assert listener.connections == 0

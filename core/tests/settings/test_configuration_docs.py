@@ -1,0 +1,136 @@
+"""docs/configuration.md says what the code does: its tables are equal to the code's, its examples load."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_core.settings import FLAGS, PROCESS_NAMES, config_schema, load_settings
+
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+
+
+def table_under(heading: str) -> list[tuple[str, ...]]:
+    """The rows of the first table below a heading, without its head."""
+    section = re.split(rf"^#+ {re.escape(heading)}$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1]
+    lines = re.split(r"^#", section, flags=re.MULTILINE)[0].splitlines()
+    rows = [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines if line.startswith("|")]
+    return rows[2:]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def setting_rows() -> list[tuple[str, str, str, str]]:
+    """One row per key, from the schema: key, type, default, meaning."""
+    schema = config_schema({})
+
+    def walk(node: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, str, str, str]]:
+        for key, field in node["properties"].items():
+            target = schema["$defs"][field["$ref"].rpartition("/")[2]] if "$ref" in field else field
+            if "properties" in target:
+                yield from walk(target, (*path, key))
+            elif "patternProperties" in target:
+                (below,) = target["patternProperties"].values()
+                yield from walk(schema["$defs"][below["$ref"].rpartition("/")[2]], (*path, key, "NAME"))
+            elif key != "profiles":
+                default = f"`{json.dumps(field['default'])}`" if "default" in field else "required"
+                yield f"`{'.'.join((*path, key))}`", type_of(field), default, field["description"]
+
+    return list(walk(schema, ()))
+
+
+def type_of(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        first, second = (type_of(option) for option in field["anyOf"])
+        return f"{first}{',' if ',' in first else ''} or {second}"
+    if "enum" in field:
+        return "one of " + ", ".join(f"`{value}`" for value in field["enum"])
+    if field["type"] == "array":
+        items = type_of(field["items"])
+        return "list of strings" if items == "string" else f"list, each {items}"
+    if "maximum" in field:
+        return f"{field['type']}, {field['minimum']} to {field['maximum']}"
+    if "minimum" in field:
+        return f"{field['type']}, at least {field['minimum']}"
+    if "exclusiveMinimum" in field:
+        return f"{field['type']}, more than {field['exclusiveMinimum']}"
+    return str(field["type"])
+
+
+def flag_rows() -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            f"`{flag.flag}`" if flag.flag else "–",
+            f"`{flag.env}`" if flag.env else "–",
+            f"`{flag.key}`",
+            flag.help,
+        )
+        for flag in FLAGS
+    ]
+
+
+def test_the_table_of_settings_is_equal_to_the_code() -> None:
+    assert table_under("Every setting") == setting_rows()
+
+
+def test_the_table_of_flags_is_equal_to_the_code() -> None:
+    assert table_under("Flags and short environment names") == flag_rows()
+
+
+def test_the_names_that_are_no_settings_are_listed() -> None:
+    assert [row[0] for row in table_under("Variables that are not settings")] == [f"`{name}`" for name in PROCESS_NAMES]
+
+
+def test_every_flag_names_a_key_that_exists() -> None:
+    keys = {row[0].strip("`").replace("NAME", "*") for row in setting_rows()}
+
+    for flag in FLAGS:
+        assert flag.key in keys, flag
+        assert flag.flag or flag.env
+        assert flag.env_only is (flag.flag is None)
+    for names in ([flag.flag for flag in FLAGS if flag.flag], [flag.env for flag in FLAGS if flag.env]):
+        assert len(names) == len(set(names))
+
+
+def test_the_yaml_and_toml_examples_load(tmp_path: Path) -> None:
+    full = tmp_path / "dynamo.yaml"
+    full.write_text(blocks("yaml")[0], encoding="utf-8")
+
+    for profile in (None, "processes", "production"):
+        loaded = load_settings(full, profile=profile, env={"NATS_PASSWORD": "x"})
+        assert loaded.settings.workers["mock"].model.name == "mock-model"
+    toml = tmp_path / "dynamo.toml"
+    toml.write_text(blocks("toml")[0], encoding="utf-8")
+    assert load_settings(toml, env={}).settings.workers["mock"].engine.use == "mocker"
+
+
+@pytest.mark.parametrize("line", [line for line in (blocks("text") or [""])[0].splitlines() if line])
+def test_the_error_messages_shown_are_real(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynamo_core.contracts.config import PluginConfig
+    from dynamo_core.errors import ConfigError
+    from pydantic import Field
+
+    class Mocker(PluginConfig):
+        speedup_ratio: float = Field(1.0)
+
+    monkeypatch.chdir(tmp_path)
+    worker = "\n" * 6 + "workers:\n  mock:\n    model: {name: m}\n    engine: {use: mocker}\n"
+    causes = {
+        "unknown key 'rooter'": ("\n" * 6 + "rooter: {use: kv}", {}),
+        "expected an integer": (worker.replace("\n" * 6, "\n" * 4, 1) + "    replicas: two", {}),
+        "DYN_TRANSPROT__USE": ("", {"DYN_TRANSPROT__USE": "tcp"}),
+        "speedup_ratoi": (worker.replace("use: mocker", "use: mocker,\n      speedup_ratoi: 2"), {}),
+    }
+    text, env = next(value for part, value in causes.items() if part in line)
+    Path("dynamo.yaml").write_text(text, encoding="utf-8")
+
+    with pytest.raises(ConfigError) as caught:
+        load_settings(Path("dynamo.yaml"), env=env).plugin_config("workers.mock.engine", Mocker)
+
+    assert str(caught.value) == line

@@ -1,0 +1,91 @@
+"""``POST /v1/embeddings``."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from sys import byteorder
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from dynamo_core.contracts.engine import EMBED
+from dynamo_core.errors import NotSupported
+from dynamo_core.protocol.records import EMBEDDINGS
+from dynamo_core.protocol.request import EmbedRequest
+
+from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.preprocess import text_prompts
+from dynamo_plugin_frontend_openai.render import encode
+from dynamo_plugin_frontend_openai.requests.completions import PromptInput
+from dynamo_plugin_frontend_openai.requests.embeddings import EmbeddingRequest, parse_embedding
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingAsk:
+    """A checked embedding request and its inputs."""
+
+    request: EmbeddingRequest
+    inputs: list[PromptInput]
+
+
+class EmbeddingEndpoint(ModelEndpoint[EmbeddingAsk]):
+    """Embeddings, of engines that make them."""
+
+    ENDPOINT = "embeddings"
+    MODEL_TYPE = EMBEDDINGS
+
+    def check(self, raw: dict[str, Any]) -> EmbeddingAsk:
+        """Checks an embedding body."""
+        return EmbeddingAsk(*parse_embedding(raw))
+
+    def check_model(self, model: ServedModel) -> None:
+        """Checks that the engine makes embeddings; the capability counts, whatever else the card says.
+
+        Raises:
+            NotSupported: it does not.
+        """
+        if EMBED not in model.card.capabilities:
+            raise NotSupported(f"Model {model.name!r} does not make embeddings")
+
+    async def serve(self, exchange: Exchange, ask: EmbeddingAsk) -> web.StreamResponse:
+        """Answers with one vector per input."""
+        model, request = exchange.model, ask.request
+        model.precheck(exchange.principal)
+        prompts = await text_prompts(ask.inputs, model, "input")
+        exchange.inflight.prompt_tokens(sum(len(prompt.token_ids) for prompt in prompts))
+        output = await model.embed(
+            EmbedRequest(
+                model=model.name,
+                token_ids=[prompt.token_ids for prompt in prompts],
+                dimensions=request.dimensions,
+            ),
+            exchange.ctx,
+            exchange.principal,
+        )
+        tokens = output.prompt_tokens or sum(len(prompt.token_ids) for prompt in prompts)
+        packed = request.encoding_format == "base64"
+        body = {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": pack(vector) if packed else vector}
+                for index, vector in enumerate(output.embeddings)
+            ],
+            "model": model.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+        response = await self.send(exchange, encode(body))
+        exchange.inflight.succeed(None)
+        return response
+
+
+def pack(vector: Sequence[float]) -> str:
+    """A vector as little-endian 32-bit floats in base64."""
+    data = array("f", vector)
+    if byteorder == "big":
+        data.byteswap()
+    return base64.b64encode(data.tobytes()).decode()

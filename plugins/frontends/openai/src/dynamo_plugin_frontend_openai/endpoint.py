@@ -1,0 +1,153 @@
+"""What every route that asks a model does: read, check, find the model, account for it, and tell errors."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from aiohttp import web
+from dynamo_core.contracts.admission import Principal
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.errors import DynamoError, ModelNotFound
+
+from dynamo_plugin_frontend_openai.annotations import Timing
+from dynamo_plugin_frontend_openai.errors import HttpFault, problem_of, report
+from dynamo_plugin_frontend_openai.requests.decode import read_object
+from dynamo_plugin_frontend_openai.sse import ClientGone, EventStream
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import FrontendServices, InflightRequest, ServedModel
+
+AskT = TypeVar("AskT")
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request to one model that exists."""
+
+    http: web.Request
+    raw: dict[str, Any]
+    model: ServedModel
+    inflight: InflightRequest
+    timing: Timing
+    ctx: EngineContext
+    principal: Principal = field(default_factory=Principal)
+    #: Where events go, if the client wants them.
+    out: EventStream | None = None
+
+
+class ModelEndpoint(ABC, Generic[AskT]):
+    """A route that asks a model. `AskT` is what a checked body is kept as."""
+
+    #: The label of metrics.
+    ENDPOINT: ClassVar[str]
+    #: What the model's card calls what is asked for.
+    MODEL_TYPE: ClassVar[str]
+
+    def __init__(self, services: FrontendServices) -> None:
+        self.services = services
+
+    @abstractmethod
+    def check(self, raw: dict[str, Any]) -> AskT:
+        """Checks a body as far as no model is needed for it.
+
+        Raises:
+            InvalidArgument: naming the field.
+        """
+
+    def check_model(self, model: ServedModel) -> None:
+        """Checks that the model can be asked for this.
+
+        Raises:
+            ModelNotFound: it serves other things.
+        """
+        if self.MODEL_TYPE not in model.card.model_types:
+            raise ModelNotFound(f"Model not found: {model.name!r} does not serve {self.ENDPOINT}")
+
+    @abstractmethod
+    async def serve(self, exchange: Exchange, ask: AskT) -> web.StreamResponse:
+        """Answers. Errors may be raised at any time, also after the answer has begun."""
+
+    async def handle(self, http: web.Request) -> web.StreamResponse:
+        """The handler of the route."""
+        timing = Timing()
+        try:
+            raw = await read_object(http)
+        except (HttpFault, DynamoError) as error:
+            return problem_of(error).response()
+        model = self._find(raw.get("model"))
+        if isinstance(model, DynamoError):
+            return self._refuse(raw, model)
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        streaming = raw.get("stream") is True
+        begun = self.services.requests.begin(
+            model=model.name, endpoint=self.ENDPOINT, streaming=streaming, headers=headers
+        )
+        with begun as inflight:
+            ctx = EngineContext(inflight.request_id, metadata=inflight.metadata)
+            return await self._answer(Exchange(http, raw, model, inflight, timing, ctx))
+
+    def _find(self, name: object) -> ServedModel | DynamoError:
+        try:
+            return self.services.models.get(name if isinstance(name, str) else "")
+        except DynamoError as error:
+            return error
+
+    def _refuse(self, raw: dict[str, Any], missing: DynamoError) -> web.Response:
+        """The answer for a model that is not there. Not accounted for: the books are kept by model.
+
+        What is wrong with the body itself is told first.
+        """
+        try:
+            self.check(raw)
+        except DynamoError as error:
+            return problem_of(error).response()
+        if isinstance(missing, ModelNotFound):
+            missing = ModelNotFound(f"Model not found: {raw['model']!r}", cause=missing)
+        return problem_of(missing).response()
+
+    async def _answer(self, exchange: Exchange) -> web.StreamResponse:
+        inflight = exchange.inflight
+        try:
+            ask = self.check(exchange.raw)
+            self.check_model(exchange.model)
+            return await self.serve(exchange, ask)
+        except asyncio.CancelledError:
+            exchange.ctx.kill()
+            inflight.disconnected()
+            raise
+        except ClientGone:
+            inflight.disconnected()
+            response = None if exchange.out is None else exchange.out.response
+            return response or web.Response(status=499)
+        except Exception as error:
+            return self._fail(exchange, error)
+
+    def _fail(self, exchange: Exchange, error: Exception) -> web.StreamResponse:
+        problem = problem_of(error)
+        report(problem, error, exchange.inflight.request_id)
+        exchange.inflight.fail(problem.metric, problem.status)
+        out = exchange.out
+        if out is None or out.response is None:
+            return problem.response()
+        out.cut(problem.event())
+        return out.response
+
+    async def send(self, exchange: Exchange, body: bytes) -> web.StreamResponse:
+        """Gives the client a whole answer.
+
+        Raises:
+            ClientGone: it left, or does not read it in time.
+        """
+        response = web.Response(body=body, content_type="application/json")
+        try:
+            async with asyncio.timeout(self.services.write_stall):
+                await response.prepare(exchange.http)
+                await response.write_eof()
+        except (TimeoutError, ConnectionError) as error:
+            if exchange.http.transport is not None:
+                exchange.http.transport.abort()
+            raise ClientGone from error
+        return response

@@ -1,0 +1,170 @@
+"""Requests that generate: started at one or several engines, answered with events or with one body."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from aiohttp import web
+from dynamo_core.contracts.context import EngineContext
+
+from dynamo_plugin_frontend_openai.annotations import closing_events, opening_events, unary_extension
+from dynamo_plugin_frontend_openai.answer import Answer, Source, close_all
+from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
+from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
+from dynamo_plugin_frontend_openai.render import BodyRenderer, ChunkRenderer, Identity
+from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
+from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
+from dynamo_plugin_frontend_openai.sse import EventStream
+from dynamo_plugin_frontend_openai.streaming import StreamingAnswer
+from dynamo_plugin_frontend_openai.unary import UnaryAnswer
+from dynamo_plugin_frontend_openai.usage import usage_of
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import FrontendServices, ServedModel, TokenStream
+    from dynamo_core.protocol.request import PreprocessedRequest
+    from dynamo_core.tasks import TaskSet
+
+
+class Renderer(ChunkRenderer, BodyRenderer, Protocol):
+    """Makes both forms of an answer."""
+
+
+class Ask(ABC):
+    """A checked body of one kind: what differs between chat and text completions."""
+
+    def __init__(self, raw: dict[str, Any], request: ChatRequest | CompletionRequest) -> None:
+        self.raw = raw
+        self.request = request
+
+    @abstractmethod
+    def check_for_tokens(self) -> None:
+        """Refuses what cannot be asked of an engine that takes tokens.
+
+        Raises:
+            InvalidArgument: naming the field.
+        """
+
+    @abstractmethod
+    async def prompts(self, model: ServedModel) -> list[Prompt]:
+        """The prompts as tokens.
+
+        Raises:
+            InvalidArgument: naming the field.
+        """
+
+    @abstractmethod
+    def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
+        """What writes the answer."""
+
+
+AskT = TypeVar("AskT", bound=Ask)
+
+
+class GenerationEndpoint(ModelEndpoint[AskT]):
+    """A route that generates. `tasks` keeps what must run to its end although its request is over.
+
+    `write_buffer` is how many bytes may wait for a slow reader.
+    """
+
+    #: How the ids of answers begin.
+    ID_PREFIX: ClassVar[str]
+
+    def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int) -> None:
+        super().__init__(services)
+        self._tasks = tasks
+        self._write_buffer = write_buffer
+
+    async def serve(self, exchange: Exchange, ask: AskT) -> web.StreamResponse:
+        """Answers a request that generates."""
+        model, inflight = exchange.model, exchange.inflight
+        if model.card.model_input != "text":
+            ask.check_for_tokens()
+        model.precheck(exchange.principal)
+        prompts = await ask.prompts(model)
+        inflight.prompt_tokens(sum(len(prompt.token_ids) for prompt in prompts))
+        identity = Identity(f"{self.ID_PREFIX}{inflight.request_id}", int(time.time()), model.name)
+        renderer = ask.renderer(identity, prompts, model)
+        answer = Answer(await self._start(exchange, ask, prompts), inflight, exchange.timing, self._tasks)
+        try:
+            if ask.request.streaming:
+                return await self._stream(exchange, ask, prompts, renderer, answer)
+            body = await self._collect(exchange, ask, prompts, renderer, answer)
+        finally:
+            await answer.aclose()
+        response = await self.send(exchange, body)
+        inflight.succeed(answer.finish_reason)
+        return response
+
+    async def _stream(
+        self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
+    ) -> web.StreamResponse:
+        model, wanted = exchange.model, ask.request.annotations
+        out = exchange.out = EventStream(exchange.http, stall=self.services.write_stall, high_water=self._write_buffer)
+        streaming = StreamingAnswer(
+            answer,
+            renderer,
+            out,
+            keep_alive=self.services.keep_alive,
+            opening=opening_events(wanted, prompts, model.tokenizer.decode),
+            closing=lambda: closing_events(wanted, exchange.timing),
+            usage=(lambda: _usage(answer, prompts, model)) if ask.request.include_usage else None,
+        )
+        response = await streaming.run()
+        exchange.inflight.succeed(answer.finish_reason)
+        return response
+
+    async def _collect(
+        self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
+    ) -> bytes:
+        model = exchange.model
+        collected = await UnaryAnswer(answer, renderer).collect()
+        extension = unary_extension(ask.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
+        return renderer.body(collected, _usage(answer, prompts, model), extension)
+
+    async def _start(self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt]) -> list[Source]:
+        """Asks the engines. Engines that take text are asked once for everything, others once per choice."""
+        model, request, n = exchange.model, ask.request, ask.request.choices
+        if model.card.model_input == "text":
+            # The tokens only tell the router how much is coming.
+            tokens = [token for prompt in prompts for token in prompt.token_ids]
+            asked = [to_engine(request, Prompt(tokens), model, body=ask.raw)]
+            choices: list[dict[int, Choice]] = [{index: Choice(index) for index in range(n * len(prompts))}]
+        else:
+            asked = [to_engine(request, prompt, model, choice=at) for prompt in prompts for at in range(n)]
+            choices = [{0: TokenChoice(index, item, model.tokenizer)} for index, item in enumerate(asked)]
+        streams = await self._generate(exchange, asked)
+        exchange.inflight.routed(streams[0].instance_id)
+        return [Source(stream, mapping) for stream, mapping in zip(streams, choices, strict=True)]
+
+    async def _generate(self, exchange: Exchange, asked: Sequence[PreprocessedRequest]) -> Sequence[TokenStream]:
+        model, ctx, principal = exchange.model, exchange.ctx, exchange.principal
+        if len(asked) == 1:
+            return [await model.generate(asked[0], ctx, principal)]
+        started: dict[int, TokenStream] = {}
+
+        async def start(index: int) -> None:
+            child = EngineContext(f"{ctx.id}-c{index}", metadata=ctx.metadata)
+            ctx.link_child(child)
+            started[index] = await model.generate(asked[index], child, principal)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(asked)):
+                    group.create_task(start(index))
+        except BaseException as error:
+            # All or none: what did start is given back.
+            await asyncio.shield(self._tasks.spawn(close_all(list(started.values())), name="close-started"))
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from error
+            raise
+        return [started[index] for index in range(len(asked))]
+
+
+def _usage(answer: Answer, prompts: Sequence[Prompt], model: ServedModel) -> dict[str, Any]:
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    return usage_of(answer.choices, prompt_tokens, engine_counts=model.card.model_input == "text")

@@ -1,0 +1,71 @@
+"""The lists of models."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from dynamo_core.errors import ModelNotFound
+from dynamo_core.protocol.records import CHAT, COMPLETIONS
+
+from dynamo_plugin_frontend_openai.errors import problem_of
+from dynamo_plugin_frontend_openai.render import encode
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import ModelDirectory, ServedModel
+
+
+class ModelLists:
+    """Shows what is served now."""
+
+    def __init__(self, models: ModelDirectory) -> None:
+        self._models = models
+
+    async def openai(self, http: web.Request) -> web.Response:
+        """All models in the form of the OpenAI API."""
+        created = int(time.time())
+        return _json({"object": "list", "data": [_entry(model, created) for model in self._models.list()]})
+
+    async def one(self, http: web.Request) -> web.Response:
+        """One model in the form of the OpenAI API. Its name may hold slashes."""
+        name = http.match_info["id"]
+        for model in self._models.list():
+            if model.name == name:
+                return _json(_entry(model, int(time.time())))
+        return problem_of(ModelNotFound(f"Model not found: {name!r}")).response()
+
+    async def extended(self, http: web.Request) -> web.Response:
+        """All models by what they can be asked for, and what is public about each."""
+        models = self._models.list()
+        return _json(
+            {
+                "chat_completion_models": [model.name for model in models if CHAT in model.card.model_types],
+                "completion_models": [model.name for model in models if COMPLETIONS in model.card.model_types],
+                "models": [_facts(model) for model in models],
+            }
+        )
+
+
+def _entry(model: ServedModel, created: int) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": created, "owned_by": "nvidia"}
+
+
+def _facts(model: ServedModel) -> dict[str, Any]:
+    card = model.card
+    return {
+        "name": model.name,
+        "ready": model.instance_count > 0,
+        "instances": model.instance_count,
+        "model_types": card.model_types,
+        "model_input": card.model_input,
+        "context_length": card.context_length,
+        "kv_cache_block_size": card.kv_cache_block_size,
+        "migration_limit": card.migration_limit,
+        "capabilities": card.capabilities,
+        "tokenizer": card.tokenizer,
+    }
+
+
+def _json(value: dict[str, Any]) -> web.Response:
+    return web.Response(body=encode(value), content_type="application/json")

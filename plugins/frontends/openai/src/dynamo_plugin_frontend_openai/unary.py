@@ -1,0 +1,51 @@
+"""Answering with one body: the stream of the engine, collected."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from dynamo_plugin_frontend_openai.answer import Answer, Source
+from dynamo_plugin_frontend_openai.render import BodyRenderer, Collected
+
+
+class UnaryAnswer:
+    """Collects an answer from a callback, while the handler's task sleeps until the end."""
+
+    def __init__(self, answer: Answer, renderer: BodyRenderer) -> None:
+        self._answer = answer
+        self._renderer = renderer
+        self._collected = {choice.index: Collected(choice, [], [], []) for choice in answer.choices}
+        self._bell = asyncio.Event()
+        self._failure: Exception | None = None
+
+    async def collect(self) -> list[Collected]:
+        """Everything, by choice, once all choices have ended.
+
+        Raises:
+            DynamoError: the engine's error.
+        """
+        for source in self._answer.sources:
+            source.stream.on_ready(partial(self._ready, source))
+        await self._bell.wait()
+        if self._failure is not None:
+            raise self._failure
+        return list(self._collected.values())
+
+    def _ready(self, source: Source) -> None:
+        try:
+            self._read(source)
+        except Exception as error:
+            # Nothing may escape into the stream that calls; the handler's task deals with it.
+            self._failure = error
+            self._bell.set()
+
+    def _read(self, source: Source) -> None:
+        answer = self._answer
+        for piece in answer.read(source):
+            self._renderer.add(self._collected[piece.choice.index], piece)
+        if answer.failure is not None:
+            self._failure = answer.failure
+            self._bell.set()
+        elif answer.done:
+            self._bell.set()

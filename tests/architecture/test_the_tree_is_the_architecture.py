@@ -1,0 +1,169 @@
+"""Rules about the tree that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))
+DISTRIBUTIONS = [ROOT / "core", *PLUGINS]
+
+#: What plugins may import of core: contracts and what they are made of, never the runtime that assembles them.
+PUBLIC = ("contracts", "errors", "hookspecs", "http", "kv", "protocol", "tasks", "telemetry", "text")
+
+#: Import names of distributions whose names differ.
+IMPORT_NAMES = {"pyyaml": "yaml", "importlib-metadata": "importlib_metadata", "dynamo-core": "dynamo_core"}
+
+
+def manifest(distribution: Path) -> dict[str, Any]:
+    return tomllib.loads((distribution / "pyproject.toml").read_text())
+
+
+def sources(distribution: Path) -> list[Path]:
+    return sorted((distribution / "src").rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            yield node.module
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=relative)
+def test_a_plugin_folder_is_complete_and_could_leave(plugin: Path) -> None:
+    for part in ("pyproject.toml", "README.md", "src", "tests"):
+        assert (plugin / part).exists(), f"{relative(plugin)} has no {part}"
+    module = next((plugin / "src").iterdir())
+    assert (module / "py.typed").exists()
+    assert list((plugin / "tests").glob("test_*.py")), "a plugin has tests of its own"
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=relative)
+def test_a_plugins_four_names_agree(plugin: Path) -> None:
+    project = manifest(plugin)["project"]
+    module = next((plugin / "src").iterdir()).name
+
+    assert re.fullmatch(r"dynamo-plugin-[a-z0-9-]+", project["name"])
+    assert module == project["name"].replace("-", "_")
+    for name, target in project["entry-points"]["dynamo"].items():
+        assert target == module
+        assert project["name"].startswith(f"dynamo-plugin-{name.split('-')[0]}-")
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=relative)
+def test_a_plugin_imports_only_public_names_of_core_and_no_sibling(plugin: Path) -> None:
+    own = next((plugin / "src").iterdir()).name
+    for path in sources(plugin):
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "dynamo_core" and len(parts) > 1:
+                assert parts[1] in PUBLIC, f"{relative(path)} imports {name}"
+                assert not any(part.startswith("_") for part in parts), f"{relative(path)} imports {name}"
+            if parts[0].startswith("dynamo_plugin_"):
+                assert parts[0] == own, f"{relative(path)} imports its sibling {name}"
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=relative)
+def test_a_distribution_declares_what_it_imports(distribution: Path) -> None:
+    project = manifest(distribution)["project"]
+    requirements = list(project["dependencies"])
+    for extra in project.get("optional-dependencies", {}).values():
+        requirements += extra
+    declared = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in requirements}
+    allowed = {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in declared}
+    # These come with a declared dependency and are part of its interface.
+    if "opentelemetry_api" in allowed:
+        allowed.add("opentelemetry")
+    if "pydantic" in allowed:
+        allowed.add("pydantic_core")
+    # Core's own dependencies reach its plugins through its contracts.
+    if "dynamo_core" in allowed:
+        allowed |= {"msgspec", "pydantic", "aiohttp"}
+    own = next((distribution / "src").iterdir()).name
+    for path in sources(distribution):
+        if "_template" in path.parts:
+            continue
+        for name in imports(path):
+            top = name.split(".")[0]
+            known = top in allowed or top == own or top in sys.stdlib_module_names
+            assert known, f"{relative(path)} imports {top}, which {relative(distribution)} does not declare"
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=relative)
+def test_nothing_unsafe_is_used(distribution: Path) -> None:
+    for path in [*sources(distribution), *(distribution / "tests").rglob("*.py")]:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not {"pickle", "marshal", "shelve"} & set(names), f"{relative(path)}:{node.lineno}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"eval", "exec"}, f"{relative(path)}:{node.lineno}"
+            if isinstance(node, ast.Attribute) and node.attr in {"recv_pyobj", "unsafe_load", "full_load"}:
+                pytest.fail(f"{relative(path)}:{node.lineno} uses {node.attr}")
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=relative)
+def test_every_task_has_an_owner(distribution: Path) -> None:
+    for path in sources(distribution):
+        if path.name == "tasks.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "create_task":
+                pytest.fail(f"{relative(path)}:{node.lineno} makes a task without TaskSet")
+
+
+def test_every_distribution_is_installed_checked_and_released_together() -> None:
+    development = (ROOT / "requirements-dev.txt").read_text()
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    versions = {manifest(distribution)["project"]["version"] for distribution in DISTRIBUTIONS}
+
+    for distribution in DISTRIBUTIONS:
+        assert re.search(rf"^-e \./{relative(distribution)}(\[|$)", development, re.M), relative(distribution)
+        assert f"{relative(distribution)}/src" in settings["tool"]["mypy"]["mypy_path"]
+    assert len(versions) == 1
+
+
+def test_the_original_owners_module_name_is_left_alone() -> None:
+    for distribution in DISTRIBUTIONS:
+        for path in sources(distribution):
+            assert all(name.split(".")[0] != "dynamo" for name in imports(path)), relative(path)
+
+
+def test_the_public_names_of_core_can_all_be_loaded() -> None:
+    import dynamo_core
+
+    assert sorted(dynamo_core.__all__) == sorted(dynamo_core._HOME)
+    for name in dynamo_core.__all__:
+        assert getattr(dynamo_core, name) is not None
+
+
+def test_no_file_names_a_path_of_a_machine_or_the_host_of_a_registry() -> None:
+    # Spelt in pieces, so that this file does not name them either.
+    words = ["/ro" + "ot/", "/wo" + "rk/", "index-" + "url", "files.python" + "hosted", "py" + "pi.org/simple"]
+    for path in _texts():
+        text = path.read_text(errors="replace")
+        for word in words:
+            assert word not in text, f"{relative(path)} names {word}"
+
+
+def _texts() -> Iterator[Path]:
+    for suffix in ("*.py", "*.md", "*.toml", "*.txt", "*.yaml", "*.yml", "*.json", "Makefile", "run"):
+        for path in ROOT.rglob(suffix):
+            if path.is_file() and not {".venv", ".git", ".hypothesis", "node_modules"} & set(path.parts):
+                yield path

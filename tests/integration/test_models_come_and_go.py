@@ -1,0 +1,111 @@
+"""Models appear with their first worker and go with the last; their files come from the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
+from dynamo_core.contracts.call import ServedContext
+from dynamo_core.contracts.endpoints import MODEL_FILE
+from dynamo_core.protocol.files import ModelFileChunk, ModelFileRequest
+from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, ModelFile
+from dynamo_core.testing.tiny_model import make_tokenizer_folder
+
+
+class Plain(LLMEngine):
+    NAME = "plain"
+    context_length: int | None = None
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model=self.worker.model_name, context_length=self.context_length)
+
+    async def generate(
+        self, request: PreprocessedRequest, ctx: GenerateContext
+    ) -> AsyncGenerator[LLMEngineOutput, None]:
+        yield LLMEngineOutput.stop()
+
+    async def cleanup(self) -> None:
+        pass
+
+
+class Longer(Plain):
+    context_length = 4096
+
+
+async def test_a_model_is_listed_while_at_least_one_worker_serves_it(house: Any) -> None:
+    first = await house.run(Plain, worker="w0")
+    second = await house.run(Plain, worker="w1")
+
+    assert [(model.name, model.instance_count) for model in house.models.list()] == [("m", 2)]
+    await first.stop(grace=False)
+    await house.until(lambda: house.model().instance_count == 1)
+    await second.stop(grace=False)
+    await house.until(lambda: not house.models.list())
+
+
+async def test_a_worker_whose_card_differs_from_the_models_is_left_out(
+    house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await house.run(Plain, worker="w0")
+    odd = house.worker(Longer, worker="w1")
+
+    await odd.start()
+    await house.run(Plain, worker="w2")
+
+    assert house.model().instance_count == 2
+    assert odd.instance.instance_id not in house.model().pool.instances
+    assert "left out" in caplog.text
+    await odd.stop(grace=False)
+
+
+async def test_the_files_of_a_model_come_from_its_worker(house: Any, tmp_path: Path) -> None:
+    folder = make_tokenizer_folder(tmp_path / "model")
+
+    await house.run(Plain, model_path=str(folder))
+
+    model = house.model()
+    assert model.file("tokenizer.json") == (folder / "tokenizer.json").read_bytes()
+    assert model.file("config.py") is None
+    assert model.tokenizer.decode(model.tokenizer.encode("hello there")) == "hello there"
+
+
+async def test_a_worker_that_gives_other_bytes_than_its_card_says_is_not_taken_in(
+    house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lie(request: ModelFileRequest, ctx: ServedContext) -> AsyncGenerator[ModelFileChunk, None]:
+        async def chunks() -> AsyncGenerator[ModelFileChunk, None]:
+            yield ModelFileChunk(b"{}")
+
+        return chunks()
+
+    lease = await house.discovery.lease()
+    await house.transport.serve(lease.id, MODEL_FILE, lie)
+    card = ModelCard(name="m", instance_id=lease.id, tokenizer="hf", files=[ModelFile("tokenizer.json", 2, "00" * 32)])
+    instance = Instance(instance_id=lease.id)
+    await lease.put(CARDS + card.path, msgspec.json.encode(card))
+    await lease.put(INSTANCES + instance.path, msgspec.json.encode(instance))
+    async with asyncio.timeout(5):
+        while "is not what its card says" not in caplog.text:
+            await asyncio.sleep(0)
+    await house.run(Plain, model_name="other")
+
+    assert [model.name for model in house.models.list()] == ["other"]
+
+
+async def test_a_record_that_cannot_be_read_does_not_end_the_watch(
+    house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = await house.discovery.lease()
+    await lease.put(INSTANCES + "broken", b"{")
+    newer = Instance(instance_id=1, proto=99)
+    await lease.put(INSTANCES + newer.path, msgspec.json.encode(newer))
+
+    await house.run(Plain)
+
+    assert [model.name for model in house.models.list()] == ["m"]
+    assert "protocol 99" in caplog.text

@@ -124,8 +124,11 @@ def test_every_task_has_an_owner(distribution: Path) -> None:
         if path.name == "tasks.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "create_task":
-                pytest.fail(f"{relative(path)}:{node.lineno} makes a task without TaskSet")
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            of_group = isinstance(node.func.value, ast.Name) and node.func.value.id == "group"
+            if node.func.attr in {"create_task", "ensure_future"} and not of_group:
+                pytest.fail(f"{relative(path)}:{node.lineno} makes a task that no TaskSet or task group owns")
 
 
 def test_every_distribution_is_installed_checked_and_released_together() -> None:

@@ -294,10 +294,22 @@ async def test_a_stream_that_breaks_gives_its_tokens_and_then_the_error(
     assert house.board.total_requests == 0
 
 
-async def test_nothing_is_taken_after_the_terminal(house: Any, tokens_of: Any) -> None:
+async def test_nothing_is_taken_after_the_terminal_in_service(
+    house: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_STREAM_VALIDATOR", "0")
     await house.run(Talkative)
 
     assert await tokens_of(await house.generate([1])) == [1]
+
+
+async def test_an_engine_that_goes_on_after_its_terminal_fails_loudly_in_development(
+    house: Any, tokens_of: Any
+) -> None:
+    await house.run(Talkative)
+
+    with pytest.raises(BackendError, match="after terminal"):
+        await tokens_of(await house.generate([1]))
 
 
 async def test_a_model_nobody_serves_is_not_found_beside_others_and_unavailable_without(house: Any) -> None:

@@ -103,12 +103,12 @@ _HOME = {
 }
 
 __all__ = [
+    "DYNAMO_API",
     "Admission",
     "Annotated",
     "BackendError",
     "BootstrapInfo",
     "CompletionUsage",
-    "DYNAMO_API",
     "DisaggregationMode",
     "Discovery",
     "DynamoError",

@@ -40,6 +40,7 @@ class WireError(msgspec.Struct, omit_defaults=True, frozen=True):
     message: str
     causes: list[WireError] = []
     retry_after: float | None = None
+    field: str | None = None
 
 
 class DynamoError(Exception):
@@ -301,7 +302,7 @@ def to_wire(error: BaseException) -> WireError:
     links = [WireError(_kind_of(link), str(link)) for link in chain(error)]
     head = links[0]
     retry_after = getattr(error, "retry_after", None)
-    return WireError(head.kind, head.message, links[1:], retry_after)
+    return WireError(head.kind, head.message, links[1:], retry_after, getattr(error, "field", None))
 
 
 def from_wire(wire: WireError) -> DynamoError:
@@ -323,4 +324,6 @@ def _build(wire: WireError) -> DynamoError:
     cls = _BY_KIND.get(wire.kind, Unknown)
     if issubclass(cls, ServiceOverloaded) and wire.retry_after is not None:
         return cls(wire.message, retry_after=wire.retry_after)
+    if issubclass(cls, InvalidArgument):
+        return cls(wire.message, field=wire.field)
     return cls(wire.message)

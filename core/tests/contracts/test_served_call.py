@@ -296,6 +296,23 @@ async def test_nothing_more_is_taken_from_the_handler_until_there_is_room(bench:
     assert await bench.end(call) == ["accepted", 0, 1, 2, "complete_final", ("ended", None)]
 
 
+async def test_a_handler_is_closed_when_the_connection_is_lost_while_there_is_no_room(bench: Bench) -> None:
+    async def generate(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            bench.outlet.told.append("closed")
+
+    bench.outlet.full = asyncio.get_running_loop().create_future()
+    call = bench.start(handler_of(generate))
+    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+
+    call.lost()
+
+    assert await bench.end(call) == ["accepted", 1, "closed", ("ended", Disconnected)]
+
+
 async def test_waiting_for_a_call_that_was_never_started_returns() -> None:
     call = ServedCall(handler_of(two_items), "the request", ServedContext("r"), Records())
 

@@ -149,6 +149,17 @@ async def test_a_body_above_the_limit_is_refused(client: aiohttp.ClientSession, 
     assert body["message"] == "Request body exceeds the limit of 2 MB set by DYN_HTTP_BODY_LIMIT_MB"
 
 
+async def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent() -> None:
+    async with serving(READ) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+        async with asyncio.timeout(5):
+            status = await reader.readline()
+        writer.close()
+
+    assert b" 413 " in status
+
+
 async def test_a_body_of_exactly_the_limit_is_taken(client: aiohttp.ClientSession) -> None:
     async with (
         serving(READ, body_limit=1000) as listener,
@@ -263,6 +274,28 @@ async def test_a_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture
         await asyncio.wait_for(ended.wait(), 5)
         await until(lambda: listener.running == 0)
 
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_write_to_a_connection_that_closes_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    written = asyncio.Event()
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        assert request.transport is not None
+        request.transport.close()
+        written.set()
+        await response.write(b"too late")
+        return response
+
+    async with serving(HttpRoute("GET", "/late", late)) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
+        await closed(reader)
+        writer.close()
+
+    assert written.is_set()
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
@@ -427,6 +460,20 @@ async def test_a_drain_lets_running_requests_end_and_takes_no_new_ones() -> None
     assert answer.endswith(b"done")
     assert b"Connection: close" in answer
     assert not blocker.cancelled.is_set()
+
+
+async def test_a_request_that_arrived_just_before_a_drain_is_answered() -> None:
+    async with serving(HELLO) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"hello")
+
+        writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+        await listener.drain_and_close(5)
+        answer = await closed(reader)
+        writer.close()
+
+    assert answer.endswith(b"hello")
 
 
 async def test_a_drain_cancels_what_does_not_end_in_time() -> None:

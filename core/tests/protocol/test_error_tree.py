@@ -69,7 +69,12 @@ def test_a_chain_is_cut_where_it_gets_too_deep() -> None:
 def test_more_causes_than_allowed_are_not_read() -> None:
     wire = WireError("Unknown", "head", [WireError("Unknown", str(depth)) for depth in range(100)])
 
-    assert len(list(chain(from_wire(wire)))) == MAX_CAUSES + 1
+    link: BaseException | None = from_wire(wire)
+    depth = -1
+    while link is not None:
+        link = link.__cause__
+        depth += 1
+    assert depth == MAX_CAUSES
 
 
 def test_a_circle_of_causes_ends() -> None:

@@ -199,9 +199,39 @@ def test_an_output_that_nobody_reads_blocks_neither_the_caller_nor_the_end(monke
     for thread in threading.enumerate():
         if thread.name == "log-flush" or "_monitor" in thread.name:
             thread.join(5)
+            assert not thread.is_alive()
     stuck.close()
     drain.join(5)
     assert not drain.is_alive()
+
+
+class Stuck(io.StringIO):
+    """An output that takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.go_on.wait(5)
+        return super().write(text)
+
+
+def test_lines_that_were_dropped_are_counted_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_WAITING", 10)
+    stream = Stuck()
+    logs.configure("info", json=True, stream=stream)
+    for number in range(100):
+        log.info("line %d", number)
+
+    stream.go_on.set()
+    while stream.getvalue().count("line") < 10:
+        pass
+    log.info("last")
+
+    *shown, notice, last = rows(stream)
+    assert last["message"] == "last"
+    assert notice["message"] == f"{100 - len(shown)} log lines were dropped: the output is too slow"
 
 
 def read_all(descriptor: int) -> None:

@@ -46,3 +46,7 @@ def cli() -> None:
 def main() -> None:
     """Runs the command and exits with its code: 0 when all went well, 2 when the set-up or the call is wrong."""
     cli(prog_name="dynamo")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ from typing import Any
 from dynamo_core.errors import ConfigError, DynamoError
 from dynamo_core.runtime.application import Application
 from dynamo_core.settings import LoadedSettings
+from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry import logs
 
 log = logging.getLogger(__name__)
@@ -68,18 +69,28 @@ async def _serve(loaded: LoadedSettings) -> int:
 
 async def _unless_signalled(action: Coroutine[Any, Any, None], signal_wait: Coroutine[Any, Any, None]) -> bool:
     """Runs `action` to its end; if the signal comes first, `action` is cancelled and waited for. Whether it ended."""
-    doing = asyncio.ensure_future(action)
-    waiting = asyncio.ensure_future(signal_wait)
+    failure: DynamoError | None = None
+
+    async def attempt() -> None:
+        nonlocal failure
+        try:
+            await action
+        except DynamoError as error:
+            failure = error
+
+    tasks = TaskSet()
+    doing = tasks.spawn(attempt(), name="lifecycle")
+    waiting = tasks.spawn(signal_wait, name="signal")
     try:
         await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
+        ended = doing.done()
+        if failure is not None:
+            raise failure
+        if ended:
             doing.result()
-            return True
-        doing.cancel()
-        await asyncio.wait([doing])
-        return False
+        return ended
     finally:
-        waiting.cancel()
+        await tasks.aclose()
 
 
 class Signals:

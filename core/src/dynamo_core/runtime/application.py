@@ -27,7 +27,7 @@ from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.runtime.health import Health
 from dynamo_core.runtime.resolve import Resolved, resolve
 from dynamo_core.settings import LoadedSettings, WorkerSettings
-from dynamo_core.telemetry import access_log
+from dynamo_core.telemetry.access_log import AccessLog
 from dynamo_core.telemetry.inflight import Requests
 from dynamo_core.telemetry.loop_lag import LoopLag
 from dynamo_core.telemetry.metrics import Metrics
@@ -50,7 +50,7 @@ class Application:
     def __init__(self, loaded: LoadedSettings) -> None:
         self._settings = loaded.settings
         self._loader = PluginLoader()
-        self._loader.register_builtin(access_log, "access-log")
+        self._loader.register_builtin(AccessLog(), "access-log")
         self._resolved = resolve(loaded, self._loader)
         self._metrics = Metrics()
         self._transport = self._make_transport(self._resolved)

@@ -12,6 +12,7 @@ import queue
 import re
 import sys
 import threading
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -185,11 +186,17 @@ class _Handler(QueueHandler):
 
 
 class _Listener(QueueListener):
+    """The writer. It can be ended although its queue is full: then what waits is given up."""
+
     def enqueue_sentinel(self) -> None:
+        waiting = cast(queue.Queue[Any], self.queue)
         try:
-            cast(queue.Queue[Any], self.queue).put(None, timeout=FLUSH_TIMEOUT)
+            waiting.put(None, timeout=FLUSH_TIMEOUT)
         except queue.Full:
-            return
+            with suppress(queue.Empty):
+                while True:
+                    waiting.get_nowait()
+            waiting.put_nowait(None)
 
 
 @dataclass(slots=True)

@@ -127,25 +127,21 @@ class _Family(Generic[ChildT]):
         self.label_names = labels
         self._make = make
         self._lock = threading.Lock()
-        self._children: dict[tuple[str, ...], ChildT] = {}
-        #: The part of each line before its value, per child: written once, as label values never change.
-        self._heads: dict[tuple[str, ...], list[str]] = {}
+        #: Each child, and the part of each of its lines before the value: made once, as label values never change.
+        self._children: dict[tuple[str, ...], tuple[ChildT, list[str]]] = {}
 
     def child(self, values: tuple[str, ...]) -> ChildT:
-        child = self._children.get(values)
-        if child is None:
+        entry = self._children.get(values)
+        if entry is None:
             with self._lock:
-                child = self._children.get(values)
-                if child is None:
-                    child = self._make()
-                    self._heads[values] = self._lines(values)
-                    self._children[values] = child
-        return child
+                entry = self._children.get(values)
+                if entry is None:
+                    entry = self._children[values] = (self._make(), self._lines(values))
+        return entry[0]
 
     def forget(self, values: tuple[str, ...]) -> None:
         with self._lock:
             self._children.pop(values, None)
-            self._heads.pop(values, None)
 
     def describe(self) -> Iterable[Metric]:
         """The names that nobody else may register."""
@@ -173,7 +169,7 @@ class _Family(Generic[ChildT]):
 
     def _snapshot(self) -> list[tuple[tuple[str, ...], ChildT, list[str]]]:
         with self._lock:
-            return [(values, child, self._heads[values]) for values, child in self._children.items()]
+            return [(values, child, heads) for values, (child, heads) in self._children.items()]
 
     def _labels(self, values: tuple[str, ...]) -> list[str]:
         pairs = sorted(zip(self.label_names, values, strict=True))

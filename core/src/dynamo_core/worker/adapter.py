@@ -14,6 +14,7 @@ from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, Preprocessed
 from dynamo_core.tasks import TaskSet
 from dynamo_core.worker.gate import CapacityGate, Ticket
 from dynamo_core.worker.metrics import WorkerMetrics
+from dynamo_core.worker.validate import validated, validator_enabled
 
 
 class EngineAdapter:
@@ -25,6 +26,7 @@ class EngineAdapter:
         self._metrics = metrics
         self._aborts = TaskSet()
         self._closed = False
+        self._validate = validator_enabled()
 
     async def generate(self, request: PreprocessedRequest, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
         """The handler of ``generate``: refuses, or takes a place that is given back when the call has ended."""
@@ -59,14 +61,19 @@ class EngineAdapter:
         items: Any = None
         try:
             items = self._engine.generate(request, GenerateContext(ctx))
+            if self._validate:
+                items = validated(items)
+            ended = False
             async for item in items:
                 if item.finish_reason is not None:
-                    # Nothing may follow, and nothing that follows is asked for.
+                    ended = True
                     keep()
-                    yield item
-                    return
                 yield item
-            raise StreamIncomplete("the engine ended the stream without a terminal item")
+                if ended and not self._validate:
+                    # Nothing may follow, so nothing that follows is asked for.
+                    return
+            if not ended:
+                raise StreamIncomplete("the engine ended the stream without a terminal item")
         except DynamoError:
             self._metrics.error("generate")
             raise

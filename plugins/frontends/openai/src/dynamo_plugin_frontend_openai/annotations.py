@@ -30,9 +30,8 @@ class Timing:
         self._first: float | None = None
 
     def first_output(self) -> None:
-        """The first output is here; repeating it does nothing."""
-        if self._first is None:
-            self._first = self._clock()
+        """The first output is here."""
+        self._first = self._clock()
 
     def value(self) -> dict[str, Any]:
         """Milliseconds: when the request came (since 1970), then how long the first output and all of it took."""

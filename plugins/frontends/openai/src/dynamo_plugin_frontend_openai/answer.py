@@ -32,11 +32,6 @@ class Source:
         self.choices = choices
 
     @property
-    def tokens(self) -> int:
-        """How many tokens its choices have got."""
-        return sum([choice.completion_tokens for choice in self.choices.values()])
-
-    @property
     def cut(self) -> bool:
         """Whether the frontend ended its choices, and the engine does not know."""
         return any(choice.cut for choice in self.choices.values())
@@ -59,6 +54,8 @@ class Answer:
         self._inflight = inflight
         self._tasks = tasks
         self._left = len(sources)
+        self._tokens = 0
+        self._first = True
         self._ended: set[int] = set()
         #: Why a stream ended badly; the whole answer has failed then.
         self.failure: DynamoError | None = None
@@ -77,18 +74,20 @@ class Answer:
         return self.choices[0].finish_reason
 
     def read(self, source: Source) -> list[Piece]:
-        """Everything that waits in a stream. If it ended badly, `failure` is set; what came before is given all the same."""
+        """Everything that waits in a stream. If it ended badly, `failure` is set; what came before is given too."""
         pieces: list[Piece] = []
         if id(source) in self._ended:
             return pieces
-        before = source.tokens
+        before = self._tokens
         try:
             self._feed(source, pieces)
         except DynamoError as error:
             self.failure = error
         if pieces:
-            self.timing.first_output()
-            self._inflight.output(source.tokens - before)
+            if self._first:
+                self._first = False
+                self.timing.first_output()
+            self._inflight.output(self._tokens - before)
             if self.failure is None and pieces[-1].last and not source.open:
                 self._end(source)
         return pieces
@@ -100,7 +99,9 @@ class Answer:
             if choice is None:
                 raise StreamIncomplete(f"the engine answered for choice {output.index}, which nobody asked for")
             if choice.finish_reason is None:
+                before = choice.completion_tokens
                 text = choice.feed(output)
+                self._tokens += choice.completion_tokens - before
                 pieces.append(Piece(choice, text, choice.scored, output.delta, choice.finish_reason is not None))
         if stream.ended and source.open:
             if stream.error is not None:

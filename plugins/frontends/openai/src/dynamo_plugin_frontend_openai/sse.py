@@ -30,11 +30,12 @@ class _Response(web.StreamResponse):
 class EventStream:
     """One ``text/event-stream`` response. `stall` is in seconds, `high_water` in bytes."""
 
-    __slots__ = ("_chunked", "_high_water", "_http", "_stall", "_transport", "last_write", "response")
+    __slots__ = ("_chunked", "_clock", "_high_water", "_http", "_stall", "_transport", "last_write", "response")
 
     def __init__(self, http: web.Request, *, stall: float, high_water: int) -> None:
         self._http = http
         self._stall = stall
+        self._clock = asyncio.get_running_loop().time
         self._high_water = high_water
         self._chunked = http.version >= HttpVersion11
         self._transport: asyncio.Transport | None = None
@@ -71,7 +72,7 @@ class EventStream:
             await response.write(first[:_WITH_HEADERS])
         except ConnectionError as error:
             raise ClientGone from error
-        self.last_write = asyncio.get_running_loop().time()
+        self.last_write = self._clock()
         if len(first) > _WITH_HEADERS:
             self.push(first[_WITH_HEADERS:])
 
@@ -85,7 +86,7 @@ class EventStream:
         if transport is None or transport.is_closing():
             raise ClientGone
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        self.last_write = asyncio.get_running_loop().time()
+        self.last_write = self._clock()
         return transport.get_write_buffer_size() > self._high_water
 
     async def drained(self) -> None:

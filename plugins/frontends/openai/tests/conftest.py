@@ -1,0 +1,377 @@
+"""A real listener, a real book of requests and real response streams; only the workers behind them are the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from dynamo_core.client.flush import FlushQueue
+from dynamo_core.client.stream import ResponseStream
+from dynamo_core.contracts.admission import Principal
+from dynamo_core.contracts.call import Sink, Source
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.frontend import FrontendServices
+from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
+from dynamo_core.http.listener import Listener
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, merge_outputs
+from dynamo_core.protocol.records import ModelCard, RequestRecord
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.telemetry.inflight import Requests
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.text.bytes import ByteTokenizer
+from dynamo_plugin_frontend_openai.config import OpenAIConfig
+from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
+
+WAIT = 10.0
+
+
+class Grip(Source):
+    """What the stream can do to the worker of a test."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        self.paused = asyncio.Event()
+        self.resumed = asyncio.Event()
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+    def stop(self) -> None:
+        self.closed.set()
+
+    def pause(self) -> None:
+        self.paused.set()
+
+    def resume(self) -> None:
+        self.resumed.set()
+
+
+class Call:
+    """One accepted request, seen from the worker's side."""
+
+    def __init__(self, request: PreprocessedRequest, ctx: EngineContext) -> None:
+        self.request = request
+        self.ctx = ctx
+        self.grip = Grip()
+        self.released = asyncio.Event()
+        self.stream = ResponseStream(merge_outputs, FlushQueue(), on_close=self._release)
+        self.sink: Sink = self.stream.begin()
+        self.stream.attach(self.grip, 7)
+
+    async def _release(self) -> None:
+        self.released.set()
+
+    def say(self, text: str, **fields: Any) -> None:
+        """Some tokens: the bytes of a text."""
+        self.sink.data(LLMEngineOutput(list(text.encode()), **fields))
+
+    def put(self, output: LLMEngineOutput) -> None:
+        self.sink.data(output)
+
+    def finish(self, reason: FinishReason = FinishReason.STOP, text: str = "") -> None:
+        """The terminal and the flag after it."""
+        self.sink.data(LLMEngineOutput(list(text.encode()), reason))
+        self.complete()
+
+    def complete(self) -> None:
+        self.sink.event(Annotated.from_complete_final())
+
+    def fail(self, error: DynamoError) -> None:
+        self.sink.event(Annotated.from_error(error))
+
+
+class FakeModel:
+    """A model whose answers a test makes by hand."""
+
+    def __init__(self, card: ModelCard, files: dict[str, bytes]) -> None:
+        self.name = card.name
+        self.card = card
+        self.tokenizer: Any = ByteTokenizer()
+        self.instance_count = 1
+        self.files = files
+        self.refusal: DynamoError | None = None
+        self.precheck_refusal: DynamoError | None = None
+        #: If set, `generate` waits for it.
+        self.gate: asyncio.Event | None = None
+        self.entered = asyncio.Event()
+        self.left = asyncio.Event()
+        self.embedded: list[EmbedRequest] = []
+        self._calls: asyncio.Queue[Call] = asyncio.Queue()
+        self.count = 0
+        #: Called with each new call at once, for answers that need no test in between.
+        self.script: Callable[[Call], None] | None = None
+
+    def file(self, name: str) -> bytes | None:
+        return self.files.get(name)
+
+    def precheck(self, principal: Principal) -> None:
+        if self.precheck_refusal is not None:
+            raise self.precheck_refusal
+
+    async def generate(self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal) -> ResponseStream:
+        self.entered.set()
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            if self.refusal is not None:
+                raise self.refusal
+        finally:
+            self.left.set()
+        call = Call(request, ctx)
+        self.count += 1
+        self._calls.put_nowait(call)
+        if self.script is not None:
+            self.script(call)
+        return call.stream
+
+    async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
+        self.embedded.append(request)
+        vectors = [[float(len(tokens)), 0.5] for tokens in request.token_ids]
+        return EmbedOutput(embeddings=vectors, prompt_tokens=sum(map(len, request.token_ids)))
+
+    async def call(self) -> Call:
+        """The next request that was accepted."""
+        async with asyncio.timeout(WAIT):
+            return await self._calls.get()
+
+
+class Directory:
+    def __init__(self) -> None:
+        self.models: dict[str, FakeModel] = {}
+        self.synced = True
+
+    def get(self, name: str) -> FakeModel:
+        if not self.models:
+            raise Unavailable("no worker has registered yet")
+        if name not in self.models:
+            raise ModelNotFound(f"no model {name}")
+        return self.models[name]
+
+    def list(self) -> Sequence[FakeModel]:
+        return [self.models[name] for name in sorted(self.models)]
+
+
+class Reply:
+    """An HTTP answer as it came over the wire."""
+
+    def __init__(self, head: bytes, body: bytes, whole: bool) -> None:
+        lines = head.decode("latin-1").split("\r\n")
+        self.status = int(lines[0].split(" ")[1])
+        self.headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:] if line)}
+        self.body = body
+        #: Whether the body ended as its framing says it must.
+        self.whole = whole
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of the events, `[DONE]` as it is."""
+        items = [item for item in self.body.decode().split("\n\n") if item.startswith("data: ")]
+        return [item if item == "data: [DONE]" else json.loads(item[6:]) for item in items]
+
+    def text(self, index: int = 0) -> str:
+        """The text of one choice."""
+        choices = [choice for event in self.events if isinstance(event, dict) for choice in event["choices"]]
+        return "".join(
+            choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            for choice in choices
+            if choice["index"] == index
+        )
+
+
+class Connection:
+    """A raw connection to the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, path: str, body: Any, *, version: str = "1.1", **headers: str) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        fields = {"host": "test", "content-type": "application/json", "content-length": str(len(data))}
+        fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self.writer.write(f"POST {path} HTTP/{version}\r\n{lines}\r\n".encode() + data)
+
+    async def head(self) -> bytes:
+        async with asyncio.timeout(WAIT):
+            return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def until(self, mark: bytes) -> bytes:
+        """Everything up to some bytes."""
+        async with asyncio.timeout(WAIT):
+            return await self.reader.readuntil(mark)
+
+    async def reply(self) -> Reply:
+        head = await self.head()
+        async with asyncio.timeout(WAIT):
+            lower = head.lower()
+            if b"transfer-encoding: chunked" in lower:
+                return Reply(head, *await self._chunks())
+            if b"content-length: " in lower:
+                length = int(lower.split(b"content-length: ")[1].split(b"\r\n")[0])
+                return Reply(head, await self.reader.readexactly(length), True)
+            return Reply(head, await self.reader.read(), True)
+
+    async def _chunks(self) -> tuple[bytes, bool]:
+        body = b""
+        try:
+            while True:
+                size = int(await self.reader.readline(), 16)
+                body += await self.reader.readexactly(size)
+                assert await self.reader.readexactly(2) == b"\r\n"
+                if not size:
+                    return body, True
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            return body, False
+
+    async def ended(self) -> bytes:
+        """What comes until the server closes the connection."""
+        async with asyncio.timeout(WAIT):
+            try:
+                return await self.reader.read()
+            except ConnectionError:
+                return b""
+
+    async def aclose(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+class Server:
+    """The frontend on a port of its own."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        self.records: list[RequestRecord] = []
+        self._record = asyncio.Event()
+        self.metrics = Metrics()
+        self.config = OpenAIConfig()
+        self.write_stall = 5.0
+        self.keep_alive = 15.0
+        self.listener: Listener | None = None
+        self.frontend: OpenAIFrontend | None = None
+        self._connections: list[Connection] = []
+
+    def add_model(self, name: str = "m", files: dict[str, bytes] | None = None, **card: Any) -> FakeModel:
+        fields: dict[str, Any] = {"instance_id": 7, "model_types": ["chat", "completions"], "context_length": 1000}
+        model = FakeModel(ModelCard(name=name, **{**fields, **card}), files or {})
+        self.directory.models[name] = model
+        return model
+
+    def _announce(self, record: RequestRecord) -> None:
+        self.records.append(record)
+        self._record.set()
+
+    async def record(self) -> RequestRecord:
+        """The record of the one finished request."""
+        async with asyncio.timeout(WAIT):
+            await self._record.wait()
+        return self.records[-1]
+
+    def gauge(self, name: str, model: str = "m") -> float | None:
+        return self.metrics.registry.get_sample_value(f"dynamo_frontend_{name}", {"model": model})
+
+    async def start(self) -> None:
+        services = FrontendServices(
+            models=self.directory,
+            requests=Requests(self.metrics, self._announce),
+            metrics=self.metrics,
+            write_stall=self.write_stall,
+            keep_alive=self.keep_alive,
+        )
+        self.frontend = OpenAIFrontend(self.config, services)
+        await self.frontend.start()
+        self.listener = Listener(
+            "public",
+            host="127.0.0.1",
+            port=0,
+            routes=self.frontend.routes(),
+            body_limit=1024 * 1024,
+            max_connections=100,
+            idle_timeout=75,
+        )
+        await self.listener.start()
+
+    @property
+    def url(self) -> str:
+        assert self.listener is not None
+        return self.listener.url
+
+    async def connect(self, limit: int = 2**16, receive_buffer: int | None = None) -> Connection:
+        assert self.listener is not None
+        if receive_buffer is None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port, limit=limit)
+        else:
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.listener.port))
+            reader, writer = await asyncio.open_connection(sock=sock, limit=limit)
+        connection = Connection(reader, writer)
+        self._connections.append(connection)
+        return connection
+
+    async def post(self, path: str, body: Any, **headers: str) -> Reply:
+        """A request and its whole answer."""
+        connection = await self.connect(limit=2**22)
+        connection.send(path, body, **headers)
+        reply = await connection.reply()
+        await connection.aclose()
+        return reply
+
+    async def chat(self, **fields: Any) -> Reply:
+        return await self.post("/v1/chat/completions", chat_body(**fields))
+
+    async def complete(self, **fields: Any) -> Reply:
+        return await self.post("/v1/completions", {"model": "m", "prompt": "Hi", **fields})
+
+    async def get(self, path: str) -> Reply:
+        connection = await self.connect()
+        connection.writer.write(f"GET {path} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
+        reply = await connection.reply()
+        await connection.aclose()
+        return reply
+
+    async def aclose(self) -> None:
+        for connection in self._connections:
+            await connection.aclose()
+        if self.listener is not None:
+            await self.listener.aclose()
+        if self.frontend is not None:
+            await self.frontend.aclose()
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
+
+
+@pytest.fixture
+async def cold_server() -> AsyncIterator[Server]:
+    """A server that a test still changes and starts."""
+    server = Server()
+    yield server
+    await server.aclose()
+
+
+@pytest.fixture
+async def server(cold_server: Server) -> Server:
+    """A started server with the model ``m``."""
+    cold_server.add_model()
+    await cold_server.start()
+    return cold_server
+
+
+@pytest.fixture
+def model(server: Server) -> FakeModel:
+    """The model of the server."""
+    return server.directory.models["m"]

@@ -1,0 +1,407 @@
+"""Streams: their exact bytes, and what becomes of them when something is slow or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from dynamo_core.errors import BackendError, Disconnected, ServiceOverloaded
+from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+
+CHAT = "/v1/chat/completions"
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, **fields}
+
+
+async def test_a_chat_stream_has_exactly_the_bytes_of_the_seed(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body())
+    call = await model.call()
+    call.say("Hello")
+    call.finish()
+
+    reply = await connection.reply()
+
+    first = json.loads(reply.body.split(b"\n\n")[0][6:])
+    head = f'"id":"{first["id"]}","object":"chat.completion.chunk","created":{first["created"]},"model":"m"'
+    assert reply.body.decode() == (
+        f'data: {{{head},"choices":[{{"index":0,"delta":{{"role":"assistant"}},"finish_reason":null}}]}}\n\n'
+        f'data: {{{head},"choices":[{{"index":0,"delta":{{"content":"Hello"}},"finish_reason":null}}]}}\n\n'
+        f'data: {{{head},"choices":[{{"index":0,"delta":{{}},"finish_reason":"stop"}}]}}\n\n'
+        "data: [DONE]\n\n"
+    )
+    assert first["id"].startswith("chatcmpl-")
+
+
+async def test_stream_headers_forbid_buffering_and_compression(server: Any, model: Any) -> None:
+    model.script = lambda call: call.finish(text="x")
+
+    reply = await server.post(CHAT, body(), accept_encoding="gzip")
+
+    assert reply.headers["content-type"] == "text/event-stream"
+    assert reply.headers["cache-control"] == "no-cache"
+    assert reply.headers["x-accel-buffering"] == "no"
+    assert "content-encoding" not in reply.headers
+
+
+async def test_the_first_token_leaves_at_once_with_the_headers(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body())
+    call = await model.call()
+    call.say("A")
+
+    await connection.head()
+    chunk = await connection.until(b'"content":"A"},"finish_reason":null}]}\n\n\r\n')
+
+    assert chunk.count(b"\r\n") == 2, "role and first content share one HTTP chunk"
+    call.finish()
+    await connection.until(b"0\r\n\r\n")
+
+
+async def test_tokens_that_wait_together_become_one_chunk_and_later_ones_another(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body())
+    call = await model.call()
+    call.say("a")
+    await connection.until(b'"content":"a"')
+
+    call.say("b")
+    call.say("c")
+    await connection.until(b'"content":"bc"')
+    call.say("d")
+    await connection.until(b'"content":"d"')
+    call.finish(FinishReason.LENGTH, "e")
+
+    rest = await connection.until(b"0\r\n\r\n")
+    assert b'"content":"e"' in rest
+    assert b'"finish_reason":"length"' in rest
+    record = await server.record()
+    assert (record.output_tokens, record.finish_reason, record.status) == (5, "length", "success")
+
+
+async def test_a_connection_is_used_again_after_a_stream(server: Any, model: Any) -> None:
+    model.script = lambda call: call.finish(text="x")
+    connection = await server.connect()
+
+    connection.send(CHAT, body())
+    first = await connection.reply()
+    connection.send(CHAT, body(stream=False))
+    second = await connection.reply()
+
+    assert first.whole
+    assert second.json()["choices"][0]["message"] == {"role": "assistant", "content": "x"}
+
+
+async def test_http_1_0_clients_get_plain_bytes_until_the_connection_ends(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body(), version="1.0", connection="keep-alive")
+    call = await model.call()
+    call.say("one ")
+    await connection.until(b'"content":"one "')
+    call.finish(text="two")
+
+    rest = await connection.ended()
+
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert b'"content":"two"' in rest
+
+
+async def test_the_usage_chunk_comes_only_when_asked_for(server: Any, model: Any) -> None:
+    model.script = lambda call: call.finish(text="abc")
+
+    without = await server.chat(stream=True)
+    with_usage = await server.chat(stream=True, stream_options={"include_usage": True})
+
+    assert all("usage" not in event for event in without.events[:-1])
+    last = with_usage.events[-2]
+    prompt = len(b"user: Hi\nassistant: ")
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3}
+    assert with_usage.events[-1] == "data: [DONE]"
+
+
+async def test_every_chunk_of_an_answer_has_the_same_identity(server: Any, model: Any) -> None:
+    model.script = lambda call: call.finish(text="abc")
+
+    one = await server.chat(stream=True, stream_options={"include_usage": True})
+    other = await server.chat(stream=True)
+
+    identities = {(e["id"], e["created"], e["model"]) for e in one.events[:-1]}
+    assert len(identities) == 1
+    assert other.events[0]["id"] != one.events[0]["id"]
+
+
+@pytest.mark.parametrize("text", ['say "hi"\n', "back\\slash", "é😀", "\x00\x1f\x7f\u2028", "</script>&"])
+async def test_chunks_made_from_templates_equal_those_of_a_full_encoder(server: Any, model: Any, text: str) -> None:
+    class Delta(msgspec.Struct, omit_defaults=True):
+        role: str | None = None
+        content: str | None = None
+
+    class ChunkChoice(msgspec.Struct):
+        index: int
+        delta: Delta
+        finish_reason: str | None
+
+    class Chunk(msgspec.Struct):
+        id: str
+        object: str
+        created: int
+        model: str
+        choices: list[ChunkChoice]
+
+    model.script = lambda call: call.finish(text=text)
+
+    reply = await server.chat(stream=True)
+
+    first = reply.events[0]
+    deltas = [(Delta(role="assistant"), None), (Delta(content=text), None), (Delta(), "stop")]
+    expected = b"".join(
+        b"data: "
+        + msgspec.json.encode(
+            Chunk(first["id"], "chat.completion.chunk", first["created"], "m", [ChunkChoice(0, delta, reason)])
+        )
+        + b"\n\n"
+        for delta, reason in deltas
+    )
+    assert reply.body == expected + b"data: [DONE]\n\n"
+
+
+async def test_completion_chunks_carry_text(server: Any, model: Any) -> None:
+    model.script = lambda call: call.finish(text='a"b')
+
+    reply = await server.complete(stream=True)
+
+    first = reply.events[0]
+    head = f'"id":"{first["id"]}","object":"text_completion","created":{first["created"]},"model":"m"'
+    assert reply.body.decode() == (
+        f'data: {{{head},"choices":[{{"text":"a\\"b","index":0,"logprobs":null,"finish_reason":null}}]}}\n\n'
+        f'data: {{{head},"choices":[{{"text":"","index":0,"logprobs":null,"finish_reason":"stop"}}]}}\n\n'
+        "data: [DONE]\n\n"
+    )
+    assert first["id"].startswith("cmpl-")
+
+
+async def test_a_stop_string_over_two_chunks_ends_the_stream_and_stops_the_engine(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body(stop=["END"], stream_options={"include_usage": True}))
+    call = await model.call()
+    call.say("one E")
+    call.say("ND two")
+
+    reply = await connection.reply()
+
+    assert reply.text() == "one "
+    assert reply.events[-3]["choices"][0]["finish_reason"] == "stop"
+    assert reply.events[-2]["usage"]["completion_tokens"] == 7
+    await asyncio.wait_for(call.grip.closed.wait(), 5)
+    assert call.request.stop_conditions.stop == ["END"]
+
+
+async def test_held_back_text_is_given_at_the_end(server: Any, model: Any) -> None:
+    model.script = lambda call: call.finish(text="one EN")
+
+    reply = await server.chat(stream=True, stop="END")
+
+    assert reply.text() == "one EN"
+
+
+async def test_an_end_of_sequence_token_ends_the_stream_and_is_not_shown(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body())
+    call = await model.call()
+    call.put(LLMEngineOutput([104, 105, 257, 33]))
+
+    reply = await connection.reply()
+
+    assert reply.text() == "hi"
+    await asyncio.wait_for(call.grip.closed.wait(), 5)
+
+
+async def test_a_stream_that_is_complete_without_a_reason_ends_with_stop(server: Any, model: Any) -> None:
+    def script(call: Any) -> None:
+        call.say("x")
+        call.complete()
+
+    model.script = script
+
+    reply = await server.chat(stream=True)
+
+    assert reply.events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_normal_end_is_not_told_to_the_worker_as_giving_up(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body())
+    call = await model.call()
+    call.put(LLMEngineOutput([104], FinishReason.STOP))
+    await connection.until(b"0\r\n\r\n")
+
+    assert not call.grip.closed.is_set()
+    call.complete()
+
+    await asyncio.wait_for(call.released.wait(), 5)
+
+
+async def test_an_error_before_the_first_token_is_a_plain_http_error(server: Any, model: Any) -> None:
+    model.script = lambda call: call.fail(BackendError.InvalidArgument("too odd"))
+
+    reply = await server.chat(stream=True)
+
+    assert reply.status == 400
+    assert reply.json()["message"] == "too odd"
+
+
+async def test_a_refusal_is_a_plain_http_error_also_for_streams(server: Any, model: Any) -> None:
+    model.refusal = ServiceOverloaded(retry_after=2.2)
+
+    reply = await server.chat(stream=True)
+
+    assert reply.status == 503
+    assert reply.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_an_error_in_mid_stream_is_told_and_the_connection_cut(server: Any, model: Any, together: bool) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body())
+    call = await model.call()
+    call.say("a")
+    await connection.until(b'"content":"a"},"finish_reason":null}]}\n\n\r\n')
+    if together:
+        call.say("b")
+    call.fail(Disconnected("worker 10.0.0.1 lost"))
+
+    rest = await connection.ended()
+
+    assert (b'"content":"b"' in rest) is together
+    assert b'data: {"error":{"message":"Internal server error"' in rest
+    assert b"10.0.0.1" not in rest
+    assert b"[DONE]" not in rest
+    assert not rest.endswith(b"0\r\n\r\n")
+    record = await server.record()
+    assert (record.status, record.error_type, record.http_status) == ("error", "internal", 500)
+    await asyncio.wait_for(call.released.wait(), 5)
+
+
+async def test_an_engine_that_ends_with_an_error_item_is_an_error(server: Any, model: Any) -> None:
+    model.script = lambda call: call.put(LLMEngineOutput.error("secret detail"))
+
+    reply = await server.chat(stream=True)
+
+    assert reply.status == 500
+    assert b"secret" not in reply.body
+
+
+async def test_silence_before_the_first_token_commits_the_stream_with_comments(cold_server: Any) -> None:
+    model = cold_server.add_model()
+    cold_server.keep_alive = 0.02
+    await cold_server.start()
+    connection = await cold_server.connect()
+    connection.send(CHAT, body())
+    call = await model.call()
+
+    await connection.until(b": keep-alive\n\n")
+    await connection.until(b": keep-alive\n\n")
+    call.say("a")
+    await connection.until(b'"content":"a"')
+    await connection.until(b": keep-alive\n\n")
+    call.finish()
+
+    rest = await connection.until(b"0\r\n\r\n")
+    assert b"[DONE]" in rest
+
+
+@pytest.mark.parametrize("phase", ["accepting", "waiting", "streaming", "keep-alive", "unary"])
+async def test_a_client_that_leaves_takes_its_request_along(cold_server: Any, phase: str) -> None:
+    server = cold_server
+    model = server.add_model()
+    if phase == "keep-alive":
+        server.keep_alive = 0.02
+    await server.start()
+    if phase == "accepting":
+        model.gate = asyncio.Event()
+    connection = await server.connect()
+    connection.send(CHAT, body(stream=phase != "unary"))
+    await asyncio.wait_for(model.entered.wait(), 5)
+    call: Any = None if phase == "accepting" else await model.call()
+    if phase in ("streaming", "unary"):
+        call.say("a")
+    if phase == "streaming":
+        await connection.until(b'"content":"a"')
+    if phase == "keep-alive":
+        await connection.until(b": keep-alive")
+
+    connection.writer.transport.abort()
+
+    record = await server.record()
+    assert (record.status, record.error_type) == ("error", "cancelled")
+    if call is not None:
+        await asyncio.wait_for(call.released.wait(), 5)
+        assert call.grip.closed.is_set()
+    await asyncio.wait_for(model.left.wait(), 5)
+    for gauge in ("active_requests", "inflight_requests", "queued_requests"):
+        assert server.gauge(gauge) == 0
+
+
+async def test_a_slow_reader_pauses_its_request_and_goes_on_when_it_reads(cold_server: Any) -> None:
+    model = cold_server.add_model()
+    cold_server.config = cold_server.config.model_copy(update={"write_buffer": 64 * 1024})
+    await cold_server.start()
+    connection = await cold_server.connect(receive_buffer=4096, limit=2**16)
+    connection.send(CHAT, body())
+    call = await model.call()
+    call.say("a")
+    await connection.head()
+    sent = 0
+    connection.reader._transport.pause_reading()
+    while not call.grip.paused.is_set():
+        call.say("x" * 65536)
+        sent += 65536
+        await asyncio.sleep(0)
+    call.say("late")
+
+    connection.reader._transport.resume_reading()
+    drain = asyncio.ensure_future(connection._chunks())
+    await asyncio.wait_for(call.grip.resumed.wait(), 10)
+    call.finish()
+    data, whole = await asyncio.wait_for(drain, 10)
+
+    assert whole
+    assert data.count(b"x") >= sent
+    assert b"late" in data
+    assert data.endswith(b"[DONE]\n\n")
+
+
+async def test_a_reader_that_never_reads_is_cut_off(cold_server: Any) -> None:
+    model = cold_server.add_model()
+    cold_server.write_stall = 0.05
+    cold_server.config = cold_server.config.model_copy(update={"write_buffer": 64 * 1024})
+    await cold_server.start()
+    connection = await cold_server.connect(receive_buffer=4096)
+    connection.send(CHAT, body())
+    call = await model.call()
+    call.say("a")
+    await connection.head()
+    connection.reader._transport.pause_reading()
+
+    while not call.grip.paused.is_set():
+        call.say("x" * 65536)
+        await asyncio.sleep(0)
+
+    record = await cold_server.record()
+    assert (record.status, record.error_type) == ("error", "cancelled")
+    await asyncio.wait_for(call.released.wait(), 5)
+
+
+async def test_cached_tokens_are_told_when_the_engine_knows_them(server: Any, model: Any) -> None:
+    usage = CompletionUsage(prompt_tokens=5, completion_tokens=1, total_tokens=6, cached_tokens=4)
+    model.script = lambda call: call.put(LLMEngineOutput([104], FinishReason.STOP, completion_usage=usage))
+
+    reply = await server.chat(stream=True, stream_options={"include_usage": True})
+
+    assert reply.events[-2]["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}

@@ -1,0 +1,161 @@
+"""Chat templates."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from dynamo_core.errors import InvalidArgument, Unknown
+from dynamo_core.protocol.records import ModelCard
+from dynamo_plugin_frontend_openai.template import ChatTemplate, TemplateStore, load_template
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+class Model:
+    def __init__(self, files: dict[str, bytes] | None = None, **card: Any) -> None:
+        self.card = ModelCard(name="m", instance_id=1, **card)
+        self.name = "m"
+        self.files = files or {}
+
+    def file(self, name: str) -> bytes | None:
+        return self.files.get(name)
+
+
+def load(files: dict[str, bytes], **card: Any) -> ChatTemplate:
+    return load_template(Model(files, tokenizer="hf", **card))  # type: ignore[arg-type]
+
+
+def test_models_without_files_have_lines_of_roles() -> None:
+    template = load_template(Model())  # type: ignore[arg-type]
+
+    assert template.render(USER) == "user: Hi\nassistant: "
+    assert template.render(USER, add_generation_prompt=False) == "user: Hi\n"
+
+
+def test_blocks_are_trimmed_as_models_expect() -> None:
+    template = ChatTemplate("{% for m in messages %}\n  {% if true %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}\n")
+
+    assert template.render(USER) == "user\n"
+
+
+def test_loop_controls_work() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}"
+    )
+
+    assert template.render(USER * 3) == "user"
+
+
+def test_json_has_no_html_escapes() -> None:
+    template = ChatTemplate("{{ messages | tojson }}|{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}")
+
+    rendered = template.render([{"role": "user", "content": "<é & 'x'>"}])
+
+    assert rendered.startswith('[{"role": "user", "content": "<é & \'x\'>"}]|{\n')
+    assert rendered.index('"a"') < rendered.index('"b"')
+
+
+def test_the_template_can_refuse_the_messages() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+
+    with pytest.raises(InvalidArgument, match="roles must alternate") as caught:
+        template.render(USER)
+
+    assert caught.value.field == "messages"
+
+
+def test_a_template_that_trips_over_the_messages_is_a_bad_request() -> None:
+    with pytest.raises(InvalidArgument):
+        ChatTemplate("{{ messages[0].content + 1 }}").render(USER)
+
+
+@pytest.mark.parametrize("source", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"])
+def test_templates_are_in_a_sandbox(source: str) -> None:
+    with pytest.raises(InvalidArgument):
+        ChatTemplate(source).render(USER)
+
+
+def test_a_broken_template_is_the_models_fault() -> None:
+    with pytest.raises(Unknown, match="template is broken"):
+        ChatTemplate("{% if %}")
+
+
+def test_time_and_generation_marks_are_known() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y') }}{% generation %}x{% endgeneration %}")
+
+    assert template.render(USER) == f"{time.strftime('%Y')}x"
+
+
+def test_special_tokens_come_from_the_tokenizers_settings() -> None:
+    settings = {
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "chat_template": "{{ bos_token }}|{{ eos_token }}",
+    }
+
+    assert load({"tokenizer_config.json": json.dumps(settings).encode()}).render(USER) == "<s>|</s>"
+
+
+def test_of_named_templates_the_default_is_taken() -> None:
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+
+    assert load({"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}).render(USER) == "D"
+
+
+def test_the_template_file_goes_before_the_settings() -> None:
+    files = {"chat_template.jinja": b"F", "tokenizer_config.json": b'{"chat_template": "S"}'}
+
+    assert load(files).render(USER) == "F"
+
+
+def test_a_model_with_files_but_no_template_cannot_chat() -> None:
+    with pytest.raises(InvalidArgument, match="no chat template"):
+        load({})
+
+
+def test_settings_that_cannot_be_read_are_the_models_fault() -> None:
+    with pytest.raises(Unknown, match="tokenizer_config"):
+        load({"tokenizer_config.json": b"{"})
+
+
+def test_a_template_is_compiled_once_for_each_version_of_a_model() -> None:
+    store = TemplateStore()
+    one, same, other = Model(checksum="1"), Model(checksum="1"), Model(checksum="2")
+
+    assert store.get(one) is store.get(same)  # type: ignore[arg-type]
+    assert store.get(one) is not store.get(other)  # type: ignore[arg-type]
+
+
+async def test_parts_of_text_are_joined_and_variables_passed(server: Any) -> None:
+    template = b"{{ messages[0].content }}|{{ mood }}|{{ messages[1].name }}|{{ add_generation_prompt }}"
+    model = server.add_model("t", files={"chat_template.jinja": template}, checksum="1")
+    model.script = lambda call: call.finish(text="x")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    reply = await server.chat(
+        model="t",
+        messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": "x", "name": "bob"}],
+        chat_template_kwargs={"mood": "good"},
+        add_generation_prompt=False,
+        nvext={"annotations": ["formatted_prompt"]},
+    )
+
+    assert reply.json()["nvext"]["formatted_prompt"] == "ab|good|bob|False"
+
+
+async def test_template_variables_of_the_frontend_cannot_be_set(server: Any) -> None:
+    reply = await server.chat(chat_template_kwargs={"messages": []})
+
+    assert reply.status == 400
+
+
+async def test_a_refusing_template_is_told_to_the_client(server: Any) -> None:
+    server.add_model("t", files={"chat_template.jinja": b"{{ raise_exception('no system role') }}"}, checksum="2")
+
+    reply = await server.chat(model="t")
+
+    assert reply.status == 400
+    assert "no system role" in reply.json()["message"]

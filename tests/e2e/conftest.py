@@ -1,0 +1,170 @@
+"""Real processes: `dynamo serve` as a user starts it, on a free port of the loopback."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_DEADLINE = 20.0
+STOP_DEADLINE = 15.0
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment without this test run's own settings."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
+    return kept | {"PYTHONUNBUFFERED": "1"} | extra
+
+
+class Server:
+    """A running `dynamo serve`."""
+
+    def __init__(self, config: str | None, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "dynamo_core.cli.main", "serve"]
+        if config is not None:
+            path = folder / "config.yaml"
+            path.write_text(config)
+            command.append(str(path))
+        self.process = subprocess.Popen(
+            [*command, "--set", "frontend.port=0", *options],
+            env=clean_environment(**(env or {})),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._new: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.port = self._wait_for_port()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            self._new.put(line)
+        self._new.put(None)
+
+    def _wait_for_port(self) -> int:
+        deadline = time.monotonic() + START_DEADLINE
+        while True:
+            try:
+                line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                line = None
+            if line is None:
+                self.end()
+                pytest.fail(f"the server did not start:\n{self.log}")
+            if found := re.search(r"ready for requests at http://127\.0\.0\.1:(\d+)", line):
+                return int(found[1])
+
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, {"content-type": "application/json"} | headers)
+            response = connection.getresponse()
+            return response.status, {key.lower(): value for key, value in response.getheaders()}, response.read()
+        finally:
+            connection.close()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of a metric whose labels contain these."""
+        text = self.request("GET", "/metrics")[2].decode()
+        total = 0.0
+        for line in text.splitlines():
+            found = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", line)
+            if found and found[1] == name and all(f'{k}="{v}"' in (found[2] or "") for k, v in labels.items()):
+                total += float(found[3])
+        return total
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether the condition holds within that many seconds; /metrics is cached for a second, so this asks often."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(0.05)
+        return False
+
+    def raw(self, method: str, path: str, body: Any) -> socket.socket:
+        """A connection on which a request has been sent; the answer is the caller's affair."""
+        data = json.dumps(body).encode()
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
+        return connection
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self.process.wait(STOP_DEADLINE)
+        self._reader.join(5)
+        return code
+
+    def end(self) -> None:
+        """Ends the process, however it is."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_DEADLINE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(5)
+        self._reader.join(5)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
+
+Serve = Callable[..., Server]
+
+
+def _servers(folder: Path) -> Iterator[Serve]:
+    servers: list[Server] = []
+
+    def start(config: str | None = None, *options: str, env: dict[str, str] | None = None) -> Server:
+        own = folder / f"server{len(servers)}"
+        own.mkdir()
+        server = Server(config, own, *options, env=env)
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.end()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts servers that live as long as the test."""
+    yield from _servers(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def serve_for_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Starts servers that live as long as the module's tests."""
+    yield from _servers(tmp_path_factory.mktemp("servers"))

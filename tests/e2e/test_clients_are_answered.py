@@ -1,0 +1,141 @@
+"""curl, the official SDK and raw sockets against the embedded defaults."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import openai
+import pytest
+
+CHAT: dict[str, Any] = {"model": "mock-model", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def server(serve_for_module: Any) -> Any:
+    return serve_for_module()
+
+
+def sdk(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+
+def test_curl_gets_a_unary_answer(server: Any) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("curl is not installed")
+
+    done = subprocess.run(
+        [
+            curl,
+            "-sS",
+            f"{server.url}/v1/chat/completions",
+            "-H",
+            "content-type: application/json",
+            "-d",
+            json.dumps(CHAT),
+        ],
+        capture_output=True,
+        check=True,
+        timeout=20,
+    )
+    answer = json.loads(done.stdout)
+
+    assert answer["object"] == "chat.completion"
+    assert answer["usage"]["completion_tokens"] == 5
+    assert len(answer["choices"][0]["message"]["content"]) == 5
+
+
+def test_the_sdk_gets_unary_and_streamed_answers_that_agree(server: Any) -> None:
+    client = sdk(server)
+
+    unary = client.chat.completions.create(**CHAT)
+    parts = list(client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True}))
+
+    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert text == unary.choices[0].message.content
+    assert parts[-1].usage == unary.usage
+    assert parts[-2].choices[0].finish_reason == unary.choices[0].finish_reason == "length"
+
+
+def test_the_sdk_lists_models_completes_and_embeds(server: Any) -> None:
+    client = sdk(server)
+
+    models = [model.id for model in client.models.list()]
+    text = client.completions.create(model="mock-model", prompt="once", max_tokens=3).choices[0].text
+    vectors = client.embeddings.create(model="mock-model", input=["a", "b"]).data
+
+    assert models == ["mock-model"]
+    assert client.models.retrieve("mock-model").owned_by == "nvidia"
+    assert len(text) == 3
+    assert [vector.index for vector in vectors] == [0, 1]
+
+
+def test_the_sdk_raises_its_own_errors(server: Any) -> None:
+    client = sdk(server)
+
+    with pytest.raises(openai.NotFoundError, match="nope"):
+        client.chat.completions.create(**(CHAT | {"model": "nope"}))
+    with pytest.raises(openai.BadRequestError, match="Temperature"):
+        client.chat.completions.create(**CHAT, temperature=3)
+
+
+def test_a_stream_has_exactly_the_documented_bytes(server: Any) -> None:
+    status, headers, body = server.request("POST", "/v1/chat/completions", CHAT | {"stream": True, "max_tokens": 2})
+    events = body.decode().split("\n\n")
+
+    head = (
+        r'data: \{"id":"(chatcmpl-[0-9a-f-]{36})","object":"chat\.completion\.chunk",'
+        r'"created":(\d+),"model":"mock-model"'
+    )
+    shapes = [
+        r'"choices":\[\{"index":0,"delta":\{"role":"assistant"\},"finish_reason":null\}\]\}',
+        *[r'"choices":\[\{"index":0,"delta":\{"content":"(?:[^"\\]|\\.)+"\},"finish_reason":null\}\]\}'] * 2,
+        r'"choices":\[\{"index":0,"delta":\{\},"finish_reason":"length"\}\]\}',
+    ]
+    assert status == 200
+    assert headers["content-type"].startswith("text/event-stream")
+    assert headers["cache-control"] == "no-cache"
+    assert events[4:] == ["data: [DONE]", ""]
+    matches = [re.fullmatch(f"{head},{shape}", event) for event, shape in zip(events[:4], shapes, strict=True)]
+    assert all(matches), events
+    assert len({match.groups() for match in matches if match}) == 1
+
+
+def test_the_operators_routes_answer(server: Any) -> None:
+    server.request("POST", "/v1/chat/completions", CHAT)
+
+    health = json.loads(server.request("GET", "/health")[2])
+    lists = json.loads(server.request("GET", "/dynamo/alpha/list-models")[2])
+
+    assert health["status"] == "healthy"
+    assert health["instances"][0]["pid"] == server.process.pid
+    assert lists["chat_completion_models"] == ["mock-model"]
+    assert [server.request("GET", path)[0] for path in ("/live", "/ready", "/metrics")] == [200, 200, 200]
+    assert server.request("GET", "/nope")[0] == 404
+    assert server.request("GET", "/v1/chat/completions")[0] == 405
+
+
+def test_a_request_can_be_followed_by_its_trace_id_in_the_json_log(serve: Any) -> None:
+    server = serve(None, env={"DYN_LOGGING_JSONL": "1"})
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+    _, headers, body = server.request(
+        "POST",
+        "/v1/chat/completions",
+        CHAT,
+        traceparent=f"00-{trace}-00f067aa0ba902b7-01",
+        **{"x-request-id": "mine"},
+    )
+    server.end()
+    lines = [json.loads(line) for line in server.lines]
+    access = next(line for line in lines if line["target"] == "dynamo.access")
+
+    assert headers["x-request-id"] == "mine"
+    assert access["trace_id"] == trace
+    assert access["x_request_id"] == "mine"
+    assert json.loads(body)["id"] == f"chatcmpl-{access['request_id']}"
+    assert "Hello!" not in server.log

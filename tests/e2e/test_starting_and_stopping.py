@@ -1,0 +1,184 @@
+"""What a user sees who starts it wrongly, and that stopping leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_serve(folder: Path, config: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "config.yaml"
+    path.write_text(config)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
+    return subprocess.run(
+        [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path)],
+        env=kept | env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+GOOD = """
+frontend: {port: 0}
+workers:
+  mock: {model: {name: m}, engine: {use: mocker}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "env", "words"),
+    [
+        (GOOD + "router: {use: rond-robin}\n", {}, ["router", "rond-robin", "round-robin"]),
+        (GOOD + "rooter: {use: round-robin}\n", {}, ["config.yaml:5", "rooter", "router"]),
+        (GOOD, {"DYN_ROOTER__USE": "x"}, ["DYN_ROOTER__USE", "DYN_ROUTER__USE"]),
+        (GOOD.replace("use: mocker", "use: mocker, speedup: 2"), {}, ["config.yaml:4", "speedup", "speedup_ratio"]),
+        (GOOD.replace("port: 0", "port: many"), {}, ["config.yaml:2", "frontend.port", "many"]),
+        (GOOD, {"DYN_HTTP_PORT": "eight"}, ["DYN_HTTP_PORT", "eight"]),
+        (GOOD.replace("name: m", "name: m, path: /nowhere/at-all"), {}, ["/nowhere/at-all"]),
+    ],
+    ids=["plugin", "key", "environment", "plugin-key", "type", "environment-type", "tokenizer"],
+)
+def test_a_wrong_set_up_is_one_clear_line_and_exit_code_2(
+    tmp_path: Path, config: str, env: dict[str, str], words: list[str]
+) -> None:
+    done = run_serve(tmp_path, config, **env)
+
+    complaint = [line for line in done.stderr.splitlines() if line.startswith("dynamo: ")]
+    assert done.returncode == 2, done.stderr
+    assert len(complaint) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in complaint[0]
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{ not json")
+
+    done = run_serve(tmp_path, GOOD.replace("name: m", f"name: m, path: {folder}"))
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "tokenizer.json" in done.stderr.splitlines()[-1]
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        done = run_serve(tmp_path, GOOD.replace("port: 0", f"port: {port}"))
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    complaint = [line for line in done.stderr.splitlines() if line.startswith("dynamo: ")]
+    assert len(complaint) == 1
+    assert str(port) in complaint[0]
+    assert "--http-port" in complaint[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_idle_server_ends_in_order(serve: Any, number: int) -> None:
+    server = serve()
+
+    server.signal(number)
+
+    assert server.wait() == 0
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", server.port), timeout=1)
+
+
+def test_a_running_stream_is_finished_before_the_server_ends(serve: Any) -> None:
+    server = serve("workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 5}}}\n")
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100, "stream": True}
+    connection = server.raw("POST", "/v1/chat/completions", body)
+    received = connection.recv(65536)
+    while b'"content"' not in received:
+        received += connection.recv(65536)
+
+    server.signal(signal.SIGTERM)
+    while data := connection.recv(65536):
+        received += data
+
+    connection.close()
+    assert received.count(b'"content"') == 100
+    assert b"data: [DONE]" in received
+    assert server.wait() == 0
+
+
+def test_a_second_signal_cuts_what_still_runs(serve: Any) -> None:
+    server = serve("workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 60000}}}\n")
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    connection = server.raw("POST", "/v1/chat/completions", body)
+    assert server.until(lambda: server.metric("dynamo_mocker_running_requests") == 1, 5)
+
+    server.signal(signal.SIGINT)
+    assert server.until(lambda: "second signal" in server.log, 5)
+    server.signal(signal.SIGINT)
+
+    assert server.wait() == 0
+    assert b"[DONE]" not in connection.recv(65536)
+    connection.close()
+
+
+def processes_of_session(session: int) -> list[int]:
+    """Every process in a session, by its id in /proc."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="`make` has not set up this tree")
+@pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc")
+def test_ctrl_c_leaves_nothing_behind_also_when_make_runs_it_in_a_shell() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "MAKE", "MFLAGS"))}
+    process = subprocess.Popen(
+        ["bash", "-c", "make serve; true"],
+        cwd=ROOT,
+        env=kept | {"DYN_HTTP_PORT": str(port)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 40
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            pytest.fail("make serve did not open its port")
+
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(15)
+
+        assert processes_of_session(process.pid) == []
+    finally:
+        for pid in processes_of_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(5)

@@ -31,8 +31,8 @@ def dynamo_engine_stopped(worker: WorkerConfig, worker_id: int) -> None:
 
 @hookspec
 def dynamo_instance_added(instance: Instance, model: str) -> None:
-    """A worker can be routed to. Called in each frontend process when discovery shows it; the returned value is ignored;
-    an exception is logged and changes nothing."""
+    """A worker can be routed to. Called in each frontend process when discovery shows it; the returned value is
+    ignored; an exception is logged and changes nothing."""
 
 
 @hookspec

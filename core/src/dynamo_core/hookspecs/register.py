@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @hookspec
 def dynamo_register_engines() -> list[type[LLMEngine]]:  # type: ignore[empty-body]
-    """Engines of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception stops the
-    start with the plugin's name."""
+    """Engines of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
+    stops the start with the plugin's name."""
 
 
 @hookspec
@@ -29,23 +29,23 @@ def dynamo_register_transports() -> list[type[Transport]]:  # type: ignore[empty
 
 @hookspec
 def dynamo_register_discovery() -> list[type[Discovery]]:  # type: ignore[empty-body]
-    """Discovery back ends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
-    stops the start with the plugin's name."""
+    """Discovery back ends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an
+    exception stops the start with the plugin's name."""
 
 
 @hookspec
 def dynamo_register_routers() -> list[type[Router]]:  # type: ignore[empty-body]
-    """Routers of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception stops the
-    start with the plugin's name."""
-
-
-@hookspec
-def dynamo_register_admission() -> list[type[Admission]]:  # type: ignore[empty-body]
-    """Admission policies of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
+    """Routers of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
     stops the start with the plugin's name."""
 
 
 @hookspec
+def dynamo_register_admission() -> list[type[Admission]]:  # type: ignore[empty-body]
+    """Admission policies of this plugin. Called once when it is loaded; each class is known by its `NAME`; an
+    exception stops the start with the plugin's name."""
+
+
+@hookspec
 def dynamo_register_frontends() -> list[type[Frontend]]:  # type: ignore[empty-body]
-    """Frontends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception stops the
-    start with the plugin's name."""
+    """Frontends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
+    stops the start with the plugin's name."""

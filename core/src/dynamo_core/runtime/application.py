@@ -78,7 +78,7 @@ class Application:
             make_router=self._make_router,
             announce=self._loader.hooks.announce,
         )
-        self._lag = LoopLag(self._metrics)
+        self._lag = LoopLag(self._metrics, prefix=self._settings.http.metrics_prefix)
         self._frontend = self._make_frontend(self._resolved)
         self._health = Health(self._settings, self._models)
         self._listeners = self._make_listeners()
@@ -234,10 +234,12 @@ class Application:
             return [self._make_listener("frontend", front.host, front.port, public + admin)]
         return [
             self._make_listener("frontend", front.host, front.port, public),
-            self._make_listener("admin", operators.host, operators.port, admin),
+            self._make_listener("admin", operators.host, operators.port, admin, port_option="admin.port"),
         ]
 
-    def _make_listener(self, name: str, host: str, port: int, routes: list[HttpRoute]) -> Listener:
+    def _make_listener(
+        self, name: str, host: str, port: int, routes: list[HttpRoute], port_option: str = "--http-port"
+    ) -> Listener:
         http = self._settings.http
         return Listener(
             name,
@@ -247,6 +249,7 @@ class Application:
             body_limit=http.body_limit_mb * MB,
             max_connections=http.max_connections,
             idle_timeout=http.idle_timeout,
+            port_option=port_option,
         )
 
     def _make_workers(self, resolved: Resolved) -> list[Worker]:

@@ -210,9 +210,10 @@ async def test_held_back_text_is_given_at_the_end(server: Any, model: Any) -> No
     assert reply.text() == "one EN"
 
 
-async def test_an_end_of_sequence_token_ends_the_stream_and_is_not_shown(server: Any, model: Any) -> None:
+@pytest.mark.parametrize("skip", [True, False])
+async def test_an_end_of_sequence_token_ends_the_stream_and_is_not_shown(server: Any, model: Any, skip: bool) -> None:
     connection = await server.connect()
-    connection.send(CHAT, body())
+    connection.send(CHAT, body(skip_special_tokens=skip))
     call = await model.call()
     call.put(LLMEngineOutput([104, 105, 257, 33]))
 
@@ -340,6 +341,7 @@ async def test_a_client_that_leaves_takes_its_request_along(cold_server: Any, ph
 
     record = await server.record()
     assert (record.status, record.error_type) == ("error", "cancelled")
+    assert server.metrics.registry.get_sample_value("dynamo_frontend_disconnected_clients") == 1
     if call is not None:
         await asyncio.wait_for(call.released.wait(), 5)
         assert call.grip.closed.is_set()
@@ -405,3 +407,65 @@ async def test_cached_tokens_are_told_when_the_engine_knows_them(server: Any, mo
     reply = await server.chat(stream=True, stream_options={"include_usage": True})
 
     assert reply.events[-2]["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
+async def test_a_choice_that_ends_at_a_stop_string_is_stopped_while_others_go_on(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(CHAT, body(n=2, stop="END"))
+    one, two = await model.call(), await model.call()
+    one.say("x END")
+
+    await asyncio.wait_for(one.released.wait(), 5)
+
+    assert not two.grip.closed.is_set()
+    two.finish(text="y")
+    rest = await connection.until(b"0\r\n\r\n")
+    assert b"[DONE]" in rest
+
+
+async def test_a_release_goes_on_when_its_request_is_cancelled_twice(server: Any, model: Any) -> None:
+    released, finished = asyncio.Event(), asyncio.Event()
+    connection = await server.connect()
+    connection.send(CHAT, body())
+    call = await model.call()
+    closing = asyncio.Event()
+
+    async def slow_close() -> None:
+        closing.set()
+        await released.wait()
+        finished.set()
+
+    call.grip.aclose = slow_close
+    call.say("a")
+    await connection.until(b'"content":"a"')
+    task = next(task for task in asyncio.all_tasks() if "_handle_request" in repr(task.get_coro()))
+
+    connection.writer.transport.abort()
+    await asyncio.wait_for(closing.wait(), 5)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    released.set()
+
+    await asyncio.wait_for(finished.wait(), 5)
+    await asyncio.wait_for(call.released.wait(), 5)
+
+
+async def test_an_answer_for_a_choice_nobody_asked_for_is_an_error(server: Any, model: Any) -> None:
+    model.script = lambda call: call.put(LLMEngineOutput([104], index=3))
+
+    reply = await server.chat(stream=True)
+
+    assert reply.status == 500
+
+
+async def test_a_worker_that_is_lost_after_its_terminal_does_not_spoil_the_answer(server: Any, model: Any) -> None:
+    def script(call: Any) -> None:
+        call.put(LLMEngineOutput([104], FinishReason.STOP))
+        call.fail(Disconnected("lost"))
+
+    model.script = script
+
+    reply = await server.chat(stream=True)
+
+    assert reply.events[-1] == "data: [DONE]"
+    assert (await server.record()).status == "success"

@@ -95,7 +95,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
                 return await self._stream(exchange, ask, prompts, renderer, answer)
             body = await self._collect(exchange, ask, prompts, renderer, answer)
         finally:
-            pass
+            await answer.aclose()
         response = await self.send(exchange, body)
         inflight.succeed(answer.finish_reason)
         return response

@@ -95,7 +95,7 @@ def invalid(message: str, field: str) -> InvalidArgument:
 
 def number(value: float) -> str:
     """A number as a client would write it."""
-    return str(int(value)) if value == int(value) else repr(value)
+    return str(int(value)) if abs(value) < 1e15 and value == int(value) else repr(value)
 
 
 def check_range(value: float | None, low: float, high: float, name: str, field: str) -> None:

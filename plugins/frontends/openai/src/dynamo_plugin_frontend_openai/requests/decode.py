@@ -33,6 +33,8 @@ async def read_object(http: web.Request) -> dict[str, Any]:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{_PREFIX}{error}") from error
+    except RecursionError as error:
+        raise InvalidArgument(f"{_PREFIX}it is nested too deeply") from error
     if not isinstance(value, dict):
         raise InvalidArgument(f"{_PREFIX}Expected `object`")
     return value

@@ -157,6 +157,11 @@ class ResponseStream:
             self._wake()
 
     @property
+    def waiting(self) -> int:
+        """How many items wait, before merging."""
+        return len(self._items)
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more will come; what waits can still be taken."""
         return self._ended

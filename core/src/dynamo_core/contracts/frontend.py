@@ -60,6 +60,10 @@ class TokenStream(Protocol):
         """Calls `callback` once per loop turn in which something arrived or the stream ended; at once if so already."""
 
     @property
+    def waiting(self) -> int:
+        """How many items wait, before merging. A reader in no hurry may let a few hundred gather."""
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more will come; what waits can still be taken."""
 

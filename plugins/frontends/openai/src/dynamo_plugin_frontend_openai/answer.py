@@ -25,11 +25,17 @@ _END_WAIT = 1.0
 class Source:
     """One stream, and the choices that its items belong to, by the items' index."""
 
-    __slots__ = ("choices", "stream")
+    __slots__ = ("choices", "patient", "stream")
 
     def __init__(self, stream: TokenStream, choices: Mapping[int, Choice]) -> None:
         self.stream = stream
         self.choices = choices
+        #: Whether its items may be read late. The first never is: it is what the time to the first token is taken by.
+        self.patient = False
+
+    def read_one(self) -> None:
+        """Its first item has been read."""
+        self.patient = all(choice.patient for choice in self.choices.values())
 
     @property
     def cut(self) -> bool:
@@ -84,6 +90,7 @@ class Answer:
         except DynamoError as error:
             self.failure = error
         if pieces:
+            source.read_one()
             if self._first:
                 self._first = False
                 self.timing.first_output()

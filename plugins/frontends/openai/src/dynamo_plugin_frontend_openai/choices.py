@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 class Choice:
     """A choice whose engine makes the text itself. Also the base of the other kind."""
 
-    __slots__ = ("completion_tokens", "cut", "finish_reason", "index", "scored", "usage")
+    __slots__ = ("completion_tokens", "cut", "finish_reason", "index", "patient", "scored", "usage")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -42,6 +42,8 @@ class Choice:
         self.completion_tokens = 0
         #: Whether it ended here, at a stop string or token, and the engine knows nothing of it.
         self.cut = False
+        #: Whether nothing is lost if items are read late: there is no stop string to end the choice early.
+        self.patient = True
         #: What the engine counted, if it did.
         self.usage: CompletionUsage | None = None
         #: The tokens of the last `feed`, if log-probabilities were asked for and the engine gave them.
@@ -77,6 +79,7 @@ class TokenChoice(Choice):
     def __init__(self, index: int, request: PreprocessedRequest, tokenizer: Tokenizer) -> None:
         super().__init__(index)
         stop = request.stop_conditions
+        self.patient = not stop.stop
         skip = request.output_options.skip_special_tokens
         self._decoder = tokenizer.stream(skip_special_tokens=True if skip is None else skip)
         self._detokenizer = Detokenizer(

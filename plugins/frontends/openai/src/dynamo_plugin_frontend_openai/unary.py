@@ -8,6 +8,9 @@ from functools import partial
 from dynamo_plugin_frontend_openai.answer import Answer, Source
 from dynamo_plugin_frontend_openai.render import BodyRenderer, Collected
 
+#: Items that may gather before they are read, once the first has been: reading many at once costs little more than one.
+_GATHER = 128
+
 
 class UnaryAnswer:
     """Collects an answer from a callback, while the handler's task sleeps until the end."""
@@ -33,6 +36,9 @@ class UnaryAnswer:
         return list(self._collected.values())
 
     def _ready(self, source: Source) -> None:
+        stream = source.stream
+        if source.patient and not stream.ended and stream.waiting < _GATHER:
+            return
         try:
             self._read(source)
         except Exception as error:

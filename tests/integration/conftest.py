@@ -105,6 +105,12 @@ class House:
             while not condition():
                 await self.models.changed()
 
+    async def eventually(self, condition: Callable[[], bool]) -> None:
+        """Returns once something holds that no event tells of."""
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.005)
+
     def model(self, name: str = "m") -> Model:
         return self.models.get(name)
 
@@ -112,6 +118,9 @@ class House:
         request = PreprocessedRequest(
             model="m", token_ids=prompt, stop_conditions=StopConditions(max_tokens=max_tokens)
         )
+        return await self.ask(request, ctx=ctx)
+
+    async def ask(self, request: PreprocessedRequest, *, ctx: EngineContext | None = None) -> Any:
         return await self.model().generate(request, ctx or EngineContext(f"r{next(self.ids)}"), Principal())
 
 

@@ -468,7 +468,7 @@ class CountedPermit(Permit):
     def __init__(self, admission: Counting) -> None:
         self.admission = admission
 
-    async def release(self, output_tokens: int) -> None:
+    def release(self, output_tokens: int) -> None:
         self.admission.inside -= 1
         self.admission.tokens.append(output_tokens)
 

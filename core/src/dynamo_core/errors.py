@@ -293,8 +293,8 @@ def as_backend_error(error: BaseException) -> DynamoError:
     """What an engine raised, as an error of this tree: a `DynamoError` as it is, anything else as Backend(Unknown)."""
     if isinstance(error, DynamoError):
         return error
-    text = str(error) or type(error).__name__
-    return BackendUnknown(text, cause=error)
+    name, text = type(error).__name__, str(error)
+    return BackendUnknown(f"{name}: {text}" if text else name, cause=error)
 
 
 def to_wire(error: BaseException) -> WireError:

@@ -73,10 +73,6 @@ class Model:
         finally:
             await stream.aclose()
 
-    async def aclose(self) -> None:
-        """Ends the router's background work."""
-        await self.router.aclose()
-
 
 def card_conflict(known: ModelCard, new: ModelCard) -> DynamoError | None:
     """Why a worker with card `new` cannot serve the model described by `known`; None if it can."""

@@ -32,6 +32,7 @@ from dynamo_core.errors import (
     chain_has,
 )
 from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 
 #: Refusals after which another worker may accept the same request.
@@ -105,6 +106,7 @@ class Pipeline:
         router: Router,
     ) -> ResponseStream:
         routing = RoutingRequest(request, ctx.id)
+        stream = attempts.stream
         last: DynamoError | None = None
         for number in range(self._deadlines.retries + 1):
             if ctx.is_stopped():
@@ -115,37 +117,44 @@ class Pipeline:
                 if last is None:
                     raise
                 break
+            instance_id = route.instance.instance_id
+            card = pool.cards.get(instance_id)
+            routing.excluded |= {instance_id}
+            if card is None:
+                last = CannotConnect(f"worker {instance_id:x} left while the request was routed")
+                continue
             attempt_ctx = EngineContext(ctx.id, attempt_id=f"{ctx.id}-{number}", metadata=ctx.metadata)
             ctx.link_child(attempt_ctx)
-            attempts.enter(self._ticket(route, attempt_ctx, routing, pool))
+            attempts.enter(self._ticket(route, attempt_ctx, routing, card))
             try:
                 async with asyncio.timeout(self._deadlines.accept):
                     source = await self._transport.call(route.instance, endpoint, payload, attempt_ctx, attempts.sink())
             except TimeoutError as error:
-                attempt_ctx.kill()
                 last = ConnectionTimeout(
-                    f"worker {route.instance.instance_id:x} did not accept within {self._deadlines.accept} s",
-                    cause=error,
+                    f"worker {instance_id:x} did not accept within {self._deadlines.accept} s", cause=error
                 )
             except DynamoError as error:
                 if not isinstance(error, RETRYABLE) or chain_has(error, InvalidArgument, Cancelled):
                     raise
                 last = error
             else:
-                attempts.stream.attach(source, route.instance.instance_id)
-                return attempts.stream
+                stream.attach(source, instance_id)
+                if stream.ended and stream.error is not None and not stream.started:
+                    raise stream.error
+                return stream
             attempts.leave()
-            routing.excluded = routing.excluded | {route.instance.instance_id}
+            if stream.ended:
+                # A deadline of the whole request passed meanwhile.
+                raise stream.error or last
         raise _exhausted(last)
 
-    def _ticket(self, route: Route, ctx: EngineContext, routing: RoutingRequest, pool: Pool) -> Ticket:
-        block_size = pool.cards[route.instance.instance_id].kv_cache_block_size
+    def _ticket(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Ticket:
         return self._board.enter(
             route,
             ctx.attempt_id,
             prompt_tokens=len(routing.request.token_ids),
-            block_size=block_size,
-            hashes=routing.known_hashes(block_size),
+            block_size=card.kv_cache_block_size,
+            hashes=routing.known_hashes(card.kv_cache_block_size),
         )
 
 
@@ -157,9 +166,10 @@ class _Attempts:
         self._deadlines = deadlines
         self._ticket: Ticket | None = None
         self._loop = asyncio.get_running_loop()
-        self._begun = self._loop.time()
-        self._timer = self._loop.call_later(deadlines.first_item, self._no_first_item)
         self._output_tokens = 0
+        first = min(deadlines.first_item, deadlines.total)
+        self._timer = self._loop.call_later(first, self._due)
+        self._end_of_time = self._loop.time() + deadlines.total
         observers = (self._count,) if endpoint is GENERATE else ()
         self.stream = ResponseStream(
             endpoint.merge, flush, observers=observers, on_end=self._ended, on_close=self._closed
@@ -167,7 +177,10 @@ class _Attempts:
 
     def enter(self, ticket: Ticket) -> None:
         """A worker was chosen."""
-        self._ticket = ticket
+        if self.stream.ended:
+            ticket.leave()
+        else:
+            self._ticket = ticket
 
     def leave(self) -> None:
         """The worker did not take the request, or has finished it."""
@@ -184,22 +197,21 @@ class _Attempts:
         self._timer.cancel()
         self.leave()
 
-    async def _closed(self) -> None:
-        await self._permit.release(self._output_tokens)
+    def _closed(self) -> None:
+        self._permit.release(self._output_tokens)
 
     def _count(self, batch: Sequence[LLMEngineOutput]) -> None:
         for item in batch:
             self._output_tokens += len(item.token_ids)
 
-    def _no_first_item(self) -> None:
-        if not self.stream.started:
+    def _due(self) -> None:
+        left = self._end_of_time - self._loop.time()
+        if left <= 0:
+            self.stream.fail(ResponseTimeout(f"the answer took longer than {self._deadlines.total} s"))
+        elif not self.stream.started:
             self.stream.fail(ResponseTimeout(f"no answer began within {self._deadlines.first_item} s"))
-            return
-        left = self._begun + self._deadlines.total - self._loop.time()
-        self._timer = self._loop.call_later(max(0.0, left), self._too_long)
-
-    def _too_long(self) -> None:
-        self.stream.fail(ResponseTimeout(f"the answer took longer than {self._deadlines.total} s"))
+        else:
+            self._timer = self._loop.call_later(left, self._due)
 
 
 def _exhausted(last: DynamoError | None) -> DynamoError:

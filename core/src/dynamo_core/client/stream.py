@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynamo_core.client.flush import FlushQueue
 from dynamo_core.contracts.call import Sink, Source
-from dynamo_core.errors import DynamoError, StreamIncomplete
+from dynamo_core.errors import Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 
 #: Items that may wait for the reader before the source is asked to pause, and the level at which it may go on.
@@ -27,8 +27,8 @@ class ResponseStream:
     """The items of one answer. Has one reader, which iterates, or sets `on_ready` and uses `take`.
 
     It ends well only after the flag that completes the stream. `on_end` runs once, as soon as the stream has ended or
-    is closed, so that what the request held is free even while a slow reader still takes the rest; `on_close` is
-    awaited once, by `aclose`. `observers` are told every batch that the reader takes.
+    is closed, so that what the request held is free even while a slow reader still takes the rest; `on_close` runs
+    once, in `aclose`. `observers` are told every batch that the reader takes.
     """
 
     __slots__ = (
@@ -60,7 +60,7 @@ class ResponseStream:
         *,
         observers: Sequence[Callable[[Sequence[Any]], None]] = (),
         on_end: Callable[[], None] | None = None,
-        on_close: Callable[[], Awaitable[None]] | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self._merge = merge
         self._flush = flush
@@ -92,6 +92,7 @@ class ResponseStream:
         """
         self._on_first = on_first
         self._source = None
+        self._source_paused = False
         self._inlet = inlet = _Inlet(self)
         return inlet
 
@@ -106,6 +107,8 @@ class ResponseStream:
         if self._ended:
             return
         self._inlet = None
+        if self._source is not None:
+            self._source.stop()
         self._end(error)
 
     @property
@@ -196,11 +199,11 @@ class ResponseStream:
         finally:
             self._items.clear()
             self._merged.clear()
-            self._end(None)
+            self._end(Cancelled("the stream was closed"))
+            close, self._on_close = self._on_close, None
             try:
-                close, self._on_close = self._on_close, None
                 if close is not None:
-                    await close()
+                    close()
             finally:
                 self._close_done.set_result(None)
 

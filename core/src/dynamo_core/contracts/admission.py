@@ -28,8 +28,8 @@ class Permit:
 
     __slots__ = ()
 
-    async def release(self, output_tokens: int) -> None:
-        """Gives the permit back and tells how many tokens came out."""
+    def release(self, output_tokens: int) -> None:
+        """Gives the permit back and tells how many tokens came out. Does not wait: no cancelling can lose it."""
 
 
 class Admission(Plugin, ABC):

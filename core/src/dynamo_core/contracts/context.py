@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
 Callback = Callable[[], None]
+
+log = logging.getLogger(__name__)
 
 
 class EngineContext:
@@ -82,7 +85,11 @@ class EngineContext:
             child.stop_generating()
         # Taken off one by one: a callback may take back its own wish, or another's.
         while callbacks:
-            callbacks.pop(0)()
+            callback = callbacks.pop(0)
+            try:
+                callback()
+            except Exception:
+                log.exception("a stop callback of request %s failed", self.id)
 
     def kill(self) -> None:
         """Says that nobody listens any more; also stops."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.errors import BackendError, NotSupported
+from dynamo_core.protocol.events import ActiveLoad, KvEvent
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 
@@ -87,6 +88,30 @@ class EngineConfig:
     runtime_data: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class KvEventSource:
+    """Tells what the KV cache of one data-parallel rank comes to hold.
+
+    `subscribe` is called once and given a function to call, in the event loop's thread, with every event of the rank in
+    order. That function never waits and never fails. `KvEvent.event_id` counts up by one from 0.
+    """
+
+    dp_rank: int
+    subscribe: Callable[[Callable[[KvEvent], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSource:
+    """Tells the load of one data-parallel rank.
+
+    `subscribe` is called once and given a function to call, in the event loop's thread, whenever the load has changed;
+    as often as it does, for what is sent is limited by the framework. That function never waits and never fails.
+    """
+
+    dp_rank: int
+    subscribe: Callable[[Callable[[ActiveLoad], None]], None]
+
+
 class LLMEngine(Plugin, ABC):
     """An inference engine. Write `start`, `generate` and `cleanup`; the rest has defaults."""
 
@@ -127,6 +152,14 @@ class LLMEngine(Plugin, ABC):
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
         """Called once after `start`: register the engine's own metrics here. Does nothing by default."""
+
+    async def kv_event_sources(self) -> Sequence[KvEventSource]:
+        """Asked once after `setup_metrics`: one source per rank whose cache others may know of. None by default."""
+        return ()
+
+    async def load_sources(self) -> Sequence[LoadSource]:
+        """Asked once after `setup_metrics`: one source per rank that tells its load. None by default."""
+        return ()
 
     async def health_check_payload(self) -> dict[str, Any] | None:
         """The request to probe the engine with, as a map of `PreprocessedRequest` fields; None for the default."""

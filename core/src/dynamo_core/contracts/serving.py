@@ -15,6 +15,9 @@ from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
+#: Items after which a handler that never waits lets the others have a turn of the loop.
+BREATH = 64
+
 #: Seconds between the wish to stop and the cancelling of a handler that does not.
 STOP_GRACE = 2.0
 
@@ -81,10 +84,19 @@ class ServedCall:
         if self._task is not None:
             self._task.cancel()
 
-    async def wait(self) -> None:
-        """Returns when the handler, with every ``finally`` in it, has run to its end."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the handler, with every ``finally`` in it, has run to its end; whether it did in `timeout` s.
+
+        Without a timeout, a second longer than a stopped handler may take.
+        """
+        if self._task is None:
+            return True
+        if timeout is None:
+            timeout = STOP_GRACE + 1.0
+        done, _ = await asyncio.wait([self._task], timeout=timeout)
+        if not done:
+            log.error("request %s: a handler did not end %s s after it was stopped", self._ctx.id, timeout)
+        return bool(done)
 
     def _arm(self) -> None:
         task = self._task
@@ -125,6 +137,9 @@ class ServedCall:
 
     async def _pump(self, items: Any) -> None:
         data, event, room = self._outlet.data, self._outlet.event, self._outlet.room
+        # The caller gets to know that it was accepted before anything arrives.
+        await asyncio.sleep(0)
+        count = 0
         async with aclosing(items):
             async for item in items:
                 if type(item) is Annotated:
@@ -134,3 +149,6 @@ class ServedCall:
                 wait = room()
                 if wait is not None:
                     await wait
+                count += 1
+                if not count % BREATH:
+                    await asyncio.sleep(0)

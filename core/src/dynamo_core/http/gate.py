@@ -49,7 +49,10 @@ class Gate:
         if self._closed or not self._admit():
             self.refused += 1
             return _Refusal()
-        return _Visitor(self)
+        visitor = _Visitor(self)
+        # Counted before the transport exists: a crowd may be accepted in one turn of the loop.
+        self._waiting.add(visitor)
+        return visitor
 
     def close(self) -> None:
         """Closes every connection that has not begun a request. New ones are refused."""
@@ -87,9 +90,10 @@ class _Visitor(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        gate = self._gate
-        gate._waiting.add(self)
-        self._timer = asyncio.get_running_loop().call_later(gate._header_timeout, self._late)
+        if self._gate._closed:
+            self.leave()
+            return
+        self._timer = asyncio.get_running_loop().call_later(self._gate._header_timeout, self._late)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._data

@@ -201,10 +201,11 @@ class Listener:
         async with self._closing:
             if self._closed:
                 return
-            self._closed = True
             if running:
                 await asyncio.wait(running, timeout=_CANCEL_GRACE)
             await self._runner.cleanup()
+            # Only now: whoever cuts this short closes the rest by calling again.
+            self._closed = True
 
     def _stop_accepting(self) -> None:
         self._draining = True

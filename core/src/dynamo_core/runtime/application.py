@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from dynamo_core.client.admission import NoAdmission
@@ -27,6 +26,7 @@ from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.runtime.health import Health
 from dynamo_core.runtime.resolve import Resolved, resolve
 from dynamo_core.settings import LoadedSettings, WorkerSettings
+from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.access_log import AccessLog
 from dynamo_core.telemetry.inflight import Requests
 from dynamo_core.telemetry.loop_lag import LoopLag
@@ -83,6 +83,7 @@ class Application:
         self._health = Health(self._settings, self._models)
         self._listeners = self._make_listeners()
         self._workers = self._make_workers(self._resolved)
+        self._tasks = TaskSet()
         self._stopped = False
 
     @property
@@ -141,7 +142,7 @@ class Application:
         steps: list[Callable[[bool], Awaitable[None]]] = [
             self._drain_listeners,
             lambda _: self._close_listeners(),
-            *(partial(self._stop_worker, worker) for worker in reversed(self._workers)),
+            self._stop_workers,
             lambda _: self._frontend.aclose(),
             lambda _: self._models.aclose(),
             lambda _: self._admission.aclose(),
@@ -173,9 +174,18 @@ class Application:
     async def _stop_lag(self, grace: bool) -> None:
         self._lag.stop()
 
-    @staticmethod
-    async def _stop_worker(worker: Worker, grace: bool) -> None:
-        await worker.stop(grace=grace)
+    async def _stop_workers(self, grace: bool) -> None:
+        stopping = [self._tasks.spawn(worker.stop(grace=grace), name="stop-worker") for worker in self._workers]
+        if not stopping:
+            return
+        try:
+            await asyncio.wait(stopping)
+        except asyncio.CancelledError:
+            # Each goes on with the steps that are left, without the patience.
+            for task in stopping:
+                task.cancel()
+            await asyncio.wait(stopping)
+            raise
 
     # Construction.
 
@@ -228,10 +238,12 @@ class Application:
         routes = [*self._frontend.routes()]
         public = [route for route in routes if route.listener is ListenerName.PUBLIC]
         admin = [route for route in routes if route.listener is ListenerName.ADMIN]
-        public += [*health_routes(self._health), metrics_route(self._metrics.render)]
+        public += health_routes(self._health)
+        admin += [metrics_route(self._metrics.render)]
         front, operators = settings.frontend, settings.admin
         if operators.port is None:
             return [self._make_listener("frontend", front.host, front.port, public + admin)]
+        admin += health_routes(self._health)
         return [
             self._make_listener("frontend", front.host, front.port, public),
             self._make_listener("admin", operators.host, operators.port, admin, port_option="admin.port"),
@@ -289,6 +301,7 @@ def worker_config(namespace: str, name: str, settings: WorkerSettings, replica: 
     """What the engine of one replica is told."""
     return WorkerConfig(
         model_name=settings.model.name,
+        served_model_name=settings.model.name,
         model_path=settings.model.path,
         namespace=namespace,
         component=settings.component,

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import GenerateContext
-from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.engine import MULTI_CHOICE, EngineConfig, LLMEngine
 from dynamo_core.errors import DynamoError, EngineShutdown, StreamIncomplete, as_backend_error
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 from dynamo_core.worker.gate import CapacityGate, Ticket
 from dynamo_core.worker.metrics import WorkerMetrics
-from dynamo_core.worker.validate import validated, validator_enabled
+from dynamo_core.worker.validate import ContractViolation, validated, validator_enabled
+
+log = logging.getLogger(__name__)
 
 
 class EngineAdapter:
     """The handlers of one engine's endpoints."""
 
-    def __init__(self, engine: LLMEngine, gate: CapacityGate, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        engine: LLMEngine,
+        engine_config: EngineConfig,
+        gate: CapacityGate,
+        metrics: WorkerMetrics,
+        *,
+        worker: str,
+    ) -> None:
         self._engine = engine
+        self._worker = worker
+        self._many_choices = engine_config.model_input == "text" or MULTI_CHOICE in engine_config.capabilities
         self._gate = gate
         self._metrics = metrics
         self._aborts = TaskSet()
@@ -59,26 +72,31 @@ class EngineAdapter:
             return
         keep = ctx.on_stop(lambda: self._abort(ctx))
         items: Any = None
+        # One terminal, or one per choice for an engine that makes the choices itself.
+        left = (request.sampling_options.n or 1) if self._many_choices else 1
         try:
             items = self._engine.generate(request, GenerateContext(ctx))
             if self._validate:
-                items = validated(items)
-            ended = False
+                items = validated(items, left)
             async for item in items:
                 if item.finish_reason is not None:
-                    ended = True
-                    keep()
+                    left -= 1
+                    if not left:
+                        keep()
                 yield item
-                if ended and not self._validate:
+                if not left and not self._validate:
                     # Nothing may follow, so nothing that follows is asked for.
                     return
-            if not ended:
+            if left:
                 raise StreamIncomplete("the engine ended the stream without a terminal item")
-        except DynamoError:
+        except DynamoError as error:
             self._metrics.error("generate")
+            if isinstance(error, ContractViolation):
+                log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
             raise
         except Exception as error:
             self._metrics.error("generate")
+            log.exception("engine %s of worker %s failed on request %s", self._engine.NAME, self._worker, ctx.id)
             raise as_backend_error(error) from error
         finally:
             keep()
@@ -97,6 +115,7 @@ class EngineAdapter:
         except DynamoError:
             raise
         except Exception as error:
+            log.exception("engine %s of worker %s failed to embed %s", self._engine.NAME, self._worker, ctx.id)
             raise as_backend_error(error) from error
 
     async def _place(self, ctx: ServedContext, ticket: Ticket) -> bool:

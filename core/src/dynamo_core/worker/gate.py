@@ -73,12 +73,13 @@ class CapacityGate:
 class Ticket:
     """One request's place; it is given back exactly once, by `leave`."""
 
-    __slots__ = ("_gate", "_in_engine", "_left", "_waiter")
+    __slots__ = ("_gate", "_in_engine", "_left", "_waiter", "_woken")
 
     def __init__(self, gate: CapacityGate) -> None:
         self._gate = gate
         self._in_engine = False
         self._left = False
+        self._woken = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -87,13 +88,14 @@ class Ticket:
         return self._in_engine
 
     async def ready(self) -> None:
-        """Returns when the engine may be called, or when the request was `woken` for another reason."""
-        if not self._in_engine:
+        """Returns when the engine may be called, or when the request was woken for another reason."""
+        if not self._in_engine and not self._woken:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def wake(self) -> None:
         """Ends the wait without granting: the request is to be given up."""
+        self._woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

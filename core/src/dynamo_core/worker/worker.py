@@ -10,7 +10,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -80,6 +80,7 @@ class Worker:
         self._served: list[Served] = []
         self._adapter: EngineAdapter | None = None
         self._instance: Instance | None = None
+        self._lifecycle = asyncio.Lock()
         self.state = WorkerState.INIT
 
     @property
@@ -94,6 +95,10 @@ class Worker:
             ConfigError: the model folder cannot be used.
             BackendError: the engine could not start; cleanup has been called.
         """
+        async with self._lifecycle:
+            await self._start()
+
+    async def _start(self) -> None:
         if self.state is not WorkerState.INIT:
             raise RuntimeError("a worker is started once")
         folder = self._config.model_path
@@ -103,35 +108,61 @@ class Worker:
             engine_config = await self._start_engine(self._lease.id)
             await self._serve(self._lease, engine_config, files)
         except BaseException:
-            await self.stop(grace=False)
+            await self._stop(grace=False)
             raise
 
     async def stop(self, *, grace: bool = True) -> None:
         """Unregisters, waits the grace period, lets requests finish, drains, cleans up. Safe twice.
 
-        Without `grace` it neither waits the grace period nor for running requests.
+        Without `grace` it neither waits the grace period nor for running requests. Nor does it once it is cancelled;
+        every later step is still taken. While the worker starts, this waits until it has.
         """
+        async with self._lifecycle:
+            await self._stop(grace=grace)
+
+    async def _stop(self, *, grace: bool) -> None:
         if self.state is WorkerState.STOPPED:
             return
         running = self.state is WorkerState.RUNNING
         owed = self.state is not WorkerState.INIT
         self.state = WorkerState.STOPPED
+        steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [("leave discovery", self._unregister)]
+        if running:
+            self._say("dynamo_engine_draining")
+        if grace:
+            steps.append(("finish its requests", self._finish_requests))
+        steps.append(("close its endpoints", self._close_endpoints))
+        if running:
+            steps.append(("drain its engine", self._drain_engine))
+        if owed:
+            steps.append(("clean up its engine", self._engine.cleanup))
+        if self._lease is not None:
+            steps.append(("end its lease", self._lease.aclose))
+        await self._take(steps)
+        if owed:
+            self._say("dynamo_engine_stopped")
+
+    async def _take(self, steps: list[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
+        """Takes every step, whatever becomes of each; being cancelled cuts one short and is passed on at the end."""
+        cut = False
+        for what, step in steps:
+            if cut and step == self._finish_requests:
+                continue
+            try:
+                await step()
+            except asyncio.CancelledError:
+                cut = True
+                if step == self._close_endpoints:
+                    # What was left open by being cut short; the requests have had their time.
+                    await self._close_endpoints()
+            except Exception:
+                log.exception("worker %s could not %s", self._config.worker, what)
+        if cut:
+            raise asyncio.CancelledError
+
+    def _say(self, hook: str) -> None:
         worker_id = self._lease.id if self._lease is not None else 0
-        try:
-            await self._unregister()
-            if running:
-                self._announce("dynamo_engine_draining", worker=self._config, worker_id=worker_id)
-            if grace:
-                await self._finish_requests()
-        finally:
-            await self._close_endpoints()
-            if running:
-                await self._drain_engine()
-            if owed:
-                await self._clean_up_engine()
-                self._announce("dynamo_engine_stopped", worker=self._config, worker_id=worker_id)
-            if self._lease is not None:
-                await self._lease.aclose()
+        self._announce(hook, worker=self._config, worker_id=worker_id)
 
     async def _start_engine(self, worker_id: int) -> EngineConfig:
         begun = time.perf_counter()
@@ -144,6 +175,8 @@ class Worker:
         except DynamoError:
             raise
         except Exception as error:
+            # The author of an engine needs the place; the operator needs to know which worker it is.
+            log.exception("engine %s of worker %s failed to start", self._engine.NAME, self._config.worker)
             raise as_backend_error(error) from error
         self.state = WorkerState.RUNNING
         self._worker_metrics = WorkerMetrics(self._metrics)
@@ -153,7 +186,9 @@ class Worker:
 
     async def _serve(self, lease: Lease, engine_config: EngineConfig, files: ModelFiles) -> None:
         gate = CapacityGate(self._metrics, limit=self._limits.engine_requests, queue=self._limits.queued_requests)
-        self._adapter = adapter = EngineAdapter(self._engine, gate, self._worker_metrics)
+        self._adapter = adapter = EngineAdapter(
+            self._engine, engine_config, gate, self._worker_metrics, worker=self._config.worker
+        )
         card = make_card(lease.id, self._config, engine_config, files.listing())
         address: dict[str, str] = {}
         for endpoint, handler in (
@@ -172,13 +207,9 @@ class Worker:
         log.info("serving %s as instance %x of worker %s", card.name, lease.id, self._config.worker)
 
     async def _unregister(self) -> None:
-        if self._lease is None or self._instance is None:
-            return
-        try:
+        if self._lease is not None and self._instance is not None:
             await self._lease.remove(INSTANCES + self._instance.path)
             await self._lease.remove(CARDS + self._instance.path)
-        except Exception as error:
-            log.warning("worker %s could not leave discovery: %s", self._config.worker, error)
 
     async def _finish_requests(self) -> None:
         if self._instance is not None and self._discovery.CROSS_PROCESS:
@@ -194,13 +225,5 @@ class Worker:
             await self._adapter.aclose()
 
     async def _drain_engine(self) -> None:
-        try:
+        async with asyncio.timeout(self._limits.drain_timeout):
             await self._engine.drain()
-        except Exception:
-            log.exception("engine %s failed to drain", self._engine.NAME)
-
-    async def _clean_up_engine(self) -> None:
-        try:
-            await self._engine.cleanup()
-        except Exception:
-            log.exception("engine %s failed to clean up", self._engine.NAME)

@@ -64,7 +64,7 @@ class Call:
         self.sink: Sink = self.stream.begin()
         self.stream.attach(self.grip, 7)
 
-    async def _release(self) -> None:
+    def _release(self) -> None:
         self.released.set()
 
     def say(self, text: str, **fields: Any) -> None:

@@ -316,12 +316,13 @@ async def test_the_model_list_has_the_shape_of_the_seed(server: Any) -> None:
 
 
 async def test_the_extended_list_tells_kinds_and_facts(server: Any) -> None:
-    server.add_model("a/b", model_types=["completions"])
+    server.add_model("a/b", model_types=["completions"], capabilities=["embed"])
 
     lists = (await server.get("/dynamo/alpha/list-models")).json()
 
     assert lists["chat_completion_models"] == ["m"]
     assert lists["completion_models"] == ["a/b", "m"]
+    assert lists["embedding_models"] == ["a/b"]
     assert [model["name"] for model in lists["models"]] == ["a/b", "m"]
     assert all(model["ready"] for model in lists["models"])
 

@@ -288,12 +288,14 @@ async def test_fields_that_ask_for_nothing_are_accepted(server: Any, model: Any)
         (b"[]", None),
         (b"[" * 200_000, None),
         (b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}', None),
-        (b'{"messages":[]}', None),
+        (b'{"messages":[]}', "model"),
+        (b'{"model":"m"}', "messages"),
+        (b'{"model":"m","messages":[{}]}', "messages[0].role"),
         (b'{"model":"m","messages":"x"}', "messages"),
         (b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":"hot"}', "temperature"),
         (b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":-1}', "max_tokens"),
         (b'{"model":"m","messages":[{"role":"king","content":"x"}]}', "messages[0].role"),
-        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"nvext":{"nope":1}}', "nvext"),
+        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"nvext":{"nope":1}}', "nvext.nope"),
         (b'{"model":5,"messages":[{"role":"user","content":"x"}]}', "model"),
     ],
 )
@@ -303,6 +305,60 @@ async def test_bodies_of_the_wrong_shape_are_refused(server: Any, body: bytes, p
     assert reply.status == 400
     assert reply.json()["message"].startswith("Failed to deserialize the JSON body into the target type: ")
     assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": "hot"}, "temperature: expected a number or null, got a string"),
+        ({"stream": "yes"}, "stream: expected a boolean or null, got a string"),
+        ({"max_tokens": 1.5}, "max_tokens: expected an integer or null, got a number"),
+        ({"max_tokens": -1}, "max_tokens: expected an integer of at least 0"),
+        ({"max_tokens": 2**40}, "max_tokens: expected an integer of at most 4294967295"),
+        ({"stop": 5}, "stop: expected a string, a list or null, got an integer"),
+        ({"stop": [True]}, "stop[0]: expected a string, got a boolean"),
+        ({"messages": {}}, "messages: expected a list, got an object"),
+        ({"messages": None}, "messages: expected a list, got null"),
+        ({"messages": [{"content": "x"}]}, "messages[0]: missing field `role`"),
+        ({"nvext": {"topk": 1}}, "nvext: unknown field `topk`"),
+        ({"model": None}, "model: expected a string, got null"),
+    ],
+)
+async def test_what_is_wrong_with_the_shape_is_told_in_plain_words(
+    server: Any, fields: dict[str, Any], words: str
+) -> None:
+    reply = await server.chat(**fields)
+
+    assert reply.json()["message"] == f"Failed to deserialize the JSON body into the target type: {words}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x"}, "model"),
+        ("/v1/completions", {"model": "m"}, "prompt"),
+        ("/v1/embeddings", {"model": "m"}, "input"),
+        ("/v1/chat/completions", {"model": "m"}, "messages"),
+    ],
+)
+async def test_a_missing_field_is_named(server: Any, path: str, body: dict[str, Any], param: str) -> None:
+    reply = await server.post(path, body)
+
+    assert (reply.status, reply.json()["error"]["param"]) == (400, param)
+    assert reply.json()["message"].endswith(f"target type: missing field `{param}`")
+
+
+async def test_an_encoding_that_is_not_known_is_told_with_those_that_are(server: Any) -> None:
+    reply = await server.post("/v1/embeddings", {"model": "m", "input": "x", "encoding_format": "hex"})
+
+    assert reply.json()["message"].endswith("encoding_format: expected 'base64' or 'float', got 'hex'")
+    assert reply.json()["error"]["param"] == "encoding_format"
+
+
+async def test_a_refused_value_is_not_blamed_on_the_model(server: Any) -> None:
+    reply = await server.chat(tools=[{"type": "function", "function": {"name": "f"}}])
+
+    assert reply.json()["message"] == "Unsupported value of parameter `tools`"
 
 
 async def test_a_lone_surrogate_is_a_bad_request(server: Any) -> None:
@@ -356,7 +412,9 @@ async def test_the_engine_is_asked_for_what_the_client_said(server: Any, model: 
     assert request.model == "m"
 
 
-async def test_without_a_limit_the_answer_may_fill_the_context(server: Any, model: Any) -> None:
+async def test_a_limit_is_cut_to_the_room_in_the_context_and_without_one_the_engine_decides(
+    server: Any, model: Any
+) -> None:
     model.script = lambda call: call.finish(text="x")
 
     await server.complete(prompt="x" * 990)
@@ -365,7 +423,7 @@ async def test_without_a_limit_the_answer_may_fill_the_context(server: Any, mode
     await server.complete(model="open")
 
     limits = [(await model.call()).request.stop_conditions.max_tokens for _ in range(2)]
-    assert limits == [10, 10]
+    assert limits == [None, 10]
     assert (await server.directory.models["open"].call()).request.stop_conditions.max_tokens is None
 
 

@@ -39,8 +39,8 @@ class MemoryDiscovery(Discovery):
             for key, value in snapshot:
                 yield WatchEvent(WatchKind.PUT, key, value)
             yield WatchEvent(WatchKind.SYNCED)
-            while True:
-                for event in await watcher.changes():
+            while (changes := await watcher.changes()) is not None:
+                for event in changes:
                     yield event
         finally:
             self._watchers.discard(watcher)
@@ -54,6 +54,8 @@ class MemoryDiscovery(Discovery):
     async def aclose(self) -> None:
         for lease in list(self._leases.values()):
             await lease.aclose()
+        for watcher in self._watchers:
+            watcher.end()
 
     def put(self, key: str, value: bytes) -> None:
         """Writes a record and tells the watchers."""
@@ -113,11 +115,12 @@ class _MemoryLease(Lease):
 class _Watcher:
     """Changes that wait for one watch: the newest per key, so that a slow reader holds no more than the view."""
 
-    __slots__ = ("_pending", "_prefix", "_waiter")
+    __slots__ = ("_ended", "_pending", "_prefix", "_waiter")
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._pending: dict[str, WatchEvent] = {}
+        self._ended = False
         self._waiter: asyncio.Future[None] | None = None
 
     def offer(self, event: WatchEvent) -> None:
@@ -125,14 +128,25 @@ class _Watcher:
             return
         self._pending.pop(event.key, None)
         self._pending[event.key] = event
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._wake()
 
-    async def changes(self) -> list[WatchEvent]:
+    def end(self) -> None:
+        """Ends the watch once it has told what is pending."""
+        self._ended = True
+        self._wake()
+
+    async def changes(self) -> list[WatchEvent] | None:
+        """What has changed; waits for a change. None when the directory is closed."""
         while not self._pending:
+            if self._ended:
+                return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         changes = list(self._pending.values())
         self._pending.clear()
         return changes
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from aiohttp import web
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.errors import DynamoError, ModelNotFound
+from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
 
 from dynamo_plugin_frontend_openai.annotations import Timing
 from dynamo_plugin_frontend_openai.errors import HttpFault, problem_of, report
@@ -19,6 +19,9 @@ from dynamo_plugin_frontend_openai.sse import ClientGone, EventStream
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, InflightRequest, ServedModel
+
+#: Seconds in which a request's body must have arrived.
+BODY_DEADLINE = 60.0
 
 AskT = TypeVar("AskT")
 
@@ -74,7 +77,10 @@ class ModelEndpoint(ABC, Generic[AskT]):
         """The handler of the route."""
         timing = Timing()
         try:
-            raw = await read_object(http)
+            async with asyncio.timeout(BODY_DEADLINE):
+                raw = await read_object(http)
+        except TimeoutError:
+            return problem_of(HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s")).response()
         except (HttpFault, DynamoError) as error:
             return problem_of(error).response()
         model = self._find(raw.get("model"))
@@ -116,7 +122,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
             return await self.serve(exchange, ask)
         except asyncio.CancelledError:
             exchange.ctx.kill()
-            inflight.disconnected()
+            self._cut_off(exchange)
             raise
         except ClientGone:
             inflight.disconnected()
@@ -124,6 +130,17 @@ class ModelEndpoint(ABC, Generic[AskT]):
             return response or web.Response(status=499)
         except Exception as error:
             return self._fail(exchange, error)
+
+    def _cut_off(self, exchange: Exchange) -> None:
+        """The handler was cancelled: the client left, or the server ends and the client is told."""
+        transport = exchange.http.transport
+        if transport is None or transport.is_closing():
+            exchange.inflight.disconnected()
+            return
+        problem = problem_of(Unavailable("the server is shutting down"))
+        exchange.inflight.fail(problem.metric, problem.status)
+        if exchange.out is not None and exchange.out.response is not None:
+            exchange.out.cut(problem.event())
 
     def _fail(self, exchange: Exchange, error: Exception) -> web.StreamResponse:
         problem = problem_of(error)

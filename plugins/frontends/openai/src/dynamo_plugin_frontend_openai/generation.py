@@ -93,12 +93,12 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         try:
             if ask.request.streaming:
                 return await self._stream(exchange, ask, prompts, renderer, answer)
-            body = await self._collect(exchange, ask, prompts, renderer, answer)
+            # Sent before the streams are closed: the client need not wait for an engine to let go.
+            response = await self.send(exchange, await self._collect(exchange, ask, prompts, renderer, answer))
+            inflight.succeed(answer.finish_reason)
+            return response
         finally:
             await answer.aclose()
-        response = await self.send(exchange, body)
-        inflight.succeed(answer.finish_reason)
-        return response
 
     async def _stream(
         self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer

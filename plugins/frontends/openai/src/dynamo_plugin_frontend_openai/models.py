@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from dynamo_core.contracts.engine import EMBED
 from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol.records import CHAT, COMPLETIONS
 
@@ -42,6 +43,8 @@ class ModelLists:
             {
                 "chat_completion_models": [model.name for model in models if CHAT in model.card.model_types],
                 "completion_models": [model.name for model in models if COMPLETIONS in model.card.model_types],
+                # Embeddings are a matter of what the engine can do, whatever its card says of chat and completions.
+                "embedding_models": [model.name for model in models if EMBED in model.card.capabilities],
                 "models": [_facts(model) for model in models],
             }
         )

@@ -127,10 +127,10 @@ def to_engine(
 
 
 def _limit(wished: int | None, prompt: int, context: int | None) -> int | None:
-    if context is None:
+    """The wish, cut to what fits. Without a wish the engine has a default of its own."""
+    if context is None or wished is None:
         return wished
-    room = max(context - prompt, 1)
-    return room if wished is None else min(wished, room)
+    return min(wished, max(context - prompt, 1))
 
 
 def _sampling(request: GenerationRequest, choice: int) -> SamplingOptions:

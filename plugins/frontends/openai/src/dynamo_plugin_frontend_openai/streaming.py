@@ -67,6 +67,8 @@ class StreamingAnswer:
             await self._commit()
             while not self._answer.done:
                 await self._go_on()
+            if self._failure is not None:
+                raise self._failure
         finally:
             self._live = False
             self._timer.cancel()

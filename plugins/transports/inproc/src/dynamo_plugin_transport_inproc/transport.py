@@ -79,6 +79,7 @@ class _InprocServed(Served):
         try:
             await call.verdict
         except asyncio.CancelledError:
+            call.forget()
             await call.aclose()
             raise
         return call
@@ -109,7 +110,7 @@ class _InprocCall(Source):
         served = ServedContext(ctx.id, attempt_id=ctx.attempt_id, metadata=ctx.metadata)
         self._call = call = ServedCall(handler, request, served, self)
         call.start(owner)
-        self._forget = ctx.on_stop(lambda: call.stop(kill=ctx.is_killed()))
+        self._forget = ctx.on_stop(lambda: self._stop(kill=ctx.is_killed()))
 
     # The serving side.
 
@@ -143,10 +144,13 @@ class _InprocCall(Source):
 
     # The calling side.
 
+    def forget(self) -> None:
+        """The caller gave up before it was accepted: the sink is not to be told anything."""
+        self._sink = None
+        self.stop()
+
     def stop(self) -> None:
-        self.resume()
-        if self._call is not None:
-            self._call.stop()
+        self._stop(kill=False)
 
     async def aclose(self) -> None:
         sink, self._sink = self._sink, None
@@ -156,6 +160,12 @@ class _InprocCall(Source):
             await self._call.wait()
         if sink is not None:
             sink.closed(None)
+
+    def _stop(self, *, kill: bool) -> None:
+        # A handler that waits for room would not notice.
+        self.resume()
+        if self._call is not None:
+            self._call.stop(kill=kill)
 
     def pause(self) -> None:
         if self._room is None:

@@ -83,7 +83,7 @@ def split_inputs(value: str | Sequence[Any], field: str, name: str) -> list[Prom
                 raise invalid(f"{name} token array at index {index} cannot be empty", f"{field}[{index}]")
         return items
     raise schema_error(
-        f"Expected a string, a list of strings, a list of token ids or a list of lists of token ids - at `$.{field}`"
+        f"expected a string, a list of strings, a list of token ids or a list of lists of token ids - at `$.{field}`"
     )
 
 

@@ -15,6 +15,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _PREFIX = "Failed to deserialize the JSON body into the target type: "
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_FIELD = re.compile(r"Object (?:(missing required)|contains unknown) field `(.*)`")
+_EXPECTED = re.compile(r"Expected `([a-z |]+)`(?: (>=|<=) (-?\d+))?(?:, got `(\w+)`)?")
+_WORDS = {
+    "array": "a list",
+    "bool": "a boolean",
+    "float": "a number",
+    "int": "an integer",
+    "object": "an object",
+    "str": "a string",
+}
 
 
 async def read_object(http: web.Request) -> dict[str, Any]:
@@ -36,7 +46,7 @@ async def read_object(http: web.Request) -> dict[str, Any]:
     except RecursionError as error:
         raise InvalidArgument(f"{_PREFIX}it is nested too deeply") from error
     if not isinstance(value, dict):
-        raise InvalidArgument(f"{_PREFIX}Expected `object`")
+        raise InvalidArgument(f"{_PREFIX}expected an object")
     return value
 
 
@@ -53,6 +63,28 @@ def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
 
 
 def schema_error(text: str) -> InvalidArgument:
-    """The error for a body of the wrong shape. A path at the end of `text` becomes the error's field."""
+    """The error for a body of the wrong shape, from what msgspec says of it; the path at its end tells the field."""
     match = _PATH.search(text)
-    return InvalidArgument(f"{_PREFIX}{text}", field=match.group(1) or None if match else None)
+    path = match[1] if match else ""
+    what = text[: match.start()] if match else text
+    named = _FIELD.fullmatch(what)
+    if named is not None:
+        path, where = f"{path}.{named[2]}".lstrip("."), path
+        what = f"{'missing' if named[1] else 'unknown'} field `{named[2]}`"
+    else:
+        where = path
+        what = _in_words(what)
+    return InvalidArgument(f"{_PREFIX}{where}: {what}" if where else _PREFIX + what, field=path or None)
+
+
+def _in_words(what: str) -> str:
+    """The types that msgspec names, as a client knows them."""
+    match = _EXPECTED.fullmatch(what)
+    if match is None:
+        return what
+    expected, bound, limit, got = match.groups()
+    *others, last = [_WORDS.get(name, name) for name in expected.split(" | ")]
+    text = f"expected {', '.join(others)} or {last}" if others else f"expected {last}"
+    if bound:
+        text += f" of {'at least' if bound == '>=' else 'at most'} {limit}"
+    return f"{text}, got {_WORDS.get(got, got)}" if got else text

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import invalid
 from dynamo_plugin_frontend_openai.requests.completions import PromptInput, split_inputs
-from dynamo_plugin_frontend_openai.requests.decode import to_struct
+from dynamo_plugin_frontend_openai.requests.decode import schema_error, to_struct
 
 MAX_INPUTS = 2048
+ENCODINGS = ("base64", "float")
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
@@ -19,7 +20,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
     model: str
     input: str | list[Any]
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: str | None = None
     dimensions: int | None = None
     user: str | None = None
 
@@ -31,6 +32,9 @@ def parse_embedding(raw: dict[str, Any]) -> tuple[EmbeddingRequest, list[PromptI
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, EmbeddingRequest)
+    if request.encoding_format not in (None, *ENCODINGS):
+        known = " or ".join(f"'{name}'" for name in ENCODINGS)
+        raise schema_error(f"expected {known}, got {request.encoding_format!r} - at `$.encoding_format`")
     inputs = split_inputs(request.input, "input", "Input")
     fields.check_known(raw, EmbeddingRequest.__struct_fields__, fields.EMBEDDINGS)
     if not request.model.strip():

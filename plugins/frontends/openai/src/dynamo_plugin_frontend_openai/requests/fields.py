@@ -93,4 +93,4 @@ def check_passive(raw: Mapping[str, Any], passive: Mapping[str, Accepts]) -> Non
     for name, value in raw.items():
         accepts = passive.get(name)
         if accepts is not None and not accepts(value):
-            raise InvalidArgument(f"Unsupported value of parameter `{name}` for this model", field=name)
+            raise InvalidArgument(f"Unsupported value of parameter `{name}`", field=name)

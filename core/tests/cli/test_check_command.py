@@ -66,13 +66,13 @@ def test_exposure_of_an_address(host: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (["router.use=fak"], ["--set router.use=fak: router.use: there is no router 'fak'", "use 'fake'"]),
+        (["router.use=fak"], ["--set router.use=fak: there is no router 'fak'", "did you mean 'fake'?"]),
         (["workers.one.engine.limit=0"], ["workers.one.engine.limit", "1"]),
         (["workers.one.engine.limits=2"], ["limits", "limit"]),
         (["admission.limit=2"], ["admission", "limit"]),
         (["events.limit=2"], ["events", "limit"]),
-        (["transport.use=far"], ["transport.use: 'far'", "discovery.use: 'near'", "'inproc'"]),
-        (["hooks=[loud]"], ["hooks: there is no hook 'loud'", "pip install dynamo-plugin-hook-loud"]),
+        (["transport.use=far"], ["--set transport.use=far: 'far'", "discovery.use: 'near'", "'inproc'"]),
+        (["hooks=[loud]"], ["--set hooks=[loud]: there is no hook 'loud'", "ours are called dynamo-plugin-hook-NAME"]),
     ],
 )
 def test_a_config_that_could_not_be_served_is_one_line_and_exit_code_2(
@@ -96,3 +96,65 @@ def test_the_line_of_the_file_that_names_a_missing_plugin_is_told(dynamo: RunCli
     config.write_text(config.read_text().replace("router: {use: fake}", "router: {use: sharp}"))
 
     assert f"{config}:3: router.use: there is no router 'sharp'" in dynamo("check", config).stderr
+
+
+def test_a_model_folder_that_is_not_there_is_told_with_its_line(dynamo: RunCli, config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    config.write_text(config.read_text().replace("{name: a-model}", f"{{name: a-model, path: {folder}}}"))
+
+    missing = dynamo("check", config)
+    folder.mkdir()
+    empty = dynamo("check", config)
+    (folder / "tokenizer.json").write_text("{}")
+    whole = dynamo("check", config)
+    with_a_file = dynamo("check", config, "--model-path", folder / "tokenizer.json")
+
+    assert missing.exit_code == 2
+    assert missing.stderr.startswith(f"dynamo: {config}:8: workers.one.model.path: {folder} does not exist; ")
+    assert f"{folder} has no tokenizer.json" in empty.stderr
+    assert whole.exit_code == 0
+    assert "flag --model-path: workers.one.model.path: " in with_a_file.stderr
+    assert "is not a folder" in with_a_file.stderr
+
+
+@pytest.mark.parametrize(
+    ("frontend", "admin", "clash"),
+    [
+        (("127.0.0.1", 8000), ("127.0.0.1", 8000), True),
+        (("localhost", 8000), ("127.0.0.1", 8000), True),
+        (("0.0.0.0", 8000), ("127.0.0.1", 8000), True),
+        (("10.0.0.7", 8000), ("127.0.0.1", 8000), False),
+        (("127.0.0.1", 8000), ("127.0.0.1", 8001), False),
+        (("127.0.0.1", 0), ("127.0.0.1", 0), False),
+        (("0.0.0.0", 8000), ("::1", 8000), False),
+    ],
+)
+def test_two_listeners_on_one_address_are_refused(
+    dynamo: RunCli, config: Path, frontend: tuple[str, int], admin: tuple[str, int], clash: bool
+) -> None:
+    text = config.read_text().replace("{use: fake}", f"{{use: fake, host: '{frontend[0]}', port: {frontend[1]}}}", 1)
+    config.write_text(f"{text}admin:\n  host: '{admin[0]}'\n  port: {admin[1]}\n")
+
+    result = dynamo("check", config)
+
+    assert result.exit_code == (2 if clash else 0)
+    if clash:
+        assert result.stderr.startswith(f"dynamo: {config}:13: admin.port: 8000 is the port of the frontend too")
+
+
+def test_a_config_without_workers_that_no_other_process_could_bring_is_refused(dynamo: RunCli, config: Path) -> None:
+    config.write_text(config.read_text().split("workers:")[0])
+
+    alone = dynamo("check", config)
+    among_others = dynamo("check", config, "--set", "transport.use=far", "--set", "discovery.use=far")
+
+    assert alone.exit_code == 2
+    assert "workers: none is configured" in alone.stderr
+    assert "'near'" in alone.stderr
+    assert among_others.exit_code == 0
+
+
+def test_check_takes_the_flags_of_serve(dynamo: RunCli, config: Path) -> None:
+    graph = json.loads(dynamo("check", config, "--http-port", "8123", "--json").output)
+
+    assert graph["listeners"][0]["port"] == 8123

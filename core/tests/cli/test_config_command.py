@@ -71,3 +71,38 @@ def test_schema_leaves_a_section_open_whose_plugin_is_not_installed(dynamo: RunC
 
     assert result.exit_code == 0
     assert json.loads(result.output)["$defs"]["EngineSection"]["additionalProperties"] is True
+
+
+def test_show_takes_the_flags_of_serve_and_names_them_as_origin(dynamo: RunCli, config: Path) -> None:
+    output = dynamo("config", "show", config, "--origin", "--http-port", "8123").output
+
+    assert ["frontend.port", "8123", "flag", "--http-port"] in [line.split() for line in output.splitlines()]
+
+
+def test_show_tells_the_built_in_example_from_defaults(site: object, dynamo: RunCli) -> None:
+    output = dynamo("config", "show", "--origin").output
+
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in output.splitlines()}
+    assert rows["workers.mock.model.name"] == ['"mock-model"', "built-in example"]
+    assert rows["workers.mock.replicas"][1] == "built-in example"
+    assert rows["workers.mock.grace_period"][1] == "default"
+    assert rows["router.use"][1] == "default"
+
+
+def test_show_works_while_the_variable_of_a_secret_is_not_set(dynamo: RunCli, config: Path) -> None:
+    config.write_text(config.read_text().replace("router: {use: fake}", "router: {use: fake, key: '${env:NOT_SET_X}'}"))
+
+    shown = dynamo("config", "show", config)
+    checked = dynamo("check", config)
+
+    assert shown.exit_code == 0
+    assert "*** (environment variable 'NOT_SET_X' is not set)" in shown.output
+    assert checked.exit_code == 2
+    assert "environment variable 'NOT_SET_X' is not set" in checked.stderr
+
+
+def test_the_schema_says_of_itself_what_it_has(dynamo: RunCli, config: Path) -> None:
+    schema = json.loads(dynamo("config", "schema", config).output)
+
+    assert "profiles" in schema["properties"]
+    assert "apart from" not in schema["description"]

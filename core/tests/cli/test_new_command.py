@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,13 +62,37 @@ def test_the_example_in_the_repository_is_what_the_command_writes() -> None:
         if path.is_file() and LITTER.isdisjoint(path.parts)
     }
 
-    assert kept == {str(path): text for path, text in render("engine", "echo").items()}
+    assert kept == {str(path): text for path, text in render("engine", "echo", bin_folder="../../.venv/bin").items()}
 
 
-def test_the_commands_that_are_shown_name_the_new_package(dynamo: RunCli, tmp_path: Path) -> None:
+def test_the_commands_that_are_shown_name_the_new_package_and_the_programs_in_full(
+    dynamo: RunCli, tmp_path: Path
+) -> None:
     output = dynamo("new", "engine", "far-away", "--path", tmp_path).output
 
-    assert str(tmp_path / "dynamo-plugin-engine-far-away" / "far-away.yaml") in output
+    package = tmp_path / "dynamo-plugin-engine-far-away"
+    programs = Path(sys.executable).parent
+    commands = [shlex.split(line) for line in output.splitlines()[1:]]
+    assert commands == [
+        [str(programs / "python"), "-m", "pip", "install", "-e", f"{package}[test]"],
+        [str(programs / "dynamo"), "serve", str(package / "far-away.yaml")],
+        [str(programs / "python"), "-m", "pytest", str(package)],
+    ]
+    readme = (package / "README.md").read_text()
+    assert f"\n{programs / 'dynamo'} serve far-away.yaml\n" in readme
+    assert f"\n{programs / 'python'} -m pip install -e '.[test]'\n" in readme
+
+
+def test_a_name_that_an_installed_engine_has_is_refused(dynamo: RunCli, tmp_path: Path) -> None:
+    result = dynamo("new", "engine", "fake", "--path", tmp_path)
+
+    assert result.exit_code == 2
+    assert "there is an engine 'fake' already (acme-stages 1.2.3)" in result.stderr
+    assert list(tmp_path.glob("dynamo-*")) == []
+
+
+def test_help_says_which_names_are_allowed(dynamo: RunCli) -> None:
+    assert "small letters and digits" in " ".join(dynamo("new", "engine", "--help").output.split())
 
 
 @pytest.mark.parametrize("name", ["Echo", "echo_two", "-echo", "echo-", "2echo", "e--o", "../echo", "é"])
@@ -79,11 +104,11 @@ def test_a_name_that_cannot_be_a_plugins_is_refused(dynamo: RunCli, tmp_path: Pa
 
 
 def test_what_is_there_is_not_overwritten(dynamo: RunCli, tmp_path: Path) -> None:
-    dynamo("new", "engine", "echo", "--path", tmp_path)
-    kept = tmp_path / "dynamo-plugin-engine-echo" / "README.md"
+    dynamo("new", "engine", "far-away", "--path", tmp_path)
+    kept = tmp_path / "dynamo-plugin-engine-far-away" / "README.md"
     kept.write_text("mine")
 
-    result = dynamo("new", "engine", "echo", "--path", tmp_path)
+    result = dynamo("new", "engine", "far-away", "--path", tmp_path)
 
     assert result.exit_code == 2
     assert "is there already" in result.stderr
@@ -93,7 +118,7 @@ def test_what_is_there_is_not_overwritten(dynamo: RunCli, tmp_path: Path) -> Non
 def test_a_folder_that_cannot_be_written_is_one_line(dynamo: RunCli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    result = dynamo("new", "engine", "echo", "--path", tmp_path / "file" / "below")
+    result = dynamo("new", "engine", "far-away", "--path", tmp_path / "file" / "below")
 
     assert result.exit_code == 2
     assert "cannot write" in result.stderr

@@ -50,7 +50,7 @@ def test_a_named_plugin_that_cannot_be_loaded_is_reported_below_the_list(
     assert ["router", "other", "acme-other", "1.2.3", "installed"] in [
         line.split() for line in result.stdout.splitlines()
     ]
-    assert "router.use: router 'other' (acme-other 1.2.3): cannot be imported" in result.stderr
+    assert "--set router.use=other: router 'other' (acme-other 1.2.3): cannot be imported" in result.stderr
 
 
 def test_an_entry_point_without_a_known_kind_is_shown_with_a_question_mark(

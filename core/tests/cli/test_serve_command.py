@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,11 @@ class Served:
     def __init__(self, code: int = 0) -> None:
         self.code = code
         self.given: list[LoadedSettings] = []
+        self.parts: list[tuple[str | None, int]] = []
 
-    def __call__(self, loaded: LoadedSettings) -> int:
+    def __call__(self, loaded: LoadedSettings, *, only: str | None, replica: int, arguments: Sequence[str]) -> int:
         self.given.append(loaded)
+        self.parts.append((only, replica))
         return self.code
 
 
@@ -78,7 +80,7 @@ def test_dev_switches_the_checks_of_streams_on(
 def test_a_config_error_of_the_runtime_is_one_line(
     dynamo: RunCli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(loaded: LoadedSettings) -> int:
+    def refuse(loaded: LoadedSettings, **role: object) -> int:
         raise ConfigError("frontend.port: 8000 is in use")
 
     monkeypatch.setattr("dynamo_core.runtime.app.serve", refuse)
@@ -94,3 +96,21 @@ def test_an_unknown_option_is_refused_with_a_hint(dynamo: RunCli, config: Path) 
 
     assert result.exit_code == 2
     assert "--http-port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        (["serve"], (None, 0)),
+        (["serve", "--only", "frontend"], ("frontend", 0)),
+        (["serve", "--only", "workers.mock", "--replica", "2"], ("workers.mock", 2)),
+        (["frontend"], ("frontend", 0)),
+        (["worker", "mock"], ("workers.mock", 0)),
+    ],
+)
+def test_a_process_runs_the_part_that_it_is_told_to(
+    dynamo: RunCli, served: Served, line: list[str], part: tuple[str | None, int]
+) -> None:
+    dynamo(*line)
+
+    assert served.parts == [part]

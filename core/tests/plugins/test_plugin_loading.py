@@ -78,15 +78,27 @@ def test_a_plugin_name_may_hold_dashes(site: Site, echo: str) -> None:
     assert PluginLoader().load("engine", "far-away").NAME == "far-away"
 
 
-def test_a_missing_plugin_is_named_with_the_known_ones_and_what_to_install(site: Site) -> None:
+def test_a_misspelled_plugin_is_answered_with_the_near_name_and_nothing_to_install(site: Site) -> None:
     site.install_echo()
 
     message = refusal("engine", "eco")
 
-    assert "no engine 'eco'" in message
-    assert "echo" in message
-    assert "use 'echo'" in message
-    assert "pip install dynamo-plugin-engine-eco" in message
+    assert message.startswith("there is no engine 'eco' (installed: echo, ")
+    assert message.endswith("): did you mean 'echo'?")
+
+
+def test_a_missing_plugin_is_named_with_the_known_ones_and_what_to_look_for(site: Site) -> None:
+    site.install_echo()
+
+    message = refusal("engine", "zzz")
+
+    assert message.startswith("there is no engine 'zzz' (installed: echo, ")
+    assert message.endswith("): install the distribution that offers it (ours are called dynamo-plugin-engine-NAME)")
+
+
+def test_the_built_in_admission_is_among_the_known_names() -> None:
+    assert "none (built in)" in refusal("admission", "zzz")
+    assert refusal("admission", "nnone").endswith("did you mean 'none'?")
 
 
 def test_two_distributions_with_one_name_are_both_named(site: Site, echo: str) -> None:

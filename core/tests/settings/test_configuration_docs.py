@@ -120,8 +120,12 @@ def test_the_error_messages_shown_are_real(line: str, tmp_path: Path, monkeypatc
         speedup_ratio: float = Field(1.0)
 
     monkeypatch.chdir(tmp_path)
+    assert line.startswith("dynamo: ")
     worker = "\n" * 6 + "workers:\n  mock:\n    model: {name: m}\n    engine: {use: mocker}\n"
-    causes = {
+    sets = ["frontend.prot=1"] if "frontend.prot" in line else []
+    section: tuple[str, type[PluginConfig]] = ("frontend", PluginConfig) if sets else ("workers.mock.engine", Mocker)
+    causes: dict[str, tuple[str, dict[str, str]]] = {
+        "frontend.prot": ("", {}),
         "unknown key 'rooter'": ("\n" * 6 + "rooter: {use: kv}", {}),
         "expected an integer": (worker.replace("\n" * 6, "\n" * 4, 1) + "    replicas: two", {}),
         "DYN_TRANSPROT__USE": ("", {"DYN_TRANSPROT__USE": "tcp"}),
@@ -131,6 +135,14 @@ def test_the_error_messages_shown_are_real(line: str, tmp_path: Path, monkeypatc
     Path("dynamo.yaml").write_text(text, encoding="utf-8")
 
     with pytest.raises(ConfigError) as caught:
-        load_settings(Path("dynamo.yaml"), env=env).plugin_config("workers.mock.engine", Mocker)
+        load_settings(Path("dynamo.yaml"), env=env, sets=sets).plugin_config(*section)
 
-    assert str(caught.value) == line
+    assert f"dynamo: {caught.value}" == line
+
+
+def test_the_plugins_that_are_said_to_come_later_are_not_there_yet() -> None:
+    said = re.search(r"plugins of later releases \((.*?)\)", PAGE.read_text(encoding="utf-8"))
+
+    assert said is not None
+    for name in re.findall(r"`(\w+)`", said[1]):
+        assert not list(PAGE.parents[1].glob(f"plugins/*/{name}"))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings import load_settings
 
@@ -163,6 +164,7 @@ def test_a_missing_profile_is_told_with_a_suggestion(config_file: ConfigFile) ->
         ("DYN_NAMESPACE__", "x", "unknown setting; did you mean DYN_NAMESPACE?"),
         ("DYN_TRANSPORT____A", "x", "unknown setting; did you mean DYN_TRANSPORT__USE?"),
         ("DYN_XYZ", "1", "unknown setting; see docs/configuration.md for the names"),
+        ("DYN_FOO", "1", "unknown setting; see docs/configuration.md for the names"),
         ("DYN_WORKERS__MOKC__REPLICAS", "2", "unknown worker 'mokc'; did you mean 'mock'?"),
         ("DYN_WORKERS__MOCK__REPLICAS", "two", "workers.mock.replicas: expected an integer, got 'two'"),
         ("DYN_LOG", "loud", "log.level: expected 'debug', 'info', 'warning' or 'error', got 'loud'"),
@@ -187,11 +189,16 @@ def test_a_mistake_in_the_environment_is_told_with_the_variable(name: str, value
         ("transprot.use=tcp", "--set transprot.use=tcp: unknown key 'transprot'; did you mean 'transport'?"),
         (
             "workers.mock.replicas=two",
-            "--set workers.mock.replicas=two: workers.mock.replicas: expected an integer, got 'two'",
+            "--set workers.mock.replicas=two: expected an integer, got 'two'",
         ),
         ("workers.mokc.replicas=2", "--set workers.mokc.replicas=2: unknown worker 'mokc'; did you mean 'mock'?"),
-        ("namespace", "--set …: expected KEY=VALUE, such as --set router.use=kv"),
-        ("router..use=kv", "--set router..use: expected KEY=VALUE, such as --set router.use=kv"),
+        (
+            "workers={mock: {replicas: two}}",
+            "--set workers={mock: {replicas: two}}: workers.mock.replicas: expected an integer, got 'two'",
+        ),
+        ("transport=tcp", "--set transport=tcp: expected a mapping of settings such as {use: …}, got a single value"),
+        ("namespace", "--set namespace: expected KEY=VALUE, such as --set router.use=round-robin"),
+        ("router..use=kv", "--set router..use: expected KEY=VALUE, such as --set router.use=round-robin"),
     ],
 )
 def test_a_mistake_in_a_set_argument_is_told_with_the_argument(argument: str, message: str) -> None:
@@ -203,6 +210,38 @@ def test_a_mistake_in_a_flag_is_told_with_the_flag() -> None:
         "flag --http-port: frontend.port: must be at most 65535, got 70000"
     )
     assert error_of(flags={"--http-prot": 1}) == "flag --http-prot: unknown flag; did you mean --http-port?"
+
+
+def test_a_flag_that_is_like_no_other_gets_no_suggestion() -> None:
+    assert error_of(flags={"--zzz": 1}) == "flag --zzz: unknown flag; see docs/configuration.md for the names"
+
+
+def test_the_keys_of_core_are_suggested_in_a_section_of_a_plugin() -> None:
+    class Plain(PluginConfig):
+        chat_path: str = "/chat"
+
+    with pytest.raises(ConfigError) as caught:
+        load_settings(env={}, sets=["frontend.prot=1"]).plugin_config("frontend", Plain)
+    with pytest.raises(ConfigError) as far:
+        load_settings(env={}, sets=["frontend.zzz=1"]).plugin_config("frontend", Plain)
+
+    assert str(caught.value) == "--set frontend.prot=1: unknown key of frontend 'openai'; did you mean 'port'?"
+    assert str(far.value).endswith("; known: chat_path, host, port, use")
+
+
+def test_what_a_variable_is_to_blame_for_names_the_variable(config_file: ConfigFile) -> None:
+    path = config_file("profiles: {laptop: {}}")
+
+    assert error_of(env={"DYN_CONFIG": "none.yaml"}) == (
+        "environment DYN_CONFIG: none.yaml: cannot be read: No such file or directory"
+    )
+    assert error_of(path, env={"DYN_PROFILE": "desk"}) == (
+        "environment DYN_PROFILE: config.yaml: profile 'desk' is not in the file; known: laptop"
+    )
+    assert error_of(env={"DYN_PROFILE": "p"}) == (
+        "environment DYN_PROFILE: profile 'p': there is no config file to take it from; name one too"
+    )
+    assert error_of(path, profile="desk", env={"DYN_PROFILE": "laptop"}).startswith("config.yaml: profile 'desk'")
 
 
 def test_a_wrong_value_that_a_higher_layer_puts_right_is_no_error(config_file: ConfigFile) -> None:

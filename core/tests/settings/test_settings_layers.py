@@ -48,7 +48,15 @@ def test_without_a_file_the_built_in_example_is_served_by_the_mocker() -> None:
     assert settings.workers["mock"].model.name == "mock-model"
     assert settings.workers["mock"].engine.use == "mocker"
     assert settings.workers["mock"].replicas == 1
-    assert {origin for _, _, origin in loaded.rows()} == {"default"}
+    example = {key for key, _, origin in loaded.rows() if origin == "built-in example"}
+    assert example == {f"workers.mock.{key}" for key in ("model.name", "engine.use", "replicas")}
+    assert {origin for key, _, origin in loaded.rows() if key not in example} == {"default"}
+
+
+def test_warn_is_another_word_for_the_level_warning() -> None:
+    loaded = load_settings(env={"DYN_LOG": "warn"})
+
+    assert loaded.settings.log.level == "warning"
 
 
 def test_a_file_replaces_the_workers_of_the_example(config_file: ConfigFile) -> None:

@@ -102,7 +102,7 @@ def test_a_plugin_without_settings_refuses_every_key() -> None:
         loaded.plugin_config("router", PluginConfig)
 
     assert str(caught.value) == (
-        "environment DYN_ROUTER__TEMPERATURE: router.temperature: unknown key of router 'round-robin'"
+        "environment DYN_ROUTER__TEMPERATURE: router.temperature: unknown key of router 'round-robin'; known: use"
     )
 
 

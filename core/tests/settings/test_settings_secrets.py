@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import load_settings
+from dynamo_core.settings import load_settings, view_settings
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 ConfigFile = Callable[..., Path]
@@ -187,3 +187,44 @@ def test_references_of_layers_that_lost_are_not_looked_up(config_file: ConfigFil
     path = config_file("namespace: ${env:NOPE}\nprofiles: {p: {namespace: '${env:NOPE}'}}")
 
     assert load_settings(path, env={"DYN_NAMESPACE": "x"}).settings.namespace == "x"
+
+
+@pytest.mark.parametrize("value", ["${foo:x}", "${NAME}", "${env:NAME", "a ${ b", "${:x}", "${ENV:NAME}"])
+def test_a_reference_of_an_unknown_form_is_refused(config_file: ConfigFile, value: str) -> None:
+    path = config_file(f"transport:\n  use: nats\n  dsn: '{value}'")
+
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, env={"NAME": "x"})
+
+    assert str(caught.value) == (
+        "config.yaml:3: transport.dsn: '${' begins no known reference: write ${env:NAME} or ${file:PATH}, "
+        "or $${ for a plain ${"
+    )
+
+
+def test_settings_can_be_viewed_while_what_they_refer_to_is_missing(config_file: ConfigFile) -> None:
+    path = config_file(
+        """
+        frontend: {port: "${env:PORT}"}
+        transport: {use: nats, key: "${env:KEY}", other: ["${file:key.txt}"]}
+        workers: {mock: {model: {name: "${env:MODEL}"}, engine: {use: mocker}}}
+        """
+    )
+
+    view = view_settings(path, env={"MODEL": SECRET})
+
+    shown = {key: value for key, value, _ in view.rows()}
+    assert shown["frontend.port"] == "*** (environment variable 'PORT' is not set)"
+    assert shown["transport.key"] == "*** (environment variable 'KEY' is not set)"
+    assert shown["transport.other"] == "*** (file 'key.txt' cannot be read: No such file or directory)"
+    assert shown["workers.mock.model.name"] == "***"
+    assert view.origin("transport.key") == "config.yaml:2"
+    with pytest.raises(ConfigError):
+        load_settings(path, env={"MODEL": SECRET})
+
+
+def test_what_is_wrong_beside_a_missing_reference_is_still_told_in_a_view(config_file: ConfigFile) -> None:
+    path = config_file('frontend: {port: "${env:PORT}"}\nlog: {level: loud}')
+
+    with pytest.raises(ConfigError, match=r"^config.yaml:2: log.level: expected"):
+        view_settings(path, env={})

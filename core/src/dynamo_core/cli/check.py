@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_core.cli.options import config_options, json_option, load
+from dynamo_core.cli.options import config_options, flag_options, json_option, load
 from dynamo_core.cli.table import format_table
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ EXPOSED = "exposed to the network"
 
 @click.command()
 @config_options
+@flag_options
 @json_option
 def command(as_json: bool, **options: Any) -> None:
     """Load a config and its plugins without starting anything.

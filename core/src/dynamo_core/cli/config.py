@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_core.cli.options import config_options, json_option, load
+from dynamo_core.cli.options import config_options, flag_options, json_option, load, view
 from dynamo_core.cli.table import format_table
 from dynamo_core.errors import PluginError
 
@@ -23,18 +23,20 @@ def command() -> None:
 
 @command.command("show")
 @config_options
+@flag_options
 @click.option("--origin", is_flag=True, help="Show for each key where its value comes from.")
 @json_option
 def show(origin: bool, as_json: bool, **options: Any) -> None:
     """Show the settings in force, with secrets hidden.
 
-    Keys of plugins are shown as far as they are set; a plugin's own defaults are in `dynamo config schema`.
+    Keys of plugins are shown as far as they are set; a plugin's own defaults are in `dynamo config schema`. A secret
+    whose variable or file is missing is shown as missing here; `dynamo check` and `dynamo serve` refuse it.
     """
-    loaded = load(**options)
+    shown = view(**options)
     if as_json and not origin:
-        click.echo(json.dumps(loaded.dump(), indent=2))
+        click.echo(json.dumps(shown.dump(), indent=2))
         return
-    rows = loaded.rows()
+    rows = shown.rows()
     if as_json:
         listed = [{"key": key, "value": value, "origin": where} for key, value, where in rows]
         click.echo(json.dumps(listed, indent=2))

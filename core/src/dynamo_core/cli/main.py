@@ -9,6 +9,8 @@ from dynamo_core.cli.lazy import LazyGroup
 #: The line of help of each command, in the order in which they are shown.
 COMMANDS = {
     "serve": "Serve models over HTTP, as one config file says.",
+    "frontend": "Run the frontend of a config in this process.",
+    "worker": "Run one worker of a config in this process.",
     "check": "Load a config and its plugins without starting anything.",
     "plugins": "List the plugins that are installed, and what the config loads.",
     "config": "Show the settings in force, where they come from, and their schema.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,20 +18,22 @@ from dynamo_core.errors import ConfigError
 #: Every file of the templates ends with it, so that no tool takes them for code.
 SUFFIX = ".tmpl"
 
+#: What `_NAME` asks for, in words.
+ALLOWED = "begins with a small letter and holds small letters and digits, with single dashes between"
+
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-def words_of(kind: str, name: str) -> dict[str, str]:
+def words_of(kind: str, name: str, bin_folder: str = "") -> dict[str, str]:
     """What stands for what in the templates, in file names too.
+
+    `bin_folder` is where the README finds `python` and `dynamo`; without it, beside the running interpreter.
 
     Raises:
         ConfigError: `name` cannot be the name of a plugin.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} cannot be the name of a plugin: use small letters and digits, with single dashes between, "
-            "such as my-engine"
-        )
+        raise ConfigError(f"{name!r} cannot be the name of a plugin: it {ALLOWED}, such as my-engine")
     distribution = f"dynamo-plugin-{kind}-{name}"
     major, minor = version("dynamo-core").split(".")[:2]
     return {
@@ -39,12 +43,13 @@ def words_of(kind: str, name: str) -> dict[str, str]:
         "@class@": "".join(part.capitalize() for part in name.split("-")),
         "@worker@": name.replace("-", "_"),
         "@core@": f"{major}.{minor}.0",
+        "@bin@": shlex.quote(bin_folder or str(Path(sys.executable).parent)),
     }
 
 
-def render(kind: str, name: str) -> dict[PurePosixPath, str]:
+def render(kind: str, name: str, bin_folder: str = "") -> dict[PurePosixPath, str]:
     """The files of a new plugin of this kind: their paths inside the package's folder, and what is in them."""
-    words = words_of(kind, name)
+    words = words_of(kind, name, bin_folder)
     rendered = {}
     for path, template in _templates(files("dynamo_core.cli") / "_template" / kind, PurePosixPath()):
         rendered[PurePosixPath(_fill(str(path), words).removesuffix(SUFFIX))] = _fill(template, words)
@@ -70,7 +75,29 @@ def command() -> None:
     """Write a new plugin package to start from."""
 
 
-@command.command("engine")
+def refuse_installed(kind: str, name: str) -> None:
+    """Refuses a name that a plugin has which is installed: two of one name could not be told apart.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    from dynamo_core.plugins.metadata import find_offers
+
+    for offer in find_offers():
+        if (offer.kind, offer.name) == (kind, name):
+            raise ConfigError(
+                f"there is an {kind} {name!r} already ({offer.origin}): choose another name, or uninstall that one"
+            )
+
+
+@command.command(
+    "engine",
+    help=f"""Write an engine plugin that installs, serves, and passes its own tests.
+
+NAME is what `use:` will say in config files. It {ALLOWED}, such as my-engine, and is not that of an engine that is
+installed.
+""",
+)
 @click.argument("name")
 @click.option(
     "--path",
@@ -80,8 +107,10 @@ def command() -> None:
     help="The folder in which to make the package's own folder.",
 )
 def engine(name: str, path: Path) -> None:
-    """Write an engine plugin that installs, serves, and passes its own tests."""
-    target = path / words_of("engine", name)["@distribution@"]
+    """Writes the package and says what to do next."""
+    words = words_of("engine", name)
+    refuse_installed("engine", name)
+    target = path / words["@distribution@"]
     if target.exists():
         raise ConfigError(f"{target} is there already: remove it, or choose another name or --path")
     try:
@@ -92,6 +121,8 @@ def engine(name: str, path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}", cause=error) from error
     click.echo(f"Wrote {target}. Next:")
-    click.echo(f"  python -m pip install -e '{target}[test]'")
-    click.echo(f"  dynamo serve {target / f'{name}.yaml'}")
-    click.echo(f"  pytest {target}")
+    # In full, so that the lines work in a shell in which no environment is active.
+    programs = words["@bin@"]
+    click.echo(f"  {programs}/python -m pip install -e {shlex.quote(f'{target}[test]')}")
+    click.echo(f"  {programs}/dynamo serve {shlex.quote(str(target / f'{name}.yaml'))}")
+    click.echo(f"  {programs}/python -m pytest {shlex.quote(str(target))}")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.settings.flags import FLAGS, Flag
 
 if TYPE_CHECKING:
-    from dynamo_core.settings import LoadedSettings
+    from dynamo_core.settings import LoadedSettings, SettingsView
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -45,13 +46,23 @@ def config_options(command: CommandT) -> CommandT:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
-def load(
-    config: Path | None,
-    config_option: Path | None,
-    profile: str | None,
-    sets: tuple[str, ...],
-    flags: Mapping[str, Any] | None = None,
-) -> LoadedSettings:
+def _parameter(flag: Flag) -> str:
+    return (flag.flag or "").removeprefix("--").replace("-", "_")
+
+
+def flag_options(command: CommandT) -> CommandT:
+    """Adds an option for every row of the flag table that has one. What is not given stays None."""
+    for flag in reversed(FLAGS):
+        if flag.flag is not None:
+            hint = f" [env: {flag.env}]" if flag.env else ""
+            decorate = click.option(
+                flag.flag, _parameter(flag), type=flag.type, default=None, help=f"{flag.help} Sets {flag.key}.{hint}"
+            )
+            command = decorate(command)
+    return command
+
+
+def load(**options: Any) -> LoadedSettings:
     """The settings that the options of a command lead to; without a file, the built-in example.
 
     Raises:
@@ -60,6 +71,26 @@ def load(
     # Imported here, as the models are not needed for a command's --help.
     from dynamo_core.settings import load_settings
 
+    return load_settings(**_arguments(**options))
+
+
+def view(**options: Any) -> SettingsView:
+    """As `load`, to look at: secrets whose variable is not set are no error."""
+    from dynamo_core.settings import view_settings
+
+    return view_settings(**_arguments(**options))
+
+
+def _arguments(
+    config: Path | None, config_option: Path | None, profile: str | None, sets: tuple[str, ...], **flags: Any
+) -> dict[str, Any]:
     if config is not None and config_option is not None and config != config_option:
         raise ConfigError(f"two config files are named, {config} and --config {config_option}: name one")
-    return load_settings(config or config_option, profile=profile, env=os.environ, sets=sets, flags=flags or {})
+    names = {_parameter(flag): flag.flag for flag in FLAGS if flag.flag is not None}
+    return {
+        "path": config or config_option,
+        "profile": profile,
+        "env": os.environ,
+        "sets": sets,
+        "flags": {names[parameter]: value for parameter, value in flags.items()},
+    }

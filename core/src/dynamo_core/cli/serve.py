@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from dynamo_core.cli.options import config_options, load
-from dynamo_core.settings.flags import FLAGS, Flag
+from dynamo_core.cli.options import config_options, flag_options, load
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -17,38 +17,44 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 VALIDATOR = "DYN_STREAM_VALIDATOR"
 
 
-def _parameter(flag: Flag) -> str:
-    return (flag.flag or "").removeprefix("--").replace("-", "_")
-
-
-def _flag_options(command: CommandT) -> CommandT:
-    """Adds an option for every row of the flag table that has one. What is not given stays None."""
-    for flag in reversed(FLAGS):
-        if flag.flag is not None:
-            hint = f" [env: {flag.env}]" if flag.env else ""
-            decorate = click.option(
-                flag.flag, _parameter(flag), type=flag.type, default=None, help=f"{flag.help} Sets {flag.key}.{hint}"
-            )
-            command = decorate(command)
+def serve_options(command: CommandT) -> CommandT:
+    """What `serve`, `frontend` and `worker` have in common."""
+    decorators = [
+        config_options,
+        flag_options,
+        click.option(
+            "--dev", is_flag=True, help="Check every stream of the engines against the contract as it passes."
+        ),
+    ]
+    for decorate in reversed(decorators):
+        command = decorate(command)
     return command
 
 
+def run(ctx: click.Context, *, dev: bool, only: str | None, replica: int = 0, **options: Any) -> None:
+    """Serves, and exits with the code of that."""
+    from dynamo_core.runtime.app import serve
+
+    loaded = load(**options)
+    if dev:
+        os.environ.setdefault(VALIDATOR, "1")
+    # A supervisor gives its children the words it was given itself.
+    ctx.exit(serve(loaded, only=only, replica=replica, arguments=sys.argv[2:]))
+
+
 @click.command()
-@config_options
-@_flag_options
-@click.option("--dev", is_flag=True, help="Check every stream of the engines against the contract as it passes.")
+@serve_options
+@click.option("--only", metavar="PART", help="Run one part in this process: frontend, or workers.NAME.")
+@click.option(
+    "--replica", type=click.IntRange(min=0), default=0, help="With --only workers.NAME: which replica this is."
+)
 @click.pass_context
-def command(ctx: click.Context, /, dev: bool, **options: Any) -> None:
+def command(ctx: click.Context, /, dev: bool, only: str | None, replica: int, **options: Any) -> None:
     """Serve models over HTTP, as one config file says.
 
     Without a config file the built-in example runs: the mock engine behind the OpenAI API on http://127.0.0.1:8000.
     Settings are taken, the later winning, from the file, the profile, the environment (DYN_SECTION__KEY), --set, and
-    the options below.
+    the options below. With a transport that reaches other processes this command supervises one process per worker
+    replica and one for the frontend.
     """
-    from dynamo_core.runtime.app import serve
-
-    flags = {flag.flag: options.pop(_parameter(flag)) for flag in FLAGS if flag.flag is not None}
-    loaded = load(**options, flags=flags)
-    if dev:
-        os.environ.setdefault(VALIDATOR, "1")
-    ctx.exit(serve(loaded))
+    run(ctx, dev=dev, only=only, replica=replica, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
@@ -73,6 +74,27 @@ def metrics_route(render: Callable[[], Awaitable[bytes]], *, listener: ListenerN
         return web.Response(body=await render(), headers={"Content-Type": CONTENT_TYPE})
 
     return HttpRoute("GET", "/metrics", metrics, "metrics as Prometheus text", listener)
+
+
+def system_routes(endpoints: Callable[[], dict[str, bool]]) -> list[HttpRoute]:
+    """``GET /health`` and ``/live`` of a worker process; `endpoints` tells which of its endpoints serve."""
+    begun = time.monotonic_ns()
+
+    async def health(_: web.Request) -> web.Response:
+        served = endpoints()
+        ready = bool(served) and all(served.values())
+        seconds, nanos = divmod(time.monotonic_ns() - begun, 10**9)
+        body = {
+            "status": "ready" if ready else "notready",
+            "uptime": {"secs": seconds, "nanos": nanos},
+            "endpoints": {name: "ready" if up else "notready" for name, up in served.items()},
+        }
+        return _answer(body, ready)
+
+    return [
+        HttpRoute("GET", "/health", health, "200 while all endpoints of this worker serve"),
+        HttpRoute("GET", "/live", health, "the same"),
+    ]
 
 
 def _endpoint(instance: Instance) -> str:

@@ -18,6 +18,9 @@ from dynamo_core.plugins.metadata import Offer, find_offers
 #: The kind of plugins that offer no class and only listen.
 LISTENER_KIND = "hook"
 
+#: The admission that lets every request in. It is built in: no plugin is loaded.
+NO_ADMISSION = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class Contract:
@@ -133,10 +136,17 @@ class PluginLoader:
 
     def _missing(self, kind: str, name: str) -> str:
         names = sorted({offer.name for offer in self._offers if offer.kind == kind})
-        known = f"installed: {', '.join(names)}" if names else "none is installed"
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"use {close[0]!r}, or " if close else ""
-        return f"there is no {kind} {name!r} ({known}): {hint}pip install dynamo-plugin-{kind}-{name}"
+        built_in = [NO_ADMISSION] if kind == "admission" else []
+        listed = [*(f"{word} (built in)" for word in built_in), *names]
+        known = f"installed: {', '.join(listed)}" if listed else "none is installed"
+        close = difflib.get_close_matches(name, [*built_in, *names], n=1)
+        # A name that is nearly right is a slip: advice to install it would lead to a package of a stranger.
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"install the distribution that offers it (ours are called dynamo-plugin-{kind}-NAME)"
+        )
+        return f"there is no {kind} {name!r} ({known}): {hint}"
 
     def _module(self, offer: Offer) -> ModuleType:
         known = self._modules.get(offer.target)

@@ -1,42 +1,50 @@
-"""`dynamo serve`: runs an application until a signal ends it."""
+"""`dynamo serve`: runs an application, or supervises several, until it is asked to end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from dynamo_core.errors import ConfigError, DynamoError
 from dynamo_core.runtime.application import Application
+from dynamo_core.runtime.control import Leash, supervised
+from dynamo_core.runtime.plane import Plane
+from dynamo_core.runtime.roles import Role, role_of
+from dynamo_core.runtime.signals import Signals
+from dynamo_core.runtime.supervisor import Supervisor, parts_of, serve_command
 from dynamo_core.settings import LoadedSettings
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry import logs
 
 log = logging.getLogger(__name__)
 
-#: Exit codes: all went well; something failed while starting or running; it did not end within its deadline.
+#: Exit codes: all went well; something failed while starting or running.
 OK = 0
 FAILED = 1
-OVERDUE = 70
 
 #: Seconds that a process may take to end beyond the time it gives to running requests.
 MARGIN = 15.0
 
 
-def serve(loaded: LoadedSettings) -> int:
-    """Runs everything the settings describe until SIGINT or SIGTERM; a second signal ends it at once.
+def serve(loaded: LoadedSettings, *, only: str | None = None, replica: int = 0, arguments: Sequence[str] = ()) -> int:
+    """Runs what the settings describe until SIGINT or SIGTERM; a second signal cuts what runs, a third ends it at once.
+
+    With a transport that reaches other processes and without `only`, this process supervises one process per part; each
+    is started with `arguments`, the command line that led here.
 
     Raises:
         ConfigError: nothing was started.
     """
     settings = loaded.settings
-    logs.configure(settings.log.level, settings.log.json_lines)
+    role = role_of(settings, only, replica)
+    logs.configure(settings.log.level, settings.log.json_lines, process=role.name)
     try:
-        return run(lambda: _serve(loaded))
+        if role.whole and Plane(loaded).transport.CROSS_PROCESS:
+            return run(lambda: _supervise(loaded, arguments))
+        return run(lambda: _serve(loaded, role))
     except ConfigError:
         raise
     except DynamoError as error:
@@ -60,27 +68,59 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(loaded: LoadedSettings) -> int:
-    application = Application(loaded)
-    with Signals(patience(loaded)) as signals:
-        if not await _unless_signalled(application.start(), signals.wait(1)):
+async def _serve(loaded: LoadedSettings, role: Role) -> int:
+    application = Application(loaded, role)
+    leash = supervised()
+    if leash is not None:
+        # Ctrl-C reaches the whole process group; the supervisor passes it on, in order.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    numbers = (signal.SIGINT, signal.SIGTERM) if leash is None else (signal.SIGTERM,)
+    with Signals(patience(loaded, role), numbers) as signals:
+        if leash is not None:
+            Leash(leash, signals).start()
+        if not await _first(application.start(), signals.wait(1)):
             return OK
-        log.info("ready for requests at %s", application.url)
-        await signals.wait(1)
-        log.info("stopping; a second signal cuts running requests, a third ends the process at once")
-        if not await _unless_signalled(application.stop(), signals.wait(2)):
+        if application.url is not None:
+            log.info("ready for requests at %s", application.url)
+        broken = await _first(application.failed(), signals.wait(1))
+        if broken:
+            log.error("discovery has given up on this process; it ends, to be started anew")
+        else:
+            log.info("stopping; a second signal cuts running requests, a third ends the process at once")
+        if not await _first(application.stop(grace=not signals.hurried or role.whole), signals.wait(2)):
             log.warning("running requests were cut by a second signal")
-    return OK
+    return FAILED if broken else OK
 
 
-def patience(loaded: LoadedSettings) -> float:
+async def _supervise(loaded: LoadedSettings, arguments: Sequence[str]) -> int:
+    supervisor = Supervisor(parts_of(loaded.settings), serve_command(arguments))
+    longest = patience(loaded, role_of(loaded.settings, None)) + MARGIN
+    with Signals(longest + MARGIN) as signals:
+        await supervisor.start()
+        code = OK
+        if await _first(_keep(supervisor), signals.wait(1)):
+            code = await supervisor.failed()
+        else:
+            log.info("stopping; a second signal cuts running requests, a third ends everything at once")
+        if not await _first(supervisor.stop(hurried=signals.hurried, deadline=longest), signals.wait(2)):
+            log.warning("running requests were cut by a second signal")
+    return code
+
+
+async def _keep(supervisor: Supervisor) -> None:
+    await supervisor.failed()
+
+
+def patience(loaded: LoadedSettings, role: Role) -> float:
     """Seconds that stopping may take before the process is ended: its own deadlines, and a margin."""
     settings = loaded.settings
-    workers = [worker.grace_period + worker.drain_timeout for worker in settings.workers.values()]
-    return settings.client.shutdown_timeout + max(workers, default=0.0) + MARGIN
+    workers = [settings.workers[name] for name in role.workers]
+    back = max((worker.grace_period + worker.drain_timeout for worker in workers), default=0.0)
+    front = settings.client.drain_grace + settings.client.shutdown_timeout if role.frontend else 0.0
+    return front + back + (MARGIN if role.frontend else 0.0)
 
 
-async def _unless_signalled(action: Coroutine[Any, Any, None], signal_wait: Coroutine[Any, Any, None]) -> bool:
+async def _first(action: Awaitable[None], signal_wait: Awaitable[None]) -> bool:
     """Runs `action` to its end; if the signal comes first, `action` is cancelled and waited for. Whether it ended."""
     failure: DynamoError | None = None
 
@@ -91,9 +131,12 @@ async def _unless_signalled(action: Coroutine[Any, Any, None], signal_wait: Coro
         except DynamoError as error:
             failure = error
 
+    async def signalled() -> None:
+        await signal_wait
+
     tasks = TaskSet()
     doing = tasks.spawn(attempt(), name="lifecycle")
-    waiting = tasks.spawn(signal_wait, name="signal")
+    waiting = tasks.spawn(signalled(), name="signal")
     try:
         await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
         ended = doing.done()
@@ -104,52 +147,3 @@ async def _unless_signalled(action: Coroutine[Any, Any, None], signal_wait: Coro
         return ended
     finally:
         await tasks.aclose()
-
-
-class Signals:
-    """Counts SIGINT and SIGTERM while it is entered. From the first one on the process has `deadline` seconds to end.
-
-    A third signal, or the deadline, ends the process at once with exit code 70: something in it cannot be stopped.
-    """
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._count = 0
-        self._changed = asyncio.Event()
-        self._timer: threading.Timer | None = None
-
-    def __enter__(self) -> Signals:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._arrived)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    async def wait(self, count: int) -> None:
-        """Returns once that many signals have arrived."""
-        while self._count < count:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _arrived(self) -> None:
-        self._count += 1
-        self._changed.set()
-        if self._count == 1:
-            # A thread: the loop itself may be what does not go on.
-            self._timer = threading.Timer(self._deadline, _give_up, [f"not stopped within {self._deadline:g} s"])
-            self._timer.daemon = True
-            self._timer.start()
-        elif self._count == 3:
-            _give_up("ended by a third signal")
-
-
-def _give_up(why: str) -> None:
-    log.error("%s; the process ends now", why)
-    logs.shutdown()
-    os._exit(OVERDUE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dynamo_core.contracts.admission import Admission
@@ -15,14 +16,12 @@ from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import ConfigError, PluginError
-from dynamo_core.plugins.loader import LISTENER_KIND, PluginLoader
+from dynamo_core.plugins.loader import LISTENER_KIND, NO_ADMISSION, PluginLoader
 from dynamo_core.settings import LoadedSettings, Settings
-from dynamo_core.settings.tree import DEFAULT
+from dynamo_core.settings.tree import place
+from dynamo_core.text.folder import TOKENIZER
 
 PluginT_co = TypeVar("PluginT_co", bound=Plugin, covariant=True)
-
-#: The admission that lets every request in. It is built in: no plugin is loaded.
-NO_ADMISSION = "none"
 
 
 class Named(NamedTuple):
@@ -90,7 +89,8 @@ def resolve(loaded: LoadedSettings, loader: PluginLoader) -> Resolved:
 
     Raises:
         PluginError: a plugin is missing or broken; the message begins with the place that asks for it.
-        ConfigError: the settings of a plugin are wrong, or two picks do not go together.
+        ConfigError: the settings of a plugin are wrong, two picks do not go together, a model's folder is not there, or
+            nothing could be served.
     """
     picks: dict[str, Picked[Any]] = {}
     for named in named_plugins(loaded.settings):
@@ -119,6 +119,8 @@ def resolve(loaded: LoadedSettings, loader: PluginLoader) -> Resolved:
         workers={name: picks[f"workers.{name}.engine"] for name in loaded.settings.workers},
     )
     _check_reach(loaded, resolved)
+    _check_workers(loaded, resolved)
+    _check_listeners(loaded)
     return resolved
 
 
@@ -138,8 +140,7 @@ def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> t
 
 
 def _place(loaded: LoadedSettings, key: str) -> str:
-    origin = loaded.origin(key)
-    return key if origin == DEFAULT else f"{origin}: {key}"
+    return place(loaded.origin(key), key)
 
 
 def _check_reach(loaded: LoadedSettings, resolved: Resolved) -> None:
@@ -150,3 +151,46 @@ def _check_reach(loaded: LoadedSettings, resolved: Resolved) -> None:
             f"discovery.use: {discovery.name!r} is seen by one process only: set discovery.use to one that all "
             "processes see, or transport.use to 'inproc'"
         )
+
+
+def _check_workers(loaded: LoadedSettings, resolved: Resolved) -> None:
+    discovery = resolved.discovery
+    if not loaded.settings.workers and not discovery.cls.CROSS_PROCESS:
+        raise ConfigError(
+            f"{_place(loaded, 'workers')}: none is configured, and discovery.use: {discovery.name!r} sees those of "
+            "this process only, so nothing could be served: add one, such as "
+            "workers: {mock: {model: {name: mock-model}, engine: {use: mocker}}}"
+        )
+    for name, worker in loaded.settings.workers.items():
+        if worker.model.path is not None:
+            fault = _folder_fault(Path(worker.model.path))
+            if fault is not None:
+                raise ConfigError(
+                    f"{_place(loaded, f'workers.{name}.model.path')}: {worker.model.path} {fault}; set it to a folder "
+                    f"that holds {TOKENIZER}, or leave it out to use the byte tokenizer"
+                )
+
+
+def _folder_fault(folder: Path) -> str | None:
+    """What is wrong with a model folder, as far as a look from outside tells."""
+    try:
+        if not folder.is_dir():
+            return "is not a folder" if folder.exists() else "does not exist"
+        return None if (folder / TOKENIZER).exists() else f"has no {TOKENIZER}"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _check_listeners(loaded: LoadedSettings) -> None:
+    front, admin = loaded.settings.frontend, loaded.settings.admin
+    if admin.port and admin.port == front.port and _meet(front.host, admin.host):
+        raise ConfigError(
+            f"{_place(loaded, 'admin.port')}: {admin.port} is the port of the frontend too: choose another, or leave "
+            "admin.port out to serve its routes on the public listener"
+        )
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether two addresses to listen on share one. Names other than ``localhost`` are not looked up."""
+    hosts = {"127.0.0.1" if host == "localhost" else host.strip("[]") for host in (one, other)}
+    return len(hosts) == 1 or ("0.0.0.0" in hosts and not any(":" in host for host in hosts))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dynamo_core.settings.flags import FLAGS, PROCESS_NAMES, Flag
-    from dynamo_core.settings.loader import LoadedSettings, load_settings
+    from dynamo_core.settings.loader import LoadedSettings, SettingsView, load_settings, view_settings
     from dynamo_core.settings.model import (
         AdminSettings,
         ClientSettings,
@@ -30,7 +30,9 @@ _HOME = {
     "PROCESS_NAMES": "flags",
     "Flag": "flags",
     "LoadedSettings": "loader",
+    "SettingsView": "loader",
     "load_settings": "loader",
+    "view_settings": "loader",
     "AdminSettings": "model",
     "ClientSettings": "model",
     "EventsSection": "model",
@@ -58,9 +60,11 @@ __all__ = [
     "ModelSettings",
     "PluginSection",
     "Settings",
+    "SettingsView",
     "WorkerSettings",
     "config_schema",
     "load_settings",
+    "view_settings",
 ]
 
 

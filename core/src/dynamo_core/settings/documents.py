@@ -17,8 +17,8 @@ from dynamo_core.settings.tree import Leaf, Node, Path, Table, from_plain
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
-def read_document(path: FilePath) -> Table:
-    """The file as a tree with origins ``path:line``.
+def read_document(path: FilePath, named_by: str = "") -> Table:
+    """The file as a tree with origins ``path:line``. `named_by` says who names the file, if it was not the caller.
 
     Raises:
         ConfigError: it cannot be read, is not valid, has a key twice, or does not hold a mapping.
@@ -26,7 +26,7 @@ def read_document(path: FilePath) -> Table:
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{named_by}{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not a UTF-8 text file") from None
     try:

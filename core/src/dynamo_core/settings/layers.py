@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.shape import REQUIRED, Shape, suggestion
-from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Path, Table, replace_at
+from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Path, Table, place, replace_at
 
 
 def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
@@ -55,9 +55,9 @@ def check(table: Table, shape: Shape, path: Path = ()) -> None:
         if inner is None:
             if shape.is_section:
                 continue
-            place = f" in {'.'.join(path)}" if path else ""
+            section = f" in {'.'.join(path)}" if path else ""
             known = [*shape.fields, *(() if path else ("profiles",))]
-            raise ConfigError(f"{node.origin}: unknown key '{key}'{place}{suggestion(key, known)}")
+            raise ConfigError(f"{node.origin}: unknown key '{key}'{section}{suggestion(key, known)}")
         if not inner.is_table:
             continue
         if isinstance(node, Table):
@@ -66,7 +66,8 @@ def check(table: Table, shape: Shape, path: Path = ()) -> None:
             # The value itself is not shown: it might have been meant for a key that holds a secret.
             example = " such as {use: …}" if inner.is_section else ""
             raise ConfigError(
-                f"{node.origin}: {'.'.join((*path, key))}: expected a mapping of settings{example}, got a single value"
+                f"{place(node.origin, '.'.join((*path, key)))}: expected a mapping of settings{example}, "
+                "got a single value"
             )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
@@ -16,25 +17,22 @@ from dynamo_core.settings.redaction import resolve
 from dynamo_core.settings.shape import Shape, shape_of, suggestion
 from dynamo_core.settings.sources import environment_layer, flag_layer, set_layer, worker_names
 from dynamo_core.settings.tree import DEFAULT, Leaf, Table, find, from_plain, leaves, plain, relabelled
-from dynamo_core.settings.validation import Subject, validate
+from dynamo_core.settings.validation import Subject, examine, validate
 
 ConfigT = TypeVar("ConfigT", bound=PluginConfig)
 
-#: What runs when there is no file: everything in one process, answered by the mocker.
+#: What runs when there is no file, with the defaults of everything else: all in one process, answered by the mocker.
 EXAMPLE: dict[str, Any] = {
-    "frontend": {"use": "openai"},
-    "router": {"use": "round-robin"},
-    "transport": {"use": "inproc"},
-    "discovery": {"use": "memory"},
     "workers": {"mock": {"model": {"name": "mock-model"}, "engine": {"use": "mocker"}, "replicas": 1}},
 }
+#: The origin of its values.
+EXAMPLE_ORIGIN = "built-in example"
 
 
-class LoadedSettings:
-    """The settings, and where each of them came from."""
+class SettingsView:
+    """The configuration as it is shown, and where each value came from."""
 
-    def __init__(self, settings: Settings, tree: Table) -> None:
-        self.settings = settings
+    def __init__(self, tree: Table) -> None:
         self._tree = tree
 
     def origin(self, key: str) -> str:
@@ -54,6 +52,14 @@ class LoadedSettings:
         """Every value as (key, value without secrets, origin), in the order of the configuration."""
         return [(".".join(path), leaf.display, leaf.origin) for path, leaf in leaves(self._tree)]
 
+
+class LoadedSettings(SettingsView):
+    """The settings, and where each of them came from."""
+
+    def __init__(self, settings: Settings, tree: Table) -> None:
+        super().__init__(tree)
+        self.settings = settings
+
     def plugin_config(self, section_path: str, config_cls: type[ConfigT]) -> ConfigT:
         """Phase two: the plugin keys of a section, such as ``workers.mock.engine``, as the plugin's own model.
 
@@ -71,7 +77,8 @@ class LoadedSettings:
         name = use.value if isinstance(use, Leaf) else None
         # A section that nobody wrote is there because of whatever picked the plugin.
         origin = section.origin if section.origin != DEFAULT or use is None else use.origin
-        subject = Subject(shape_of(config_cls), path, f"{path[-1]} '{name}'" if name else path[-1], origin)
+        known = replace(shape_of(config_cls), fields={**shape.fields, **shape_of(config_cls).fields})
+        subject = Subject(known, path, f"{path[-1]} '{name}'" if name else path[-1], origin)
         config, _ = validate(lambda values: config_cls.model_validate(values), Table(origin, own), subject)
         return config
 
@@ -96,18 +103,66 @@ def load_settings(
     Raises:
         ConfigError: one line saying where, what, and how to mend it.
     """
+    tree = _merged(path, profile, env, sets, flags)
+    settings, tree = validate(_build, resolve(tree, env), _subject(path))
+    return LoadedSettings(settings, tree)
+
+
+def view_settings(
+    path: FilePath | None = None,
+    *,
+    profile: str | None = None,
+    env: Mapping[str, str],
+    sets: Sequence[str] = (),
+    flags: Mapping[str, object] | None = None,
+) -> SettingsView:
+    """As `load_settings`, to look at: a value whose variable or file is missing is shown as such, and is no error.
+
+    Raises:
+        ConfigError: something else is wrong.
+    """
+    tree = _merged(path, profile, env, sets, flags)
+    _, tree = examine(_build, resolve(tree, env, lenient=True), _subject(path))
+    return SettingsView(tree)
+
+
+def _build(values: dict[str, Any]) -> Settings:
+    return Settings(**values)
+
+
+def _subject(path: FilePath | None) -> Subject:
+    return Subject(_shape(), origin=str(path or DEFAULT))
+
+
+def _merged(
+    path: FilePath | None,
+    profile: str | None,
+    env: Mapping[str, str],
+    sets: Sequence[str],
+    flags: Mapping[str, object] | None,
+) -> Table:
+    """All layers, one over the other, with the defaults below them."""
     shape = _shape()
-    if path is None and env.get("DYN_CONFIG"):
-        path = FilePath(env["DYN_CONFIG"])
-    tree = _file_layers(path, profile or env.get("DYN_PROFILE") or None, shape)
+    tree = _file_layers(_Named.by(path, "DYN_CONFIG", env), _Named.by(profile, "DYN_PROFILE", env), shape)
     written = worker_names(tree)
     tree = merge(tree, environment_layer(env, shape, written), shape)
     tree = merge(tree, set_layer(sets, shape), shape)
     tree = merge(tree, flag_layer(flags or {}, worker_names(tree)), shape)
     _refuse_halves(tree, written)
-    tree = resolve(fill(tree, shape), env)
-    settings, tree = validate(lambda values: Settings(**values), tree, Subject(shape, origin=str(path or DEFAULT)))
-    return LoadedSettings(settings, tree)
+    return fill(tree, shape)
+
+
+class _Named(NamedTuple):
+    """A file or a profile that the call or a variable names; `blame` is put before messages about it."""
+
+    name: str
+    blame: str
+
+    @classmethod
+    def by(cls, given: FilePath | str | None, variable: str, env: Mapping[str, str]) -> _Named | None:
+        if given is not None and str(given):
+            return cls(str(given), "")
+        return cls(env[variable], f"environment {variable}: ") if env.get(variable) else None
 
 
 def _shape() -> Shape:
@@ -118,22 +173,25 @@ def _generic(path: Sequence[str]) -> tuple[str, ...]:
     return tuple("*" if index == 1 and path[0] == "workers" else key for index, key in enumerate(path))
 
 
-def _file_layers(path: FilePath | None, profile: str | None, shape: Shape) -> Table:
-    if path is None:
+def _file_layers(file: _Named | None, profile: _Named | None, shape: Shape) -> Table:
+    if file is None:
         if profile is not None:
-            raise ConfigError(f"profile '{profile}': there is no config file to take it from; name one too")
-        example = from_plain(EXAMPLE, DEFAULT)
-        return example if isinstance(example, Table) else Table(DEFAULT)
-    document = read_document(path)
+            raise ConfigError(
+                f"{profile.blame}profile '{profile.name}': there is no config file to take it from; name one too"
+            )
+        workers = from_plain(EXAMPLE, EXAMPLE_ORIGIN)
+        return Table(DEFAULT, workers.children if isinstance(workers, Table) else {})
+    document = read_document(FilePath(file.name), file.blame)
     profiles = _profiles(document, shape)
-    file = Table(document.origin, {key: node for key, node in document.children.items() if key != "profiles"})
-    check(file, shape)
-    tree = merge(Table(DEFAULT), file, shape)
+    settings = Table(document.origin, {key: node for key, node in document.children.items() if key != "profiles"})
+    check(settings, shape)
+    tree = merge(Table(DEFAULT), settings, shape)
     if profile is None:
         return tree
-    if profile not in profiles:
-        raise ConfigError(f"{path}: profile '{profile}' is not in the file{suggestion(profile, profiles)}")
-    return merge(tree, profiles[profile], shape)
+    if profile.name not in profiles:
+        hint = suggestion(profile.name, profiles)
+        raise ConfigError(f"{profile.blame}{file.name}: profile '{profile.name}' is not in the file{hint}")
+    return merge(tree, profiles[profile.name], shape)
 
 
 def _profiles(document: Table, shape: Shape) -> dict[str, Table]:

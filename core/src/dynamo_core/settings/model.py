@@ -26,6 +26,11 @@ def _lower(value: object) -> object:
     return value.strip().lower() if isinstance(value, str) else value
 
 
+def _level(value: object) -> object:
+    value = _lower(value)
+    return "warning" if value == "warn" else value
+
+
 def _mode(value: object) -> object:
     value = _lower(value)
     return "agg" if value == "aggregated" else value
@@ -154,6 +159,14 @@ class ClientSettings(BaseModel):
     shutdown_timeout: Seconds = Field(
         default=30, description="Seconds for running streams to end when the frontend stops."
     )
+    drain_grace: SecondsOrZero = Field(
+        default=5, description="Seconds that a stopping frontend process still accepts requests; `/ready` says 503."
+    )
+    model_cache: str | None = Field(
+        default=None,
+        description="Folder for model files fetched from workers; null means the user's own cache folder, "
+        "empty means none.",
+    )
 
 
 class HttpSettings(BaseModel):
@@ -174,8 +187,8 @@ class LogSettings(BaseModel):
 
     model_config = _STRICT
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = Field(
-        default="info", description="The least severe level that is logged."
+    level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_level)] = Field(
+        default="info", description="The least severe level that is logged; `warn` is read as `warning`."
     )
     # `json` is a method of pydantic's base class.
     json_lines: bool = Field(default=False, alias="json", description="Whether the log is written as JSON lines.")
@@ -211,6 +224,10 @@ class WorkerSettings(BaseModel):
     )
     request_queue_limit: Annotated[int, Field(ge=2), NotBool] = Field(
         default=16, description="Requests that wait once `engine_request_limit` is reached."
+    )
+    system_host: Text = Field(default="127.0.0.1", description="Address of a worker process's own health and metrics.")
+    system_port: Port | None = Field(
+        default=0, description="Their port, plus the replica's number; 0 takes any free one, null offers none."
     )
     component: Word = Field(default="backend", description="The middle part of the worker's address.")
     endpoint: Word = Field(default="generate", description="The last part of the worker's address.")

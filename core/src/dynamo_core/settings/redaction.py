@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.tree import Leaf, Path, Table
+from dynamo_core.settings.tree import Leaf, Path, Table, place
 
 HIDDEN = "***"
 
-_REFERENCE = re.compile(r"\$(\$\{|\{(env|file):([^}]*)\})")
+_REFERENCE = re.compile(r"\$(\$\{|\{(env|file):([^}]*)\}|\{)")
 _SECRET_WORDS = re.compile(
     r"secret|password|passwd|passphrase|credential|authorization|api_?key|private_?key|access_?key"
 )
@@ -43,22 +44,40 @@ def _redacted(keys: list[str], value: Any) -> Any:
     return value
 
 
-def resolve(table: Table, env: Mapping[str, str], path: Path = ()) -> Table:
+class _Missing(Exception):
+    """A reference that leads nowhere, and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def resolve(table: Table, env: Mapping[str, str], path: Path = (), *, lenient: bool = False) -> Table:
     """Fills in every reference, and notes for every value what may be shown of it.
 
+    With `lenient` a value whose reference leads nowhere is marked as unfilled, and shows the reason.
+
     Raises:
-        ConfigError: a variable is not set, or a file cannot be read.
+        ConfigError: a variable is not set, a file cannot be read, or a reference has an unknown form.
     """
     children: dict[str, Leaf | Table] = {}
     for key, node in table.children.items():
         below = (*path, key)
-        children[key] = resolve(node, env, below) if isinstance(node, Table) else _resolve_leaf(node, env, below)
+        if isinstance(node, Table):
+            children[key] = resolve(node, env, below, lenient=lenient)
+        else:
+            children[key] = _resolve_leaf(node, env, below, lenient)
     return Table(table.origin, children, table.text)
 
 
-def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path) -> Leaf:
-    where = f"{leaf.origin}: {'.'.join(path)}"
-    value, shown = _fill_in(leaf.value, env, where)
+def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path, lenient: bool) -> Leaf:
+    where = place(leaf.origin, ".".join(path))
+    try:
+        value, shown = _fill_in(leaf.value, env, where)
+    except _Missing as missing:
+        if not lenient:
+            raise ConfigError(f"{where}: {missing.reason}") from None
+        return replace(leaf, shown=f"{HIDDEN} ({missing.reason})", hidden=True, unfilled=True)
     shown = redacted(path, shown)
     hidden = shown != value
     text = leaf.text if value == leaf.value else None
@@ -81,23 +100,29 @@ def _fill_in(value: Any, env: Mapping[str, str], where: str) -> tuple[Any, Any]:
         nonlocal secret
         if match[1] == "${":
             return "${"
+        if match[2] is None:
+            # What follows is not repeated: it may be part of a password.
+            raise ConfigError(
+                f"{where}: '${{' begins no known reference: write ${{env:NAME}} or ${{file:PATH}}, "
+                "or $${ for a plain ${"
+            )
         secret = True
-        return _from_env(match[3], env, where) if match[2] == "env" else _from_file(match[3], where)
+        return _from_env(match[3], env) if match[2] == "env" else _from_file(match[3])
 
     text = _REFERENCE.sub(look_up, value)
     return text, HIDDEN if secret else text
 
 
-def _from_env(name: str, env: Mapping[str, str], where: str) -> str:
+def _from_env(name: str, env: Mapping[str, str]) -> str:
     if name not in env:
-        raise ConfigError(f"{where}: environment variable '{name}' is not set")
+        raise _Missing(f"environment variable '{name}' is not set")
     return env[name]
 
 
-def _from_file(name: str, where: str) -> str:
+def _from_file(name: str) -> str:
     try:
         # Editors and secret stores end files with a newline that is not part of the secret.
         return FilePath(name).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a UTF-8 text file"
-        raise ConfigError(f"{where}: file '{name}' cannot be read: {reason}") from None
+        raise _Missing(f"file '{name}' cannot be read: {reason}") from None

@@ -31,6 +31,7 @@ def config_schema(plugin_configs: Mapping[str, type[PluginConfig]]) -> dict[str,
         _add_plugin(schema, definitions, section, config_cls)
     partial = {f"Partial.{name}": _without_required(definition) for name, definition in definitions.items()}
     profile = _without_required({key: schema[key] for key in ("properties", "additionalProperties", "type")})
+    schema["description"] = "The configuration of dynamo-core: one file, with profiles that may be laid over it."
     schema["properties"]["profiles"] = {
         "type": "object",
         "description": "Changes to lay over the file, by name; one may be picked at the start.",

@@ -67,8 +67,7 @@ def set_layer(sets: Sequence[str], shape: Shape) -> Table:
         key, equals, text = argument.partition("=")
         path = tuple(part.strip() for part in key.split("."))
         if not equals or not all(path):
-            # Without a key it is not known what the text is, so it is not repeated.
-            raise ConfigError(f"--set {key if equals else '…'}: expected KEY=VALUE, such as --set router.use=kv")
+            raise ConfigError(f"--set {key}: expected KEY=VALUE, such as --set router.use=round-robin")
         origin = f"--set {'.'.join(path)}={_harmless(path, text)}"
         node = parse_text(text, origin)
         check(replace_at(Table(origin), path, node), shape)
@@ -156,8 +155,14 @@ def _suggestion(name: str, path: Path, shape: Shape, workers: Sequence[str]) -> 
 
 
 def _closest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else "; see docs/configuration.md for the names"
+    # What all names begin with makes none of them near.
+    by_rest = {_rest(right): right for right in sorted(known)}
+    close = difflib.get_close_matches(_rest(name), by_rest, n=1, cutoff=0.7)
+    return f"; did you mean {by_rest[close[0]]}?" if close else "; see docs/configuration.md for the names"
+
+
+def _rest(name: str) -> str:
+    return name.removeprefix(PREFIX).removeprefix("--")
 
 
 def _keys(shape: Shape, workers: Sequence[str], path: Path = ()) -> Iterable[Path]:

@@ -23,6 +23,8 @@ class Leaf:
     #: What dumps and messages may show in place of `value`, if `hidden`.
     shown: Any = None
     hidden: bool = False
+    #: A reference in it leads nowhere, so it has no value. Only in trees that are made to be looked at.
+    unfilled: bool = False
 
     @property
     def display(self) -> Any:
@@ -40,6 +42,14 @@ class Table:
 
 
 Node: TypeAlias = Leaf | Table
+
+
+def place(origin: str, key: str) -> str:
+    """Where a value stands, for messages: its origin and its key, neither of them twice."""
+    if origin == DEFAULT:
+        return key
+    # The key of a `--set` argument is in its origin; a key below it is not.
+    return origin if origin.startswith(f"--set {key}=") else f"{origin}: {key}"
 
 
 def find(table: Table, path: Sequence[str]) -> Node | None:

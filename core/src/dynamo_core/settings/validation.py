@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.shape import Shape, suggestion
-from dynamo_core.settings.tree import Leaf, Node, Path, Table, plain, replace_at
+from dynamo_core.settings.tree import Leaf, Node, Path, Table, place, plain, replace_at
 
 ModelT = TypeVar("ModelT")
 
@@ -66,6 +66,17 @@ def validate(build: Callable[[dict[str, Any]], ModelT], table: Table, subject: S
     Raises:
         ConfigError: one line about the first error; misspelled keys come first.
     """
+    result, table = examine(build, table, subject)
+    assert result is not None  # noqa: S101 - None is for trees with unfilled values, which are only looked at
+    return result, table
+
+
+def examine(build: Callable[[dict[str, Any]], ModelT], table: Table, subject: Subject) -> tuple[ModelT | None, Table]:
+    """As `validate`, but values that are unfilled may be wrong: then there is no model.
+
+    Raises:
+        ConfigError: something else is wrong.
+    """
     result, errors = _attempt(build, table)
     if result is None:
         table, changed = _as_written(table, errors)
@@ -73,6 +84,9 @@ def validate(build: Callable[[dict[str, Any]], ModelT], table: Table, subject: S
             result, errors = _attempt(build, table)
     if result is not None:
         return result, table
+    errors = [error for error in errors if not _is_unfilled(table, error)]
+    if not errors:
+        return None, table
     errors.sort(key=lambda error: error["type"] != "extra_forbidden")
     # Raised outside of any handler: pydantic's error holds the values, and must not show up as the context of ours.
     raise ConfigError(" ".join(_message(table, errors[0], subject).split()))
@@ -83,6 +97,11 @@ def _attempt(build: Callable[[dict[str, Any]], ModelT], table: Table) -> tuple[M
         return build(plain(table)), []
     except ValidationError as error:
         return None, error.errors(include_url=False)
+
+
+def _is_unfilled(table: Table, error: ErrorDetails) -> bool:
+    _, node, _ = _locate(table, error["loc"])
+    return isinstance(node, Leaf) and node.unfilled
 
 
 def _as_written(table: Table, errors: Iterable[ErrorDetails]) -> tuple[Table, bool]:
@@ -132,13 +151,13 @@ def _message(table: Table, error: ErrorDetails, subject: Subject) -> str:
     if kind == "missing":
         name = f"{key}.{loc[-1]}" if key else str(loc[-1])
         by = f"; {subject.owner} needs it" if subject.owner else "; it has no default"
-        return f"{subject.origin if subject.origin and not path else origin}: {name}: is missing{by}"
+        return f"{place(subject.origin if subject.origin and not path else origin, name)}: is missing{by}"
     if loc[-1:] == ("[key]",):
-        return f"{origin}: {key}: a worker's name may hold only a-z, 0-9 and _"
+        return f"{place(origin, key)}: a worker's name may hold only a-z, 0-9 and _"
     if not path:
         origin = subject.origin or origin
         key = key or "the configuration"
-    return f"{origin}: {key}: {_what(error, node, key)}"
+    return f"{place(origin, key)}: {_what(error, node, key)}"
 
 
 def _unknown_key(table: Table, loc: tuple[int | str, ...], subject: Subject) -> str:
@@ -147,7 +166,7 @@ def _unknown_key(table: Table, loc: tuple[int | str, ...], subject: Subject) -> 
     known = subject.shape.at(path[:-1])
     hint = suggestion(str(loc[-1]), known.fields) if known is not None and not rest else ""
     of = f" of {subject.owner}" if subject.owner else ""
-    return f"{node.origin}: {key}: unknown key{of}{hint}"
+    return f"{place(node.origin, key)}: unknown key{of}{hint}"
 
 
 def _what(error: ErrorDetails, node: Node, key: str) -> str:

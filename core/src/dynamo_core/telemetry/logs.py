@@ -97,9 +97,16 @@ def _plain(value: Any) -> Any:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line. ``extra={"fields": {…}}`` adds fields of the record's own."""
+    """One JSON object per line. ``extra={"fields": {…}}`` adds fields of the record's own.
+
+    `process` is a field of every line, if there is a name for this process.
+    """
 
     _encoder = msgspec.json.Encoder(enc_hook=str)
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = {"process": process} if process else {}
 
     def format(self, record: logging.LogRecord) -> str:
         row = {key: _plain(value) for key, value in _ids(record).items()}
@@ -107,6 +114,7 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "target": escape(record.name),
+            **self._process,
             # The encoder escapes the common controls; only what it lets through is made visible here.
             "message": _clean(record.getMessage(), MAX_MESSAGE).translate(_UNSEEN_BY_JSON),
         }
@@ -121,11 +129,15 @@ _UNSEEN_BY_JSON = {code: text for code, text in _CONTROLS.items() if code >= 0x7
 
 
 class TextFormatter(logging.Formatter):
-    """``time LEVEL target: message key=value``; a traceback follows, indented."""
+    """``time LEVEL target: message key=value``; a traceback follows, indented. `process` goes before the target."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = f"[{process}] " if process else ""
 
     def format(self, record: logging.LogRecord) -> str:
         message = escape(_clean(record.getMessage(), MAX_MESSAGE))
-        line = f"{_time(record)} {record.levelname:<7} {escape(record.name)}: {message}"
+        line = f"{_time(record)} {record.levelname:<7} {self._process}{escape(record.name)}: {message}"
         for key, value in _ids(record).items():
             if value is not None:
                 line += f" {key}={_shown(value)}"
@@ -209,10 +221,11 @@ class _Active:
 _active: _Active | None = None
 
 
-def configure(level: str, json: bool, stream: TextIO | None = None) -> None:
+def configure(level: str, json: bool, stream: TextIO | None = None, *, process: str = "") -> None:
     """Starts logging to `stream` (stderr if None), in place of what an earlier call set up.
 
-    `level` is one of debug, info, warning, error, critical; loggers of other libraries speak from warning.
+    `level` is one of debug, info, warning, error, critical; loggers of other libraries speak from warning. `process`
+    names this process in every line, where several write to one place.
 
     Raises:
         ConfigError: the level is unknown.
@@ -223,7 +236,7 @@ def configure(level: str, json: bool, stream: TextIO | None = None) -> None:
         raise ConfigError(f"log.level: {level!r} is not a level; use one of {', '.join(LEVELS)}")
     shutdown()
     writer = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    writer.setFormatter(JsonFormatter() if json else TextFormatter())
+    writer.setFormatter(JsonFormatter(process) if json else TextFormatter(process))
     waiting: queue.Queue[Any] = queue.Queue(MAX_WAITING)
     handler = _Handler(waiting)
     handler.addFilter(_Filter())

@@ -1,0 +1,18 @@
+"""``dynamo worker NAME``: one worker alone, as a container runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dynamo_core.cli.serve import run, serve_options
+
+
+@click.command()
+@click.argument("name")
+@serve_options
+@click.pass_context
+def command(ctx: click.Context, /, name: str, dev: bool, **options: Any) -> None:
+    """Run one worker of a config in this process; the same as ``serve --only workers.NAME``."""
+    run(ctx, dev=dev, only=f"workers.{name}", **options)

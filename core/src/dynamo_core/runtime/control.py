@@ -1,0 +1,59 @@
+"""The line between a supervisor and its children: a pipe that carries one wish and, by closing, the parent's death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+from dynamo_core.runtime.signals import Signals, give_up
+
+#: Tells a child the descriptor of its end of the pipe.
+VARIABLE = "DYN_SUPERVISOR_FD"
+
+#: The wish to end without the patience for load balancers and late callers.
+HURRY = b"h"
+
+#: Seconds that a child whose parent has died may take to end.
+ORPHAN_GRACE = 3.0
+
+
+def supervised(env: dict[str, str] | None = None) -> int | None:
+    """The descriptor of the pipe, if this process was started by a supervisor."""
+    value = (os.environ if env is None else env).get(VARIABLE, "")
+    return int(value) if value.isdigit() else None
+
+
+class Leash:
+    """The child's end. A thread reads it, so that a busy or stuck event loop does not keep an orphan alive."""
+
+    def __init__(self, descriptor: int, signals: Signals) -> None:
+        self._descriptor = descriptor
+        self._signals = signals
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        """Begins to listen. The thread ends with the process."""
+        threading.Thread(target=self._listen, name="leash", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data = os.read(self._descriptor, 1)
+            except OSError:
+                data = b""
+            if data == HURRY:
+                self._tell(hurried=True)
+            elif not data:
+                self._tell(hurried=True)
+                timer = threading.Timer(ORPHAN_GRACE, give_up, ["the supervisor is gone"])
+                timer.daemon = True
+                timer.start()
+                return
+
+    def _tell(self, *, hurried: bool) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._signals.arrived, hurried)
+        except RuntimeError:
+            # The loop is closed: the process is ending already.
+            return

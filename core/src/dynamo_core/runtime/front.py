@@ -1,0 +1,179 @@
+"""The frontend's half of a process: models, pipeline, admission, the API, and the listeners."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dynamo_core.client.admission import NoAdmission
+from dynamo_core.client.board import LoadBoard
+from dynamo_core.client.caller import Caller
+from dynamo_core.client.model_cache import ModelCache
+from dynamo_core.client.models import Models
+from dynamo_core.client.pipeline import Deadlines, Pipeline
+from dynamo_core.client.pool import Pool
+from dynamo_core.contracts.admission import Admission
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
+from dynamo_core.contracts.router import Router, RouterServices
+from dynamo_core.http.health import health_routes, metrics_route
+from dynamo_core.http.listener import Listener
+from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.runtime.health import Health
+from dynamo_core.runtime.plane import Plane
+from dynamo_core.telemetry.inflight import Requests
+from dynamo_core.telemetry.loop_lag import LoopLag
+
+MB = 1024 * 1024
+
+
+class Front:
+    """Made from a plane; `start` after the plane's, `drain` and `aclose` before it is closed."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._settings = plane.settings
+        self.board = LoadBoard()
+        self._admission = self._make_admission()
+        self._caller = Caller(plane.transport)
+        self.models = Models(
+            discovery=plane.discovery,
+            pipeline=self._make_pipeline(),
+            caller=self._caller,
+            make_router=self._make_router,
+            announce=plane.announce,
+            model_cache=self._make_model_cache(),
+        )
+        self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)
+        self._frontend = self._make_frontend()
+        self._health = Health(self._settings, self.models)
+        self._listeners = self._make_listeners()
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it, once started."""
+        return self._listeners[0].url
+
+    async def start(self) -> None:
+        """Opens the listeners last, when requests can be answered, if only with 503.
+
+        Raises:
+            ConfigError: an address cannot be bound.
+        """
+        await self._admission.start()
+        self._lag.start()
+        self.models.start()
+        await self._frontend.start()
+        for listener in self._listeners:
+            await listener.start()
+
+    def leave(self) -> None:
+        """Says on /ready, /live and /health that it goes, so that nobody sends more."""
+        self._health.shutting_down = True
+
+    async def drain(self, timeout: float) -> None:
+        """Stops accepting and lets running requests end for up to `timeout` seconds; what is left is cut."""
+        await asyncio.gather(*(listener.drain_and_close(timeout) for listener in self._listeners))
+
+    async def close_listeners(self) -> None:
+        """Closes whatever a drain that was cut short left open."""
+        for listener in self._listeners:
+            await listener.aclose()
+
+    async def close_frontend(self) -> None:
+        """Ends the API's background work."""
+        await self._frontend.aclose()
+
+    async def close_models(self) -> None:
+        """Ends the watch of discovery and the routers."""
+        await self.models.aclose()
+
+    async def close_admission(self) -> None:
+        """Ends admission's background work, and the timer that measures the loop."""
+        self._lag.stop()
+        await self._admission.aclose()
+
+    # Construction.
+
+    def _make_admission(self) -> Admission:
+        picked = self._plane.resolved.admission
+        if picked is None:
+            return NoAdmission(PluginConfig(), self._plane.metrics)
+        return picked.cls(picked.config, self._plane.metrics)
+
+    def _make_model_cache(self) -> ModelCache | None:
+        # Within one process the worker holds the files anyway; fetching them costs nothing.
+        if not self._plane.transport.CROSS_PROCESS:
+            return None
+        return ModelCache.from_setting(self._settings.client.model_cache)
+
+    def _make_pipeline(self) -> Pipeline:
+        client = self._settings.client
+        return Pipeline(
+            transport=self._plane.transport,
+            admission=self._admission,
+            board=self.board,
+            deadlines=Deadlines(
+                retries=client.retries,
+                accept=client.accept_timeout,
+                first_item=client.first_item_timeout,
+                total=client.total_timeout,
+            ),
+        )
+
+    def _make_router(self, pool: Pool) -> Router:
+        plane = self._plane
+        picked = plane.resolved.router
+        services = RouterServices(
+            pool=pool,
+            board=self.board,
+            events=plane.events,
+            directory=plane.discovery,
+            metrics=plane.metrics,
+            call=self._caller,
+        )
+        return picked.cls(picked.config, services)
+
+    def _make_frontend(self) -> Frontend:
+        plane, settings = self._plane, self._settings
+        picked = plane.resolved.frontend
+
+        def finished(record: RequestRecord) -> None:
+            plane.announce("dynamo_request_finished", record=record)
+
+        services = FrontendServices(
+            models=self.models,
+            requests=Requests(plane.metrics, finished, prefix=settings.http.metrics_prefix),
+            metrics=plane.metrics,
+            write_stall=settings.client.write_stall,
+            keep_alive=settings.client.keep_alive,
+        )
+        return picked.cls(picked.config, services)
+
+    def _make_listeners(self) -> list[Listener]:
+        routes = [*self._frontend.routes()]
+        public = [route for route in routes if route.listener is ListenerName.PUBLIC]
+        admin = [route for route in routes if route.listener is ListenerName.ADMIN]
+        health = health_routes(self._health)
+        admin.append(metrics_route(self._plane.metrics.render))
+        front, operators = self._settings.frontend, self._settings.admin
+        if operators.port is None:
+            return [self._make_listener("frontend", front.host, front.port, [*public, *admin, *health])]
+        return [
+            self._make_listener("frontend", front.host, front.port, [*public, *health]),
+            self._make_listener("admin", operators.host, operators.port, [*admin, *health], "admin.port"),
+        ]
+
+    def _make_listener(
+        self, name: str, host: str, port: int, routes: list[HttpRoute], port_option: str = "--http-port"
+    ) -> Listener:
+        http = self._settings.http
+        return Listener(
+            name,
+            host=host,
+            port=port,
+            routes=routes,
+            body_limit=http.body_limit_mb * MB,
+            max_connections=http.max_connections,
+            idle_timeout=http.idle_timeout,
+            port_option=port_option,
+        )

@@ -1,0 +1,59 @@
+"""What every process has, whatever its role: plugins, metrics, transport, event plane, discovery."""
+
+from __future__ import annotations
+
+from dynamo_core.contracts.discovery import Discovery
+from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.transport import Transport
+from dynamo_core.plugins.loader import PluginLoader
+from dynamo_core.runtime.resolve import Resolved, resolve
+from dynamo_core.settings import LoadedSettings
+from dynamo_core.telemetry.access_log import AccessLog
+from dynamo_core.telemetry.metrics import Metrics
+
+
+class Plane:
+    """Loads the plugins that the settings name and makes the planes; nothing is started yet.
+
+    Raises:
+        ConfigError: the settings or a plugin are wrong.
+    """
+
+    def __init__(self, loaded: LoadedSettings) -> None:
+        self.settings = loaded.settings
+        self.loader = PluginLoader()
+        self.loader.register_builtin(AccessLog(), "access-log")
+        self.resolved: Resolved = resolve(loaded, self.loader)
+        self.metrics = Metrics()
+        picked = self.resolved.transport
+        self.transport: Transport = picked.cls(picked.config, self.metrics)
+        other = self.resolved.events
+        self._events: Transport = self.transport if other is None else other.cls(other.config, self.metrics)
+        found = self.resolved.discovery
+        self.discovery: Discovery = found.cls(found.config, self.metrics)
+
+    @property
+    def events(self) -> EventPlane:
+        """The event plane: the transport's own, or the one that ``events.use`` names."""
+        return self._events.events()
+
+    def announce(self, hook: str, **arguments: object) -> None:
+        """Tells the listeners of a hook."""
+        self.loader.hooks.announce(hook, **arguments)
+
+    async def start(self) -> None:
+        """Connects to whatever the planes need."""
+        await self.transport.start()
+        if self._events is not self.transport:
+            await self._events.start()
+        await self.discovery.start()
+
+    async def close_discovery(self) -> None:
+        """Ends leases and watches."""
+        await self.discovery.aclose()
+
+    async def close_transport(self) -> None:
+        """Ends calls and events."""
+        if self._events is not self.transport:
+            await self._events.aclose()
+        await self.transport.aclose()

@@ -1,0 +1,50 @@
+"""What one process is: everything, a frontend, or one replica of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_core.errors import ConfigError
+from dynamo_core.settings import Settings
+
+#: ``--only frontend``, and the beginning of ``--only workers.NAME``.
+FRONTEND = "frontend"
+WORKERS = "workers."
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The parts of the config that this process runs. `replica` is set for a worker of a process of its own."""
+
+    frontend: bool
+    workers: tuple[str, ...]
+    replica: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the frontend and the workers share this process."""
+        return self.frontend and self.replica is None
+
+    @property
+    def name(self) -> str:
+        """A word for logs: ``frontend``, ``workers.mock-0``, or empty for everything."""
+        if self.whole:
+            return ""
+        return FRONTEND if self.frontend else f"{WORKERS}{self.workers[0]}-{self.replica}"
+
+
+def role_of(settings: Settings, only: str | None, replica: int = 0) -> Role:
+    """The role that ``--only`` asks for; without it, everything.
+
+    Raises:
+        ConfigError: there is no such part.
+    """
+    if only is None:
+        return Role(True, tuple(settings.workers))
+    if only == FRONTEND:
+        return Role(True, (), 0)
+    name = only.removeprefix(WORKERS)
+    if not only.startswith(WORKERS) or name not in settings.workers:
+        known = ", ".join([FRONTEND, *(WORKERS + worker for worker in settings.workers)])
+        raise ConfigError(f"--only {only}: there is no such part; this config has {known}")
+    return Role(False, (name,), replica)

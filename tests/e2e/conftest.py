@@ -30,16 +30,23 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 class Server:
-    """A running `dynamo serve`."""
+    """A running `dynamo serve`, or another command that opens a public listener."""
 
-    def __init__(self, config: str | None, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "dynamo_core.cli.main", "serve"]
+    def __init__(
+        self,
+        config: str | None,
+        folder: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        command: str = "serve",
+    ) -> None:
+        words = [sys.executable, "-m", "dynamo_core.cli.main", command]
         if config is not None:
             path = folder / "config.yaml"
             path.write_text(config)
-            command.append(str(path))
+            words.append(str(path))
         self.process = subprocess.Popen(
-            [*command, "--set", "frontend.port=0", *options],
+            [*words, "--set", "frontend.port=0", *options],
             env=clean_environment(**(env or {})),
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -109,14 +116,24 @@ class Server:
             time.sleep(0.05)
         return False
 
-    def raw(self, method: str, path: str, body: Any) -> socket.socket:
-        """A connection on which a request has been sent; the answer is the caller's affair."""
+    def raw(self, method: str, path: str, body: Any, *, receive_buffer: int | None = None) -> socket.socket:
+        """A connection for one request, which has been sent; the answer is the caller's affair."""
         data = json.dumps(body).encode()
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n"
+        connection = socket.socket()
+        connection.settimeout(30)
+        if receive_buffer is not None:
+            # Before the connection is made: afterwards the window is agreed on.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.connect(("127.0.0.1", self.port))
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         return connection
+
+    def instances(self) -> dict[int, int]:
+        """The workers that it sees: instance id and pid."""
+        listed = json.loads(self.request("GET", "/health")[2])["instances"]
+        return {entry["instance_id"]: entry["pid"] for entry in listed}
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -146,10 +163,12 @@ Serve = Callable[..., Server]
 def _servers(folder: Path) -> Iterator[Serve]:
     servers: list[Server] = []
 
-    def start(config: str | None = None, *options: str, env: dict[str, str] | None = None) -> Server:
+    def start(
+        config: str | None = None, *options: str, env: dict[str, str] | None = None, command: str = "serve"
+    ) -> Server:
         own = folder / f"server{len(servers)}"
         own.mkdir()
-        server = Server(config, own, *options, env=env)
+        server = Server(config, own, *options, env=env, command=command)
         servers.append(server)
         return server
 

@@ -119,6 +119,29 @@ def test_a_running_stream_is_finished_before_the_server_ends(serve: Any) -> None
     assert server.wait() == 0
 
 
+def test_a_stream_that_outlasts_the_shutdown_is_told_so(serve: Any) -> None:
+    server = serve(
+        "client: {shutdown_timeout: 0.5}\n"
+        "workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 20}}}\n"
+    )
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000, "stream": True}
+    connection = server.raw("POST", "/v1/chat/completions", body)
+    received = connection.recv(65536)
+    while b'"content"' not in received:
+        received += connection.recv(65536)
+
+    server.signal(signal.SIGTERM)
+    while data := connection.recv(65536):
+        received += data
+
+    connection.close()
+    assert b'data: {"error":' in received
+    assert b"shutting down" in received
+    assert b"[DONE]" not in received
+    assert not received.endswith(b"0\r\n\r\n")
+    assert server.wait() == 0
+
+
 def test_a_second_signal_cuts_what_still_runs(serve: Any) -> None:
     server = serve("workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 60000}}}\n")
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -56,12 +56,14 @@ def exposure(host: str) -> str:
 
 
 def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Iterator[dict[str, Any]]:
-    yield _stage("frontend", resolved.frontend)
+    if resolved.frontend is not None:
+        yield _stage("frontend", resolved.frontend)
     if resolved.admission is None:
         yield {"stage": "admission", "plugin": "none", "distribution": BUILT_IN, "version": ""}
     else:
         yield _stage("admission", resolved.admission)
-    yield _stage("router", resolved.router)
+    if resolved.router is not None:
+        yield _stage("router", resolved.router)
     yield _stage("transport", resolved.transport)
     yield _stage("events", resolved.events or resolved.transport)
     yield _stage("discovery", resolved.discovery)

@@ -42,7 +42,7 @@ def serve(loaded: LoadedSettings, *, only: str | None = None, replica: int = 0, 
     role = role_of(settings, only, replica)
     logs.configure(settings.log.level, settings.log.json_lines, process=role.name)
     try:
-        if role.whole and Plane(loaded).transport.CROSS_PROCESS:
+        if role.whole and Plane(loaded, role).transport.CROSS_PROCESS:
             return run(lambda: _supervise(loaded, arguments))
         return run(lambda: _serve(loaded, role))
     except ConfigError:

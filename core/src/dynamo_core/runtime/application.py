@@ -26,7 +26,7 @@ class Application:
     def __init__(self, loaded: LoadedSettings, role: Role | None = None) -> None:
         self._settings = loaded.settings
         self.role = role or role_of(loaded.settings, None)
-        self._plane = Plane(loaded)
+        self._plane = Plane(loaded, self.role)
         if not self.role.whole and not self._plane.transport.CROSS_PROCESS:
             raise ConfigError(
                 f"transport.use: {self._plane.transport.NAME} keeps everything in one process, where --only has no "

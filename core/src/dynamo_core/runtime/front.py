@@ -32,6 +32,10 @@ class Front:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
         self._settings = plane.settings
+        resolved = plane.resolved
+        if resolved.frontend is None or resolved.router is None:
+            raise ValueError("the plane was made for a role without a frontend")
+        self._picked, self._picked_router = resolved.frontend, resolved.router
         self.board = LoadBoard()
         self._admission = self._make_admission()
         self._caller = Caller(plane.transport)
@@ -122,7 +126,7 @@ class Front:
 
     def _make_router(self, pool: Pool) -> Router:
         plane = self._plane
-        picked = plane.resolved.router
+        picked = self._picked_router
         services = RouterServices(
             pool=pool,
             board=self.board,
@@ -135,7 +139,7 @@ class Front:
 
     def _make_frontend(self) -> Frontend:
         plane, settings = self._plane, self._settings
-        picked = plane.resolved.frontend
+        picked = self._picked
 
         def finished(record: RequestRecord) -> None:
             plane.announce("dynamo_request_finished", record=record)

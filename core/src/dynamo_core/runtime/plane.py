@@ -7,23 +7,24 @@ from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.runtime.resolve import Resolved, resolve
+from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import LoadedSettings
 from dynamo_core.telemetry.access_log import AccessLog
 from dynamo_core.telemetry.metrics import Metrics
 
 
 class Plane:
-    """Loads the plugins that the settings name and makes the planes; nothing is started yet.
+    """Loads the plugins that a role needs and makes the planes; nothing is started yet.
 
     Raises:
         ConfigError: the settings or a plugin are wrong.
     """
 
-    def __init__(self, loaded: LoadedSettings) -> None:
+    def __init__(self, loaded: LoadedSettings, role: Role) -> None:
         self.settings = loaded.settings
         self.loader = PluginLoader()
         self.loader.register_builtin(AccessLog(), "access-log")
-        self.resolved: Resolved = resolve(loaded, self.loader)
+        self.resolved: Resolved = resolve(loaded, self.loader, frontend=role.frontend, workers=role.workers)
         self.metrics = Metrics()
         picked = self.resolved.transport
         self.transport: Transport = picked.cls(picked.config, self.metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -53,12 +53,13 @@ class Picked(Generic[PluginT_co]):
 class Resolved:
     """Every stage, as the settings pick it.
 
-    `admission` is None if every request is let in; `events` is None if the transport's own event plane is used.
+    `admission` is None if every request is let in; `events` is None if the transport's own event plane is used;
+    `frontend` and `router` are None in a process that only runs workers.
     `workers` holds the engine of each worker by the worker's name.
     """
 
-    frontend: Picked[Frontend]
-    router: Picked[Router]
+    frontend: Picked[Frontend] | None
+    router: Picked[Router] | None
     admission: Picked[Admission] | None
     transport: Picked[Transport]
     events: Picked[Transport] | None
@@ -82,10 +83,13 @@ def named_plugins(settings: Settings) -> Iterator[Named]:
         yield Named("hooks", LISTENER_KIND, name)
 
 
-def resolve(loaded: LoadedSettings, loader: PluginLoader) -> Resolved:
-    """Loads all plugins that the settings name, the listeners too, and validates the settings of each.
+def resolve(
+    loaded: LoadedSettings, loader: PluginLoader, *, frontend: bool = True, workers: Collection[str] | None = None
+) -> Resolved:
+    """Loads the plugins that the settings name, the listeners too, and validates the settings of each.
 
-    Nothing is constructed or started.
+    A process that is only a frontend, or only some workers (by default it is all of them), loads only what it runs: the
+    engines need not be installed where the frontend is. Nothing is constructed or started.
 
     Raises:
         PluginError: a plugin is missing or broken; the message begins with the place that asks for it.
@@ -93,7 +97,13 @@ def resolve(loaded: LoadedSettings, loader: PluginLoader) -> Resolved:
             nothing could be served.
     """
     picks: dict[str, Picked[Any]] = {}
+    names = tuple(loaded.settings.workers if workers is None else workers)
+    needed = {f"workers.{name}.engine" for name in names} | {"transport", "events", "discovery", "hooks"}
+    if frontend:
+        needed |= {"frontend", "router", "admission"}
     for named in named_plugins(loaded.settings):
+        if named.section not in needed:
+            continue
         cls = load_plugin(named, loaded, loader)
         if cls is not None:
             offer = loader.find(named.kind, named.name)
@@ -106,17 +116,17 @@ def resolve(loaded: LoadedSettings, loader: PluginLoader) -> Resolved:
                 section=named.section,
             )
     for section in ("admission", "events"):
-        if section not in picks:
+        if section in needed and section not in picks:
             # Without a plugin there is none to know the keys that are left.
             loaded.plugin_config(section, PluginConfig)
     resolved = Resolved(
-        frontend=picks["frontend"],
-        router=picks["router"],
+        frontend=picks.get("frontend"),
+        router=picks.get("router"),
         admission=picks.get("admission"),
         transport=picks["transport"],
         events=picks.get("events"),
         discovery=picks["discovery"],
-        workers={name: picks[f"workers.{name}.engine"] for name in loaded.settings.workers},
+        workers={name: picks[f"workers.{name}.engine"] for name in names},
     )
     _check_reach(loaded, resolved)
     _check_workers(loaded, resolved)
@@ -161,7 +171,8 @@ def _check_workers(loaded: LoadedSettings, resolved: Resolved) -> None:
             "this process only, so nothing could be served: add one, such as "
             "workers: {mock: {model: {name: mock-model}, engine: {use: mocker}}}"
         )
-    for name, worker in loaded.settings.workers.items():
+    for name in resolved.workers:
+        worker = loaded.settings.workers[name]
         if worker.model.path is not None:
             fault = _folder_fault(Path(worker.model.path))
             if fault is not None:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 ValueType: TypeAlias = type[str] | type[int] | type[bool]
 
 #: Variables that begin with ``DYN_`` but steer the process rather than set a key.
-PROCESS_NAMES: tuple[str, ...] = ("DYN_CONFIG", "DYN_PROFILE", "DYN_STREAM_VALIDATOR")
+PROCESS_NAMES: tuple[str, ...] = ("DYN_CONFIG", "DYN_PROFILE", "DYN_STREAM_VALIDATOR", "DYN_SUPERVISOR_FD")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,302 @@
+"""One process per part, without servers: deaths, restarts, orphans, slow readers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = """
+workers:
+  mock:
+    model: {name: mock-model}
+    engine: {use: mocker, fixed_itl_ms: %(itl)s}
+    replicas: 2
+    grace_period: 0.5
+client: {drain_grace: 0.5, write_stall: %(stall)s}
+frontend: {write_buffer: 65536}
+profiles:
+  processes:
+    transport: {use: tcp}
+    discovery: {use: file, path: "%(folder)s", ttl: 2}
+"""
+
+
+def config(folder: Path, *, itl: float = 5, stall: float = 30) -> str:
+    return CONFIG % {"folder": folder / "discovery", "itl": itl, "stall": stall}
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, **more}
+
+
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name; empty if the process is gone."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    fields = stat(pid)
+    return bool(fields) and fields[0] != "Z"
+
+
+def session(leader: int) -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if alive(pid) and int(stat(pid)[3]) == leader]
+
+
+@pytest.fixture
+def processes(serve: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Starts the example under the profile, and returns when both workers are seen."""
+
+    def start(**settings: Any) -> Any:
+        server = serve(config(tmp_path, **settings), "--profile", "processes")
+        assert server.until(lambda: len(server.instances()) == 2, 15), server.log
+        return server
+
+    return start
+
+
+def read_stream(server: Any, body: dict[str, Any], results: queue.Queue[bytes], opened: threading.Event) -> None:
+    connection = server.raw("POST", "/v1/chat/completions", body)
+    received = b""
+    try:
+        while data := connection.recv(65536):
+            received += data
+            if b'"content"' in received:
+                opened.set()
+    except ConnectionError:
+        pass
+    finally:
+        connection.close()
+    results.put(received)
+
+
+def test_a_worker_that_is_killed_takes_only_its_own_streams_along(processes: Any) -> None:
+    server = processes(itl=20)
+    results: queue.Queue[bytes] = queue.Queue()
+    opened = [threading.Event(), threading.Event()]
+    readers = [
+        threading.Thread(target=read_stream, args=(server, chat(max_tokens=150, stream=True), results, event))
+        for event in opened
+    ]
+    for reader in readers:
+        reader.start()
+    assert all(event.wait(10) for event in opened)
+    instance, pid = next(iter(server.instances().items()))
+
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    answers = [server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(10)]
+    gone = server.until(lambda: instance not in server.instances(), 6)
+    back = server.until(lambda: len(server.instances()) == 2, 15)
+    for reader in readers:
+        reader.join(20)
+
+    streams = sorted([results.get(timeout=1), results.get(timeout=1)], key=lambda data: b"[DONE]" in data)
+    broken, whole = streams
+    assert whole.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert whole.count(b'"content"') == 150
+    assert b'data: {"error":' in broken
+    assert b"[DONE]" not in broken
+    assert not broken.endswith(b"0\r\n\r\n")
+    assert answers == [200] * 10
+    assert gone, f"still listed {time.monotonic() - killed:.1f} s after its death"
+    assert back, "the supervisor starts it again"
+
+
+def test_answers_are_equal_in_one_process_and_in_several(serve: Any, processes: Any, tmp_path: Path) -> None:
+    several = processes(itl=1)
+    one = serve(config(tmp_path, itl=1))
+
+    for seed in range(5):
+        body = chat(seed=seed, max_tokens=40)
+        texts = [
+            json.loads(server.request("POST", "/v1/chat/completions", body)[2])["choices"][0]["message"]["content"]
+            for server in (one, several)
+        ]
+        assert texts[0] == texts[1]
+
+
+def test_a_worker_that_is_told_to_end_finishes_its_streams(processes: Any) -> None:
+    server = processes(itl=10)
+    results: queue.Queue[bytes] = queue.Queue()
+    opened = [threading.Event(), threading.Event()]
+    readers = [
+        threading.Thread(target=read_stream, args=(server, chat(max_tokens=100, stream=True), results, event))
+        for event in opened
+    ]
+    for reader in readers:
+        reader.start()
+    assert all(event.wait(10) for event in opened)
+    instance, pid = next(iter(server.instances().items()))
+
+    os.kill(pid, signal.SIGTERM)
+
+    assert server.until(lambda: instance not in server.instances(), 5)
+    for reader in readers:
+        reader.join(20)
+    assert all(b"data: [DONE]" in results.get(timeout=1) for _ in readers)
+
+
+class Load:
+    """Clients that ask without pause, each request on whichever of several frontends says that it is ready."""
+
+    def __init__(self, servers: list[Any], clients: int = 4) -> None:
+        self.servers = list(servers)
+        self.failures: list[str] = []
+        self.done = 0
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _run(self, number: int) -> None:
+        turn = number
+        while not self._stop.is_set():
+            turn += 1
+            server = self._ready(turn)
+            if server is None:
+                continue
+            stream = turn % 2 == 0
+            try:
+                status, _, body = server.request("POST", "/v1/chat/completions", chat(stream=stream))
+                if status != 200 or (stream and not body.endswith(b"data: [DONE]\n\n")):
+                    self.failures.append(f"{status} {body[-200:]!r}")
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(repr(error))
+            self.done += 1
+
+    def _ready(self, turn: int) -> Any:
+        """As a load balancer does: only where /ready says so."""
+        for offset in range(len(self.servers)):
+            server = self.servers[(turn + offset) % len(self.servers)]
+            try:
+                if server.request("GET", "/ready")[0] == 200:
+                    return server
+            except (OSError, http.client.HTTPException):
+                continue
+        return None
+
+
+@pytest.mark.timeout(120)
+def test_a_rolling_restart_of_workers_and_of_a_frontend_fails_no_request(
+    serve: Any, processes: Any, tmp_path: Path
+) -> None:
+    first = processes(itl=2)
+    second = serve(config(tmp_path, itl=2), "--profile", "processes", command="frontend")
+    assert second.until(lambda: len(second.instances()) == 2, 10)
+
+    with Load([first, second]) as load:
+        for instance, pid in list(first.instances().items()):
+            os.kill(pid, signal.SIGTERM)
+            assert first.until(lambda gone=instance: gone not in first.instances(), 10)
+            assert first.until(lambda: len(first.instances()) == 2, 20)
+        second.signal(signal.SIGTERM)
+        assert second.wait() == 0
+        load.servers = [first]
+        time.sleep(0.5)
+
+    assert load.failures == []
+    assert load.done > 50
+
+
+def test_killing_the_supervisor_leaves_no_process(processes: Any) -> None:
+    server = processes()
+    leader = server.process.pid
+    assert len(session(leader)) == 4
+
+    os.kill(leader, signal.SIGKILL)
+
+    assert server.until(lambda: not session(leader), 5), session(leader)
+
+
+def test_ctrl_c_ends_every_process_in_order(processes: Any) -> None:
+    server = processes()
+    leader = server.process.pid
+
+    os.killpg(leader, signal.SIGINT)
+
+    assert server.wait() == 0
+    assert session(leader) == []
+    assert "killed" not in server.log
+
+
+def test_a_part_that_cannot_run_ends_the_whole_with_its_reason(tmp_path: Path, serve: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with pytest.raises(pytest.fail.Exception, match=f"(?s){port}.*cannot run with this config"):
+            serve(config(tmp_path), "--profile", "processes", "--set", f"frontend.port={port}")
+
+
+def test_a_worker_process_tells_its_own_health_and_metrics(serve: Any, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = [
+        "--profile",
+        "processes",
+        "--set",
+        f"workers.mock.system_port={port}",
+        "--set",
+        "workers.mock.replicas=1",
+    ]
+    server = serve(config(tmp_path), *options)
+    assert server.until(lambda: len(server.instances()) == 1, 15)
+    server.request("POST", "/v1/chat/completions", chat())
+
+    answers = []
+    for path in ("/health", "/metrics"):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", path)
+        answers.append(connection.getresponse().read().decode())
+        connection.close()
+
+    health = json.loads(answers[0])
+    assert health["status"] == "ready"
+    assert health["endpoints"] == {"dynamo.backend.generate": "ready"}
+    assert "dynamo_component_requests_total{" in answers[1]
+    assert "dynamo_frontend" not in answers[1]
+
+
+def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(processes: Any) -> None:
+    server = processes(itl=0.2, stall=2)
+    long = chat(max_tokens=8000, stream=True, logprobs=True, top_logprobs=20)
+    slow = server.raw("POST", "/v1/chat/completions", long, receive_buffer=4096)
+    slow.recv(1024)
+
+    times = []
+    for _ in range(10):
+        begun = time.monotonic()
+        assert server.request("POST", "/v1/chat/completions", chat())[0] == 200
+        times.append(time.monotonic() - begun)
+    cut = server.until(lambda: server.metric("dynamo_frontend_disconnected_clients") == 1, 15)
+    slow.close()
+
+    assert cut, "the reader was not cut off"
+    assert max(times) < 5
+    assert server.until(lambda: server.metric("dynamo_frontend_active_requests") == 0, 5)

@@ -47,7 +47,7 @@ class Server:
             words.append(str(path))
         self.process = subprocess.Popen(
             [*words, "--set", "frontend.port=0", *options],
-            env=clean_environment(**(env or {})),
+            env=clean_environment(**({"XDG_CACHE_HOME": str(folder / "cache")} | (env or {}))),
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

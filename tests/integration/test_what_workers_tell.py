@@ -26,8 +26,6 @@ from dynamo_core.worker import publishers
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 
-from .conftest import House
-
 
 class SmallMocker(MockerEngine):
     """Six blocks of four tokens on each of two ranks, and no delays."""
@@ -65,7 +63,7 @@ class Subscription:
 
 
 @asynccontextmanager
-async def subscribed(house: House, subject: str, kind: Any) -> AsyncIterator[Subscription]:
+async def subscribed(house: Any, subject: str, kind: Any) -> AsyncIterator[Subscription]:
     tasks = TaskSet()
     subscription = Subscription(kind)
     tasks.spawn(subscription.follow(house.transport.events().subscribe(subject, house.discovery)), name="follow")
@@ -77,12 +75,12 @@ async def subscribed(house: House, subject: str, kind: Any) -> AsyncIterator[Sub
         await tasks.aclose()
 
 
-async def ask(house: House, prompt: list[int], tokens_of: Any) -> None:
+async def ask(house: Any, prompt: list[int], tokens_of: Any) -> None:
     await tokens_of(await house.generate(prompt, max_tokens=2))
 
 
 async def test_a_subscriber_sees_blocks_come_and_go_with_the_workers_id_and_no_number_missing(
-    house: House, tokens_of: Any
+    house: Any, tokens_of: Any
 ) -> None:
     async with subscribed(house, KV_EVENTS, RouterEvent) as told:
         worker = await house.run(SmallMocker)
@@ -117,7 +115,7 @@ class StuckMocker(MockerEngine):
         super().__init__(MockerConfig(block_size=4, data_parallel_size=2, fixed_itl_ms=3_600_000), worker)
 
 
-async def test_a_subscriber_sees_the_load_rise_and_come_back_to_nothing(house: House) -> None:
+async def test_a_subscriber_sees_the_load_rise_and_come_back_to_nothing(house: Any) -> None:
     async with subscribed(house, KV_METRICS, ActiveLoad) as told:
         worker = await house.run(StuckMocker)
         assert worker.instance is not None
@@ -145,7 +143,7 @@ class Teller(SmallMocker):
         type(self).tell = staticmethod(tell)
 
 
-async def test_events_of_one_turn_travel_together_in_messages_of_bounded_size(house: House) -> None:
+async def test_events_of_one_turn_travel_together_in_messages_of_bounded_size(house: Any) -> None:
     async with subscribed(house, KV_EVENTS, RouterEvent) as told:
         await house.run(Teller)
 
@@ -160,7 +158,7 @@ async def test_events_of_one_turn_travel_together_in_messages_of_bounded_size(ho
     assert [item.event.event_id for item in told.items[:-2]] == [*range(publishers.MAX_BATCH + 3)]
 
 
-async def test_what_is_told_last_is_sent_before_the_publisher_closes(house: House) -> None:
+async def test_what_is_told_last_is_sent_before_the_publisher_closes(house: Any) -> None:
     async with subscribed(house, KV_EVENTS, RouterEvent) as told:
         worker = await house.run(Teller)
         Teller.tell(KvEvent(0, KvRemoved([1])))

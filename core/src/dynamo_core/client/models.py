@@ -13,6 +13,7 @@ import msgspec
 
 from dynamo_core.client.caller import Caller
 from dynamo_core.client.model import Model, card_conflict
+from dynamo_core.client.model_cache import ModelCache
 from dynamo_core.client.model_files import fetch_files
 from dynamo_core.client.pipeline import Pipeline
 from dynamo_core.client.pool import Pool
@@ -62,12 +63,14 @@ class Models:
         caller: Caller,
         make_router: RouterFactory,
         announce: Announce,
+        model_cache: ModelCache | None = None,
     ) -> None:
         self._discovery = discovery
         self._pipeline = pipeline
         self._caller = caller
         self._make_router = make_router
         self._announce = announce
+        self._model_cache = model_cache
         self._models: dict[str, Model] = {}
         self._workers: dict[str, _Worker] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -260,7 +263,7 @@ class Models:
         """A model from one worker; None if it cannot be made, or the worker has left meanwhile."""
         router: Router | None = None
         try:
-            files = await fetch_files(card, instance, self._caller)
+            files = await fetch_files(card, instance, self._caller, self._model_cache)
             # Reading a large tokenizer takes a while; the loop must not stand still for it.
             tokenizer = await asyncio.to_thread(load_tokenizer, card.tokenizer, files)
             pool = Pool(card.name, card.worker_type)

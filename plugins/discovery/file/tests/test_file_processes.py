@@ -1,0 +1,122 @@
+"""Real processes that share a folder, and one that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_plugin_discovery_file.clock import SYSTEM
+from dynamo_plugin_discovery_file.discovery import FileDiscovery
+from dynamo_plugin_discovery_file.folder import Folder
+from dynamo_plugin_discovery_file.scanner import Scanner
+
+Make = Callable[..., FileDiscovery]
+
+OWNER = """
+import asyncio, sys
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
+
+async def main():
+    discovery = FileDiscovery(FileConfig(path=sys.argv[1], ttl=1, poll=0.1), Metrics())
+    await discovery.start()
+    lease = await discovery.lease()
+    await lease.put(f"v1/instances/{lease.id:x}", b"here")
+    print(f"{lease.id:x}", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await discovery.aclose()
+
+asyncio.run(main())
+"""
+
+
+async def owner(path: Path) -> tuple[asyncio.subprocess.Process, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, str(path), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        return process, f"v1/instances/{(await process.stdout.readline()).decode().strip()}"
+
+
+async def test_the_records_of_a_process_that_is_killed_vanish_and_those_of_others_stay(
+    make: Make, tmp_path: Path
+) -> None:
+    (killed, killed_key), (stays, stays_key) = await asyncio.gather(
+        owner(tmp_path / "discovery"), owner(tmp_path / "discovery")
+    )
+    discovery = make(ttl=1, poll=0.1)
+    try:
+        async with asyncio.timeout(30), aclosing(discovery.watch("v1/")) as events:
+            assert {(await anext(events)).key for _ in range(2)} == {killed_key, stays_key}
+            assert (await anext(events)).kind is WatchKind.SYNCED
+
+            killed.kill()
+            assert await anext(events) == WatchEvent(WatchKind.DELETE, killed_key)
+            await stays.communicate(b"end\n")
+            assert await anext(events) == WatchEvent(WatchKind.DELETE, stays_key)
+    finally:
+        for process in (killed, stays):
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(make: Make) -> None:
+    discovery = make(ttl=0.8, poll=0.05)
+    lease = await discovery.lease()
+    await lease.put("a", b"1")
+    other = Scanner(Folder(discovery.path, SYSTEM), ttl=0.8, clock=SYSTEM)
+    blocked = threading.Event()
+
+    def look_from_elsewhere() -> list[WatchKind]:
+        seen = [event.kind for event in other.poll()]
+        while not blocked.wait(0.05):
+            seen += [event.kind for event in other.poll()]
+        return seen
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look_from_elsewhere)
+        # An engine that loads its weights without giving way.
+        time.sleep(2.0)  # noqa: ASYNC251
+        blocked.set()
+        seen = looking.result(timeout=5)
+
+    assert seen == [WatchKind.PUT]
+    assert not lease.lost.is_set()
+
+
+async def test_leases_end_their_thread_when_discovery_is_closed(make: Make) -> None:
+    discovery = make()
+    await discovery.lease()
+    assert any(thread.name == "discovery-heartbeat" for thread in threading.enumerate())
+
+    await discovery.aclose()
+    await discovery.aclose()
+
+    assert not any(thread.name == "discovery-heartbeat" for thread in threading.enumerate())
+    with pytest.raises(ValueError, match="closed"):
+        await discovery.lease()
+
+
+async def test_a_watch_of_a_folder_that_cannot_be_read_says_so_and_goes_on_when_it_can(
+    make: Make, tmp_path: Path
+) -> None:
+    discovery = make(poll=0.02)
+    (tmp_path / "discovery").write_text("in the way")
+
+    async with asyncio.timeout(10), aclosing(discovery.watch("")) as events:
+        assert (await anext(events)).kind is WatchKind.STALE
+        (tmp_path / "discovery").unlink()
+        await discovery.put_value("a", b"1")
+        kinds = [(await anext(events)).kind for _ in range(2)]
+
+    assert kinds == [WatchKind.PUT, WatchKind.SYNCED]

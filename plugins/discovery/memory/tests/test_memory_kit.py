@@ -1,0 +1,20 @@
+"""The directory in memory keeps the promises of discovery."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.discovery_kit import Directories, DiscoveryKit
+from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+
+
+class TestMemory(DiscoveryKit):
+    @pytest.fixture
+    async def directories(self) -> AsyncIterator[Directories]:
+        directory = MemoryDiscovery(PluginConfig(), Metrics())
+        await directory.start()
+        yield Directories(one=directory, other=directory)
+        await directory.aclose()

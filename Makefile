@@ -15,6 +15,9 @@ SOURCES := core/src core/tests plugins tests benchmarks examples
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
+# Said where there is an environment already that has to change.
+AGAIN = if [ -d $(STAMPS) ]; then echo "bringing $(VENV) up to date …"; fi
+
 CONFIG ?=
 ARGS ?=
 
@@ -25,15 +28,18 @@ help: ## What there is to make
 
 $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then echo "make: Python 3.11 or newer is needed and was not found; set PYTHON=/path/to/python" >&2; exit 2; fi
+	@echo "setting up $(VENV) …"
 	@$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 2; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check hatchling==1.33.0 editables==0.6
 
 $(STAMPS)/serve: $(BIN)/python $(MANIFESTS)
+	@$(AGAIN)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 		-e "core[text,uvloop]" $(addprefix -e ./,$(DISTRIBUTIONS))
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: $(BIN)/python $(MANIFESTS) requirements-dev.txt
+	@$(AGAIN)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
 

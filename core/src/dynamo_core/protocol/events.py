@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: Subject of cache changes; each payload is a msgpack list of `RouterEvent`.
 KV_EVENTS = "kv-events"
+#: Subject of loads; each payload is a msgpack list of `ActiveLoad`.
 KV_METRICS = "kv_metrics"
 
 
@@ -40,8 +42,20 @@ class KvEvent(msgspec.Struct, frozen=True):
     dp_rank: int = 0
 
 
+class RouterEvent(msgspec.Struct, array_like=True, frozen=True):
+    """A cache change together with the worker it happened on."""
+
+    worker_id: int
+    event: KvEvent
+
+
 class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The load of one rank, as its worker sees it."""
+    """The load of one rank, as its worker sees it.
+
+    `active_prefill_tokens` are prompt tokens that are still to be computed, of waiting requests too. `kv_used_blocks`
+    are the KV blocks that requests hold and that cannot be evicted; `active_decode_blocks` the same, as the engine's
+    scheduler counts them.
+    """
 
     worker_id: int
     dp_rank: int = 0

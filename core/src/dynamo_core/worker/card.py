@@ -76,7 +76,9 @@ def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, file
     )
 
 
-def make_instance(instance_id: int, worker: WorkerConfig, address: dict[str, str]) -> Instance:
+def make_instance(
+    instance_id: int, worker: WorkerConfig, address: dict[str, str], system_url: str | None = None
+) -> Instance:
     """The instance record of one worker in this process."""
     return Instance(
         instance_id=instance_id,
@@ -87,4 +89,5 @@ def make_instance(instance_id: int, worker: WorkerConfig, address: dict[str, str
         address=address,
         pid=os.getpid(),
         host=socket.gethostname(),
+        system_url=system_url,
     )

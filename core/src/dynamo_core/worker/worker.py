@@ -18,6 +18,7 @@ import msgspec
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.endpoints import EMBED, GENERATE, MODEL_FILE
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.errors import BackendError, DynamoError, as_backend_error
@@ -28,6 +29,7 @@ from dynamo_core.worker.card import make_card, make_instance
 from dynamo_core.worker.gate import CapacityGate
 from dynamo_core.worker.metrics import WorkerMetrics
 from dynamo_core.worker.model_files import ModelFiles
+from dynamo_core.worker.publishers import EnginePublishers
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,9 @@ class Worker:
         metrics: MetricsScope,
         limits: WorkerLimits,
         announce: Announce,
+        events: EventPlane | None = None,
     ) -> None:
+        """`events` is where the engine's cache and load are told; None: the plane that comes with the transport."""
         self._engine = engine
         self._config = config
         self._transport = transport
@@ -76,6 +80,8 @@ class Worker:
         self._metrics = metrics
         self._limits = limits
         self._announce = announce
+        self._events = events or transport.events()
+        self._publishers = EnginePublishers()
         self._lease: Lease | None = None
         self._served: list[Served] = []
         self._adapter: EngineAdapter | None = None
@@ -88,25 +94,40 @@ class Worker:
         """The record in discovery, once the worker is registered."""
         return self._instance
 
-    async def start(self) -> None:
-        """Starts the engine, then serves, then registers.
+    @property
+    def name(self) -> str:
+        """``namespace.component``, as the worker is addressed."""
+        return f"{self._config.namespace}.{self._config.component}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is registered and takes requests."""
+        return self.state is WorkerState.RUNNING and self._instance is not None
+
+    async def lost(self) -> None:
+        """Returns when discovery has given up on this worker: its lease could not be kept."""
+        if self._lease is not None:
+            await self._lease.lost.wait()
+
+    async def start(self, *, system_url: str | None = None) -> None:
+        """Starts the engine, then serves, then registers. `system_url` is where its health and metrics are.
 
         Raises:
             ConfigError: the model folder cannot be used.
             BackendError: the engine could not start; cleanup has been called.
         """
         async with self._lifecycle:
-            await self._start()
+            await self._start(system_url)
 
-    async def _start(self) -> None:
+    async def _start(self, system_url: str | None) -> None:
         if self.state is not WorkerState.INIT:
             raise RuntimeError("a worker is started once")
         folder = self._config.model_path
         files = ModelFiles(await asyncio.to_thread(load_folder, folder) if folder is not None else {})
         self._lease = await self._discovery.lease()
         try:
-            engine_config = await self._start_engine(self._lease.id)
-            await self._serve(self._lease, engine_config, files)
+            engine_config = await self._start_engine(self._lease)
+            await self._serve(self._lease, engine_config, files, system_url)
         except BaseException:
             await self._stop(grace=False)
             raise
@@ -136,6 +157,7 @@ class Worker:
             steps.append(("drain its engine", self._drain_engine))
         if owed:
             steps.append(("clean up its engine", self._engine.cleanup))
+        steps.append(("close its publishers", self._publishers.aclose))
         if self._lease is not None:
             steps.append(("end its lease", self._lease.aclose))
         await self._take(steps)
@@ -164,7 +186,8 @@ class Worker:
         worker_id = self._lease.id if self._lease is not None else 0
         self._announce(hook, worker=self._config, worker_id=worker_id)
 
-    async def _start_engine(self, worker_id: int) -> EngineConfig:
+    async def _start_engine(self, lease: Lease) -> EngineConfig:
+        worker_id = lease.id
         begun = time.perf_counter()
         self.state = WorkerState.START_FAILED
         try:
@@ -172,6 +195,7 @@ class Worker:
             if not engine_config.model:
                 raise BackendError.InvalidArgument("EngineConfig.model is empty")
             await self._engine.setup_metrics(self._metrics)
+            await self._publishers.start(self._engine, self._events, lease)
         except DynamoError:
             raise
         except Exception as error:
@@ -184,7 +208,9 @@ class Worker:
         self._announce("dynamo_engine_started", worker=self._config, engine_config=engine_config, worker_id=worker_id)
         return engine_config
 
-    async def _serve(self, lease: Lease, engine_config: EngineConfig, files: ModelFiles) -> None:
+    async def _serve(
+        self, lease: Lease, engine_config: EngineConfig, files: ModelFiles, system_url: str | None
+    ) -> None:
         gate = CapacityGate(self._metrics, limit=self._limits.engine_requests, queue=self._limits.queued_requests)
         self._adapter = adapter = EngineAdapter(
             self._engine, engine_config, gate, self._worker_metrics, worker=self._config.worker
@@ -199,7 +225,7 @@ class Worker:
             served = await self._transport.serve(lease.id, endpoint, handler)
             self._served.append(served)
             address |= served.address
-        instance = make_instance(lease.id, self._config, address)
+        instance = make_instance(lease.id, self._config, address, system_url)
         # The card is there slightly before the instance, so that nobody sees an instance without a model.
         await lease.put(CARDS + card.path, msgspec.json.encode(card))
         await lease.put(INSTANCES + instance.path, msgspec.json.encode(instance))

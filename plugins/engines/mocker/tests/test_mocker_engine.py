@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import fsum
@@ -72,13 +73,15 @@ def test_the_entry_point_offers_the_engine() -> None:
 
 
 async def test_start_tells_the_capacities() -> None:
-    engine = make(WorkerConfig(model_name="m", served_model_name="public"), num_gpu_blocks=10, block_size=8)
+    engine = make(
+        WorkerConfig(model_name="m", served_model_name="public"), num_gpu_blocks=10, block_size=8, data_parallel_size=2
+    )
 
     config = await engine.start(7)
     await engine.cleanup()
 
     assert (config.model, config.served_model_name) == ("m", "public")
-    assert (config.total_kv_blocks, config.kv_cache_block_size) == (10, 8)
+    assert (config.total_kv_blocks, config.kv_cache_block_size, config.data_parallel_size) == (10, 8, 2)
     assert (config.context_length, config.max_num_seqs, config.max_num_batched_tokens) == (8192, 256, 8192)
     assert config.capabilities == {EMBED}
 
@@ -178,12 +181,12 @@ async def test_the_gauges_follow_running_and_waiting_requests() -> None:
         for stream in streams:
             await anext(stream)
 
-        assert metrics.registry.get_sample_value("dynamo_mocker_running_requests") == 2
-        assert metrics.registry.get_sample_value("dynamo_mocker_waiting_requests") == 0
+        assert metrics.registry.get_sample_value("dynamo_mocker_running_requests", {"dp_rank": "0"}) == 2
+        assert metrics.registry.get_sample_value("dynamo_mocker_waiting_requests", {"dp_rank": "0"}) == 0
         for stream in streams:
             assert inspect.isasyncgen(stream)
             await stream.aclose()
-        assert metrics.registry.get_sample_value("dynamo_mocker_running_requests") == 0
+        assert metrics.registry.get_sample_value("dynamo_mocker_running_requests", {"dp_rank": "0"}) == 0
 
 
 @given(token_ids=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50), dimensions=st.integers(1, 300))
@@ -272,6 +275,9 @@ async def test_with_a_model_folder_scripts_are_encoded_by_its_tokenizer(folder: 
         ({"speedup_ratio": -1}, "speedup_ratio"),
         ({"fixed_itl_ms": 0}, "fixed_itl_ms"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"decode_speedup_ratio": 0}, "decode_speedup_ratio"),
+        ({"preemption_mode": "random"}, "preemption_mode"),
+        ({"data_parallel_size": 0}, "data_parallel_size"),
         ({"output": "script"}, "script"),
         ({"script": [{"text": "x"}]}, "script"),
         ({"output": "script", "script": [{"text": "x", "when": "y"}]}, "when"),
@@ -282,8 +288,22 @@ def test_settings_that_make_no_sense_are_refused_by_name(keys: dict[str, Any], w
         MockerConfig(**keys)
 
 
-def test_the_readme_tells_every_setting() -> None:
+def test_the_readme_tells_every_setting_and_its_default() -> None:
     readme = (Path(inspect.getfile(dynamo_plugin_engine_mocker)).parents[2] / "README.md").read_text()
 
-    for name in MockerConfig.model_fields:
-        assert f"| `{name}` |" in readme
+    for name, value in json.loads(MockerConfig().model_dump_json()).items():
+        told = value if isinstance(value, str) else json.dumps(value)
+        assert re.search(rf"^\| `{name}` \| `{re.escape(told)}` \|", readme, re.M), name
+
+
+async def test_the_readme_tells_every_metric() -> None:
+    readme = (Path(inspect.getfile(dynamo_plugin_engine_mocker)).parents[2] / "README.md").read_text()
+    metrics = Metrics()
+    async with running() as engine:
+        await engine.setup_metrics(metrics)
+        await generate(engine, [65])
+
+    names = {family.name for family in metrics.registry.collect()}
+    assert {name for name in names if name.startswith("dynamo_mocker_")} == {
+        *re.findall(r"^\| `(dynamo_mocker_\w+)`", readme, re.M)
+    }

@@ -57,6 +57,15 @@ async def test_the_speedup_divides_every_time() -> None:
     assert fast == pytest.approx([time / 4 for time in slow])
 
 
+async def test_the_decode_speedup_divides_the_time_of_decoding_only() -> None:
+    slow = await arrivals(MockerConfig(speedup_ratio=2))
+
+    fast = await arrivals(MockerConfig(speedup_ratio=2, decode_speedup_ratio=4))
+
+    assert fast[0] == pytest.approx(slow[0])
+    assert fast[3] - fast[0] == pytest.approx((slow[3] - slow[0]) / 4)
+
+
 async def test_a_speedup_of_0_takes_no_time() -> None:
     assert await arrivals(MockerConfig(speedup_ratio=0)) == [0, 0, 0, 0]
 
@@ -124,7 +133,8 @@ async def test_the_schedule_begins_anew_after_idling() -> None:
 
 async def test_a_request_that_is_over_or_gone_leaves_the_cache() -> None:
     clock = VirtualClock()
-    engine = MockerEngine(MockerConfig(block_size=10, num_gpu_blocks=10), WorkerConfig(), clock=clock)
+    config = MockerConfig(block_size=10, num_gpu_blocks=10, enable_prefix_caching=False)
+    engine = MockerEngine(config, WorkerConfig(), clock=clock)
     await engine.start(1)
 
     async def duration(read: int) -> float:
@@ -145,6 +155,33 @@ async def test_a_request_that_is_over_or_gone_leaves_the_cache() -> None:
 
     assert await duration(20) == pytest.approx(fresh)
     await engine.cleanup()
+
+
+async def test_of_several_sleepers_the_earliest_deadline_wakes_first() -> None:
+    clock = VirtualClock()
+    woken: list[tuple[float, float]] = []
+
+    async def sleep(deadline: float) -> None:
+        await clock.sleep_until(deadline)
+        woken.append((deadline, clock.time()))
+
+    await asyncio.gather(*(sleep(deadline) for deadline in (30, 10, 20, 10)))
+
+    assert woken == [(10, 10), (10, 10), (20, 20), (30, 30)]
+
+
+async def test_a_cancelled_sleeper_holds_up_nobody() -> None:
+    clock = VirtualClock()
+    clock.pause()
+    early = asyncio.ensure_future(clock.sleep_until(5))
+    late = asyncio.ensure_future(clock.sleep_until(9))
+    await asyncio.sleep(0)
+
+    early.cancel()
+    clock.resume()
+    await late
+
+    assert clock.time() == 9
 
 
 async def test_starting_takes_the_startup_time() -> None:

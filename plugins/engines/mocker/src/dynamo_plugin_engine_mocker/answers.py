@@ -28,6 +28,8 @@ class Answers:
     def __init__(self, settings: MockerConfig, tokenizer: Tokenizer) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
+        # The last token of an answer is not computed, so that it needs no place in the KV cache.
+        self._most_tokens = min(settings.context_length, settings.num_gpu_blocks * settings.block_size + 1)
         self._vocabulary = Vocabulary.of(tokenizer, printable=settings.printable)
         self._script = [
             _Scripted(entry.match, tokenizer.encode(entry.text, add_special_tokens=False)) for entry in settings.script
@@ -39,11 +41,11 @@ class Answers:
         return cls(settings, _tokenizer(model_path))
 
     def sequence(self, request: PreprocessedRequest) -> Sequence:
-        """The answer to a request whose prompt leaves room in the context."""
+        """The answer to a request whose prompt fits into the KV cache and leaves room in the context."""
         prompt = request.token_ids
         stops = _stop_tokens(request)
         seed = seed_of(request.sampling_options.seed)
-        room = self._settings.context_length - len(prompt)
+        room = self._most_tokens - len(prompt)
         fixed = self._fixed(prompt)
         source: FixedSource | RandomSource
         if fixed is not None:

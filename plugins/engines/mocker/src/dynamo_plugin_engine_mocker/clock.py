@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from typing import Protocol
 
 
@@ -33,16 +34,18 @@ class MonotonicClock:
 class VirtualClock:
     """Time that passes only when somebody sleeps, and then at once, so that tests see exact times and never wait.
 
-    Whoever was woken before the sleep began runs first and still sees the old time. `pause` holds all sleepers until
-    `resume`. `deadlines` are all that were slept on.
+    Whoever was woken before the sleep began runs first and still sees the old time. Of several sleepers the one with
+    the earliest deadline wakes first. `pause` holds all sleepers until `resume`. `deadlines` are all that were slept
+    on.
     """
 
-    __slots__ = ("_now", "_running", "deadlines")
+    __slots__ = ("_now", "_running", "_sleepers", "deadlines")
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
         self._running = asyncio.Event()
         self._running.set()
+        self._sleepers: list[tuple[float, int]] = []
         self.deadlines: list[float] = []
 
     def time(self) -> float:
@@ -64,6 +67,14 @@ class VirtualClock:
     async def sleep_until(self, deadline: float) -> None:
         """Lets everybody else have a turn, then jumps to the deadline."""
         self.deadlines.append(deadline)
-        await asyncio.sleep(0)
-        await self._running.wait()
-        self._now = max(self._now, deadline)
+        sleeper = (deadline, len(self.deadlines))
+        insort(self._sleepers, sleeper)
+        try:
+            await asyncio.sleep(0)
+            await self._running.wait()
+            while self._sleepers[0] != sleeper:
+                await asyncio.sleep(0)
+                await self._running.wait()
+            self._now = max(self._now, deadline)
+        finally:
+            self._sleepers.remove(sleeper)

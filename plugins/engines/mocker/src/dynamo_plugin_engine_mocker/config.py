@@ -48,14 +48,32 @@ class MockerConfig(PluginConfig):
     speedup_ratio: float = Field(
         default=1.0, ge=0, description="Divides the time of the timing formulas; 0 means no delay at all."
     )
+    decode_speedup_ratio: float = Field(
+        default=1.0, gt=0, description="Divides the time of decoding once more; prefill is as fast as before."
+    )
     startup_time: float = Field(default=0.0, ge=0, le=86_400, description="How long `start` takes, in seconds.")
-    max_num_seqs: int = Field(default=256, ge=1, description="Requests that run at once; others wait in order.")
+    data_parallel_size: int = Field(
+        default=1, ge=1, le=256, description="Ranks, each with a scheduler and a KV cache of its own."
+    )
+    max_num_seqs: int = Field(
+        default=256, ge=1, description="Requests that run at once on one rank; others wait in order."
+    )
     max_num_batched_tokens: int = Field(
-        default=8192, ge=1, description="Reported as the engine's token budget per step."
+        default=8192,
+        ge=1,
+        description="Tokens computed in one step of one rank: one per decoding request, the rest for prompts.",
+    )
+    enable_chunked_prefill: bool = Field(
+        default=True, description="Compute a prompt in parts when the step has no room for the whole."
     )
     block_size: int = Field(default=64, ge=1, description="Tokens per KV block.")
-    num_gpu_blocks: int = Field(
-        default=16384, ge=1, description="KV blocks there are; the timing of decode steps depends on their use."
+    num_gpu_blocks: int = Field(default=16384, ge=1, description="KV blocks of one rank.")
+    enable_prefix_caching: bool = Field(
+        default=True, description="Share full blocks between requests, and keep them until their place is needed."
+    )
+    preemption_mode: Literal["lifo", "fifo"] = Field(
+        default="lifo",
+        description="Who gives way when KV blocks run out: the request admitted last (lifo) or first (fifo).",
     )
     context_length: int = Field(default=8192, ge=2, description="Prompt and answer together, in tokens.")
     embedding_dimensions: int = Field(default=64, ge=1, le=65_536, description="Length of an embedding.")

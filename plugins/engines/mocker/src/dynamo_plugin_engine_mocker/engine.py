@@ -20,17 +20,19 @@ from dynamo_core import (
     PreprocessedRequest,
     WorkerConfig,
 )
-from dynamo_core.contracts.engine import EMBED
-from dynamo_core.contracts.metrics import CounterLike, GaugeLike, MetricsScope
+from dynamo_core.contracts.engine import EMBED, KvEventSource, LoadSource
+from dynamo_core.contracts.metrics import CounterLike, MetricsScope
+from dynamo_core.protocol.events import ActiveLoad
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_engine_mocker.answers import Answers
 from dynamo_plugin_engine_mocker.clock import Clock, MonotonicClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.embeddings import embedding
-from dynamo_plugin_engine_mocker.scheduler import ActiveRequestGuard, Scheduler
+from dynamo_plugin_engine_mocker.rank import Rank
+from dynamo_plugin_engine_mocker.scheduler import ActiveRequestGuard
 from dynamo_plugin_engine_mocker.sequence import Sequence
-from dynamo_plugin_engine_mocker.timing import step_time
+from dynamo_plugin_engine_mocker.table import PrefixHashes
 
 
 class MockerEngine(LLMEngine):
@@ -48,9 +50,8 @@ class MockerEngine(LLMEngine):
         self._tasks = TaskSet()
         self._started = False
         self._refusal: str | None = "generate called before start"
-        self._scheduler: Scheduler | None = None
+        self._ranks: list[Rank] = []
         self._answers: Answers | None = None
-        self._gauges: tuple[GaugeLike, GaugeLike] | None = None
         self._abort_counter: CounterLike | None = None
         #: Times `abort` was called.
         self.aborts = 0
@@ -72,14 +73,12 @@ class MockerEngine(LLMEngine):
         ready = self._clock.time() + settings.startup_time
         self._answers = await asyncio.to_thread(Answers.load, settings, self.worker.model_path)
         await self._clock.sleep_until(ready)
-        self._scheduler = Scheduler(
-            clock=self._clock,
-            step_time=step_time(settings),
-            max_num_seqs=settings.max_num_seqs,
-            kv_tokens=settings.num_gpu_blocks * settings.block_size,
-            on_load=self._on_load,
-        )
-        self._tasks.spawn(self._scheduler.run(), name="mocker scheduler")
+        self._ranks = [
+            Rank(number, settings, worker_id=worker_id, clock=self._clock)
+            for number in range(settings.data_parallel_size)
+        ]
+        for rank in self._ranks:
+            self._tasks.spawn(rank.scheduler.run(), name=f"mocker scheduler {rank.number}")
         self._refusal = None
         return EngineConfig(
             model=self.worker.model_name or "mocker-model",
@@ -89,6 +88,7 @@ class MockerEngine(LLMEngine):
             total_kv_blocks=settings.num_gpu_blocks,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
+            data_parallel_size=settings.data_parallel_size,
             capabilities=frozenset({EMBED}),
         )
 
@@ -96,12 +96,14 @@ class MockerEngine(LLMEngine):
         """Streams the answer; each item holds everything produced since the one before.
 
         Raises:
-            BackendError.InvalidArgument: an empty prompt, or one that leaves no room in the context.
+            BackendError.InvalidArgument: an empty prompt, one that leaves no room in the context or cannot fit into
+                the KV cache, a token id that is no 32-bit number, or a rank that is not there.
             BackendError.EngineShutdown: not started, draining or cleaned up.
         """
-        scheduler, sequence = self._prepare(request)
+        rank, sequence, hashes = self._prepare(request)
+        scheduler = rank.scheduler
         create_future = asyncio.get_running_loop().create_future
-        with ActiveRequestGuard(scheduler, sequence, ctx):
+        with ActiveRequestGuard(scheduler, sequence, hashes, ctx):
             while True:
                 if sequence.produced == sequence.taken and not sequence.halted:
                     sequence.waiter = waiter = create_future()
@@ -156,38 +158,81 @@ class MockerEngine(LLMEngine):
         """Ends the step loop; streams that still run end with `EngineShutdown`."""
         self._refusal = "mocker backend was stopped"
         await self._tasks.aclose()
-        if self._scheduler is not None:
-            # The loop closes itself, unless it was cancelled before its first turn.
-            self._scheduler.close(self._refusal)
-            self._scheduler = None
+        for rank in self._ranks:
+            # A loop closes itself, unless it was cancelled before its first turn.
+            rank.scheduler.close(self._refusal)
+        self._ranks = []
         self._answers = None
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
-        """Registers the gauges of running and waiting requests and the counter of aborts."""
-        running = metrics.gauge("dynamo_mocker_running_requests", "Requests that hold a slot of the mocker.").labels()
-        waiting = metrics.gauge("dynamo_mocker_waiting_requests", "Requests that wait for a slot.").labels()
-        aborts = metrics.counter("dynamo_mocker_aborted_requests", "Requests aborted by their client.").labels()
-        self._gauges = running, waiting
-        self._abort_counter = aborts
-        if self._scheduler is not None:
-            self._on_load(self._scheduler.running, self._scheduler.waiting)
+        """Registers gauges and counters of every rank, and the counter of aborts."""
+        self._abort_counter = metrics.counter(
+            "dynamo_mocker_aborted_requests", "Requests aborted by their client."
+        ).labels()
+        for rank in self._ranks:
+            rank.setup_metrics(metrics)
+
+    async def kv_event_sources(self) -> list[KvEventSource]:
+        """One per rank; none without prefix caching, where no block can be found again."""
+        if not self._settings.enable_prefix_caching:
+            return []
+        return [rank.kv_event_source() for rank in self._ranks]
+
+    async def load_sources(self) -> list[LoadSource]:
+        """One per rank."""
+        return [rank.load_source() for rank in self._ranks]
 
     @property
     def running_requests(self) -> int:
-        """Requests that hold a slot."""
-        return self._scheduler.running if self._scheduler is not None else 0
+        """Requests that hold a slot, on all ranks."""
+        return sum(rank.scheduler.running for rank in self._ranks)
 
     @property
     def waiting_requests(self) -> int:
-        """Requests that wait for a slot."""
-        return self._scheduler.waiting if self._scheduler is not None else 0
+        """Requests that wait for a slot, on all ranks."""
+        return sum(rank.scheduler.waiting for rank in self._ranks)
 
-    def _prepare(self, request: PreprocessedRequest) -> tuple[Scheduler, Sequence]:
-        if self._refusal is not None or self._scheduler is None or self._answers is None:
+    @property
+    def loads(self) -> list[ActiveLoad]:
+        """The load of each rank."""
+        return [rank.load for rank in self._ranks]
+
+    def _prepare(self, request: PreprocessedRequest) -> tuple[Rank, Sequence, PrefixHashes | None]:
+        if self._refusal is not None or self._answers is None:
             raise BackendError.EngineShutdown(self._refusal or "mocker backend is not running")
+        settings = self._settings
+        prompt = request.token_ids
         # The answer needs room for a token at least.
-        self._check_length(len(request.token_ids), self._settings.context_length - 1)
-        return self._scheduler, self._answers.sequence(request)
+        self._check_length(len(prompt), settings.context_length - 1)
+        blocks = -(-len(prompt) // settings.block_size)
+        if blocks > settings.num_gpu_blocks:
+            raise BackendError.InvalidArgument(
+                f"token_ids needs {blocks} KV blocks of {settings.block_size} tokens, more than the "
+                f"{settings.num_gpu_blocks} there are"
+            )
+        rank = self._rank_for(request)
+        sequence = self._answers.sequence(request)
+        return rank, sequence, self._hashes(request, sequence)
+
+    def _rank_for(self, request: PreprocessedRequest) -> Rank:
+        wanted = request.routing.dp_rank if request.routing is not None else None
+        if wanted is None:
+            return min(self._ranks, key=lambda rank: rank.requests)
+        if not 0 <= wanted < len(self._ranks):
+            raise BackendError.InvalidArgument(
+                f"routing.dp_rank is {wanted}, but the ranks are 0 to {len(self._ranks) - 1}"
+            )
+        return self._ranks[wanted]
+
+    def _hashes(self, request: PreprocessedRequest, sequence: Sequence) -> PrefixHashes | None:
+        settings = self._settings
+        if not settings.enable_prefix_caching:
+            return None
+        lora_name = request.routing.lora_name if request.routing is not None else None
+        try:
+            return PrefixHashes(request.token_ids, sequence.tokens, settings.block_size, lora_name)
+        except OverflowError:
+            raise BackendError.InvalidArgument("token_ids holds a number that is no token id of 32 bits") from None
 
     def _check_length(self, tokens: int, most: int) -> None:
         if not tokens:
@@ -197,8 +242,3 @@ class MockerEngine(LLMEngine):
                 f"token_ids has {tokens} tokens, more than the {most} that fit into the model's context length of "
                 f"{self._settings.context_length}"
             )
-
-    def _on_load(self, running: int, waiting: int) -> None:
-        if self._gauges is not None:
-            self._gauges[0].set(running)
-            self._gauges[1].set(waiting)

@@ -1,4 +1,4 @@
-"""The step loop: who runs, who waits, and one token for each running request per step."""
+"""The step loop: who runs, who waits, what is computed, and one token for each decoding request per step."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from types import TracebackType
 
 from dynamo_core import BackendError, GenerateContext
 
+from dynamo_plugin_engine_mocker.blocks import BlockPool
 from dynamo_plugin_engine_mocker.clock import Clock
+from dynamo_plugin_engine_mocker.limits import Limits
 from dynamo_plugin_engine_mocker.sequence import Sequence
+from dynamo_plugin_engine_mocker.table import BlockTable, PrefixHashes
 from dynamo_plugin_engine_mocker.timing import Pacer, StepTime
-
-#: Told (running, waiting) whenever either may have changed.
-LoadListener = Callable[[int, int], None]
 
 
 class Scheduler:
     """Admits sequences first come, first served, and steps them all together.
 
-    A sequence holds its slot from admission until its last token is produced or its reader is gone. One that is paused
-    for a slow reader keeps the slot, as it would keep its KV cache in a real engine.
+    A sequence holds a slot and its KV blocks from admission until its last token is produced or its reader is gone. It
+    gets the blocks of its whole prompt when it is admitted, and one more whenever its answer fills the last. If there
+    is none, another sequence gives way: it loses slot and blocks, goes to the head of the line, and is computed again
+    when it is admitted again. Its tokens are not produced again. One that is paused for a slow reader keeps its slot.
     """
 
     def __init__(
@@ -29,33 +31,49 @@ class Scheduler:
         *,
         clock: Clock,
         step_time: StepTime,
-        max_num_seqs: int,
-        kv_tokens: int,
-        on_load: LoadListener | None = None,
+        pool: BlockPool,
+        limits: Limits,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
+        """`on_change` is called whenever something a figure below tells may have changed."""
         self._step_time = step_time
         self._pacer = Pacer(clock)
-        self._max_num_seqs = max_num_seqs
-        self._kv_tokens = kv_tokens
-        self._on_load = on_load
-        # All in order of arrival, with removal from anywhere at a constant price.
-        self._waiting: OrderedDict[Sequence, None] = OrderedDict()
-        self._running: dict[Sequence, None] = {}
+        self._pool = pool
+        self._limits = limits
+        self._on_change = on_change
+        # All with removal from anywhere at a constant price: in the order of the line, of admission, and the three
+        # states of those who hold a slot. The number is of tokens to compute before the next one can be produced.
+        self._waiting: OrderedDict[Sequence, BlockTable] = OrderedDict()
+        self._running: dict[Sequence, BlockTable] = {}
+        self._prefilling: dict[Sequence, int] = {}
+        self._decoding: dict[Sequence, None] = {}
         self._paused: dict[Sequence, None] = {}
-        #: Tokens in the KV cache: prompts and what was produced, of all that hold a slot.
-        self._kv_used = 0
+        #: Tokens in blocks that are not full yet, or not shared.
+        self._private_tokens = 0
         self._work = asyncio.Event()
         self._closed: str | None = None
+        #: Tokens to compute before all sequences decode.
+        self.prefill_tokens = 0
+        #: Times a sequence gave way, tokens computed and tokens found in the cache for prompts, since the start.
+        self.preemptions = 0
+        self.computed_tokens = 0
+        self.cached_tokens = 0
 
     @property
     def running(self) -> int:
         """Sequences that hold a slot."""
-        return len(self._running) + len(self._paused)
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Sequences that have not got a slot yet."""
+        """Sequences that have no slot: not yet, or not any more."""
         return len(self._waiting)
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the KV cache that holds tokens of running sequences, from 0 to 1."""
+        size = self._limits.block_size
+        return (self._pool.active * size + self._private_tokens) / (self._pool.total * size)
 
     async def run(self) -> None:
         """Steps as long as there is work, and waits for more; ends when cancelled. Whoever is left then fails."""
@@ -63,53 +81,54 @@ class Scheduler:
         self._pacer.restart()
         try:
             while True:
-                prefill_tokens, admitted = self._admit()
-                if not self._running:
+                chunks = self._plan()
+                decoding = len(self._decoding)
+                if not chunks and not decoding:
                     self._work.clear()
                     await self._work.wait()
                     self._pacer.restart()
                     continue
-                decoding = len(self._running) - admitted
-                await self._pacer.wait(self._step_time(prefill_tokens, decoding, self._kv_used / self._kv_tokens))
-                self._step()
+                prefill_tokens = sum(tokens for _, tokens in chunks)
+                await self._pacer.wait(self._step_time(prefill_tokens, decoding, self.kv_use))
+                self._step(chunks)
         except asyncio.CancelledError:
             reason = "mocker backend was stopped"
             raise
         finally:
             self.close(reason)
 
-    def submit(self, sequence: Sequence) -> None:
-        """Puts a sequence at the end of the line.
+    def submit(self, sequence: Sequence, hashes: PrefixHashes | None = None) -> None:
+        """Puts a sequence at the end of the line; without hashes it neither finds cached blocks nor leaves any.
 
         Raises:
             BackendError.EngineShutdown: the loop has ended.
         """
         if self._closed is not None:
             raise BackendError.EngineShutdown(self._closed)
-        self._waiting[sequence] = None
+        self._waiting[sequence] = BlockTable(self._pool, self._limits.block_size, hashes)
+        self.prefill_tokens += sequence.length
         self._work.set()
-        self._tell()
+        self._changed()
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence, wherever it is; repeating it does nothing."""
         if sequence in self._waiting:
             del self._waiting[sequence]
-        elif sequence in self._running or sequence in self._paused:
-            self._running.pop(sequence, None)
-            self._paused.pop(sequence, None)
-            self._kv_used -= sequence.prompt_tokens + sequence.produced
+            self.prefill_tokens -= sequence.length
+        elif sequence in self._running:
+            self._leave(sequence)
             if self._waiting:
                 self._work.set()
         else:
             return
-        self._tell()
+        self._changed()
 
     def resume(self, sequence: Sequence) -> None:
         """Lets a paused sequence go on after its reader has taken something."""
         if sequence in self._paused:
             del self._paused[sequence]
             sequence.paused = False
-            self._running[sequence] = None
+            self._decoding[sequence] = None
             self._work.set()
 
     def close(self, reason: str) -> None:
@@ -117,33 +136,59 @@ class Scheduler:
         if self._closed is not None:
             return
         self._closed = reason
-        left = [*self._waiting, *self._running, *self._paused]
-        self._waiting.clear()
-        self._running.clear()
-        self._paused.clear()
-        self._kv_used = 0
+        left = [*self._waiting, *self._running]
         for sequence in left:
+            self.release(sequence)
             sequence.halt(reason)
-        self._tell()
+        self._pool.clear()
+        self._changed()
 
-    def _admit(self) -> tuple[int, int]:
-        """Gives free slots to those who wait; returns the tokens to prefill and the number admitted."""
-        tokens = admitted = 0
-        while self._waiting and self.running < self._max_num_seqs:
-            sequence, _ = self._waiting.popitem(last=False)
-            self._running[sequence] = None
-            tokens += sequence.prompt_tokens
-            admitted += 1
+    def _plan(self) -> list[tuple[Sequence, int]]:
+        """Admits whom there is room for; which prompts are computed in the next step, and how many tokens of each."""
+        chunks: list[tuple[Sequence, int]] = []
+        if not self._prefilling and not self._waiting:
+            return chunks
+        limits = self._limits
+        budget = limits.max_num_batched_tokens - len(self._decoding)
+        for sequence, left in self._prefilling.items():
+            if budget <= 0:
+                return chunks
+            chunks.append((sequence, min(left, budget)))
+            budget -= left
+        admitted = False
+        while self._waiting and budget > 0 and len(self._running) < limits.max_num_seqs:
+            sequence, table = next(iter(self._waiting.items()))
+            length = sequence.length
+            matched = table.match(length)
+            cost = length - matched * limits.block_size
+            # In one piece it must fit; one that never would is computed without others beside it.
+            too_long = not limits.chunked_prefill and cost > budget
+            if too_long and (chunks or cost <= limits.max_num_batched_tokens):
+                break
+            if not table.reserve(length, matched):
+                break
+            del self._waiting[sequence]
+            self._running[sequence] = table
+            self._prefilling[sequence] = cost
+            self._private_tokens += cost
+            self.prefill_tokens -= length - cost
+            self.cached_tokens += length - cost
+            if sequence.cached_tokens is None:
+                sequence.cached_tokens = length - cost
+            chunks.append((sequence, min(cost, budget) if limits.chunked_prefill else cost))
+            budget -= cost
+            admitted = True
         if admitted:
-            self._kv_used += tokens
-            self._tell()
-        return tokens, admitted
+            self._changed()
+        return chunks
 
-    def _step(self) -> None:
+    def _step(self, chunks: list[tuple[Sequence, int]]) -> None:
         """One token for everybody. Runs once per token of every request: keep it short."""
+        for sequence, tokens in chunks:
+            self._prefill(sequence, tokens)
         due: list[Sequence] = []
-        self._kv_used += len(self._running)
-        for sequence in self._running:
+        self._private_tokens += len(self._decoding)
+        for sequence in self._decoding:
             sequence.produced = produced = sequence.produced + 1
             if produced == sequence.checkpoint:
                 due.append(sequence)
@@ -152,17 +197,87 @@ class Scheduler:
                 sequence.waiter = None
                 if not waiter.done():
                     waiter.set_result(None)
+        if due:
+            self._turn(due)
+        if due or chunks:
+            self._changed()
+
+    def _prefill(self, sequence: Sequence, tokens: int) -> None:
+        """Counts tokens as computed; after the last of them the sequence decodes, in this very step."""
+        left = self._prefilling.get(sequence)
+        if left is None:
+            # It was released during the step.
+            return
+        left -= tokens
+        self.prefill_tokens -= tokens
+        self.computed_tokens += tokens
+        self._complete(sequence, sequence.length - left)
+        if left:
+            self._prefilling[sequence] = left
+            return
+        del self._prefilling[sequence]
+        self._decoding[sequence] = None
+        size = self._limits.block_size
+        # The token after the one that begins a block is computed in that block: the count at which it is needed.
+        sequence.look_at(-(-sequence.length // size) * size - sequence.prompt_tokens + 1)
+
+    def _turn(self, due: list[Sequence]) -> None:
+        """Does what is due at a checkpoint: ends, pauses, closes blocks and opens new ones."""
+        growing: list[Sequence] = []
         for sequence in due:
+            filled = sequence.produced == sequence.boundary
+            if filled:
+                sequence.boundary += self._limits.block_size
+                # The newest token has not been computed.
+                self._complete(sequence, sequence.length - 1)
             sequence.turn()
             if sequence.finished:
-                self.release(sequence)
-            elif sequence.paused:
-                del self._running[sequence]
+                self._leave(sequence)
+                continue
+            if filled:
+                growing.append(sequence)
+            if sequence.paused:
+                del self._decoding[sequence]
                 self._paused[sequence] = None
+        for sequence in growing:
+            # Unless it gave way to one before it.
+            if sequence in self._running:
+                self._grow(sequence)
 
-    def _tell(self) -> None:
-        if self._on_load is not None:
-            self._on_load(self.running, self.waiting)
+    def _complete(self, sequence: Sequence, computed: int) -> None:
+        self._private_tokens -= self._running[sequence].complete(computed) * self._limits.block_size
+
+    def _grow(self, sequence: Sequence) -> None:
+        """Gets a block for the next tokens; others give way until there is one, or the sequence itself does."""
+        table = self._running[sequence]
+        while not table.grow():
+            running = self._running
+            victim = next(iter(running)) if self._limits.oldest_gives_way else next(reversed(running))
+            self._preempt(victim)
+            if victim is sequence:
+                return
+
+    def _preempt(self, sequence: Sequence) -> None:
+        table = self._running[sequence]
+        self._leave(sequence)
+        sequence.paused = False
+        self._waiting[sequence] = table
+        self._waiting.move_to_end(sequence, last=False)
+        self.prefill_tokens += sequence.length
+        self.preemptions += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Takes slot and blocks from a sequence that has them."""
+        table = self._running.pop(sequence)
+        self._private_tokens -= sequence.length - table.shared * self._limits.block_size
+        table.release()
+        self.prefill_tokens -= self._prefilling.pop(sequence, 0)
+        self._decoding.pop(sequence, None)
+        self._paused.pop(sequence, None)
+
+    def _changed(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
 
 
 class ActiveRequestGuard:
@@ -171,16 +286,19 @@ class ActiveRequestGuard:
     A stop of the request gives the place back at once, before the reader comes back to hear of it.
     """
 
-    __slots__ = ("_context", "_forget", "_scheduler", "_sequence")
+    __slots__ = ("_context", "_forget", "_hashes", "_scheduler", "_sequence")
 
-    def __init__(self, scheduler: Scheduler, sequence: Sequence, context: GenerateContext) -> None:
+    def __init__(
+        self, scheduler: Scheduler, sequence: Sequence, hashes: PrefixHashes | None, context: GenerateContext
+    ) -> None:
         self._scheduler = scheduler
         self._sequence = sequence
+        self._hashes = hashes
         self._context = context
         self._forget: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
-        self._scheduler.submit(self._sequence)
+        self._scheduler.submit(self._sequence, self._hashes)
         self._forget = self._context.on_stop(self._stop)
 
     def __exit__(

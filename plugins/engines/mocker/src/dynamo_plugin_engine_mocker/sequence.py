@@ -13,6 +13,9 @@ from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
 #: No more tokens are produced for a reader that has left this many waiting.
 MAX_BACKLOG = 1024
 
+#: More tokens than any answer has.
+_NEVER = 2**63
+
 
 class StopTokens:
     """The ids that end an answer. `ends` and `hidden` are left out of it, `visible` ones are its last token."""
@@ -34,7 +37,7 @@ class Sequence:
 
     The tokens are a function of the request, so producing one is adding 1 to a counter: what waits for the reader is
     ``tokens[taken:produced]``. The scheduler calls `turn` whenever `produced` reaches `checkpoint`, which is where
-    anything but counting has to be done.
+    anything but counting has to be done; `boundary` is one that the scheduler sets for itself.
     """
 
     __slots__ = (
@@ -47,6 +50,8 @@ class Sequence:
         "_stop_reason",
         "_stops",
         "_vocabulary",
+        "boundary",
+        "cached_tokens",
         "checkpoint",
         "failure",
         "finished",
@@ -95,7 +100,21 @@ class Sequence:
         self.failure: str | None = None
         #: What the reader waits on.
         self.waiter: asyncio.Future[None] | None = None
+        #: Tokens of the prompt found in the KV cache when it was first admitted; None before.
+        self.cached_tokens: int | None = None
+        #: A count at which the scheduler wants to look at its blocks.
+        self.boundary = _NEVER
         self._extend()
+        self.checkpoint = self._next_checkpoint()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of what was produced."""
+        return self.prompt_tokens + self.produced
+
+    def look_at(self, boundary: int) -> None:
+        """Sets the boundary to a count that has not been reached."""
+        self.boundary = boundary
         self.checkpoint = self._next_checkpoint()
 
     def turn(self) -> None:
@@ -129,7 +148,9 @@ class Sequence:
 
     def usage(self) -> CompletionUsage:
         """Counts what the reader has taken. A stop token that is left out of the answer is not counted."""
-        return usage(self.prompt_tokens, min(self.taken, len(self.tokens)))
+        counts = usage(self.prompt_tokens, min(self.taken, len(self.tokens)))
+        counts.cached_tokens = self.cached_tokens
+        return counts
 
     def wake(self) -> None:
         """Lets the reader go on."""
@@ -147,7 +168,7 @@ class Sequence:
     def _next_checkpoint(self) -> int:
         known = len(self.tokens) if self._end is None else self._end
         # A paused sequence has reached its backlog; after it the next token is as good a place as any to look again.
-        return min(known, max(self.taken + MAX_BACKLOG, self.produced + 1))
+        return min(known, max(self.taken + MAX_BACKLOG, self.produced + 1), self.boundary)
 
     def _extend(self) -> None:
         """Asks the source for more and looks for the end in it."""

@@ -32,9 +32,11 @@ def step_time(config: MockerConfig) -> StepTime:
     if config.speedup_ratio == 0:
         return lambda prefill_tokens, decoding, kv_use: 0.0
     scale = 1000 * config.speedup_ratio
+    decode_ratio = config.decode_speedup_ratio
 
     def by_formula(prefill_tokens: int, decoding: int, kv_use: float) -> float:
-        return (prefill_ms(prefill_tokens) + (decode_ms(kv_use) if decoding else 0.0)) / scale
+        decode = decode_ms(kv_use) / decode_ratio if decoding else 0.0
+        return (prefill_ms(prefill_tokens) + decode) / scale
 
     return by_formula
 

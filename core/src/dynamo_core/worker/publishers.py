@@ -1,0 +1,134 @@
+"""What an engine tells of its cache and its load, put on the event plane.
+
+Best effort: what the plane drops is counted there, and subscribers see the gap. Nothing here makes an engine wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+import msgspec
+
+from dynamo_core.contracts.discovery import Lease
+from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.events import EventPlane, Publisher
+from dynamo_core.protocol.events import KV_EVENTS, KV_METRICS, ActiveLoad, KvEvent, RouterEvent
+from dynamo_core.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+#: Events in one message; a loop turn with more sends several messages.
+MAX_BATCH = 256
+#: Seconds between two messages about loads.
+LOAD_INTERVAL = 0.1
+#: Seconds after which loads are told again though nothing changed, for subscribers that came later or lost one.
+LOAD_REFRESH = 2.0
+
+
+class EnginePublishers:
+    """The publishers of one engine; an engine without sources has none, and costs nothing."""
+
+    def __init__(self) -> None:
+        self._publishers: list[Publisher] = []
+        self._events: KvEventPublisher | None = None
+        self._tasks = TaskSet()
+
+    async def start(self, engine: LLMEngine, plane: EventPlane, lease: Lease) -> None:
+        """Subscribes to every source of a started engine.
+
+        Raises:
+            DynamoError: the event plane cannot be used.
+        """
+        caches = await engine.kv_event_sources()
+        if caches:
+            self._events = KvEventPublisher(lease.id, await self._publisher(plane, KV_EVENTS, lease))
+            for cache in caches:
+                cache.subscribe(self._events.send)
+        ranks = await engine.load_sources()
+        if ranks:
+            loads = LoadPublisher(await self._publisher(plane, KV_METRICS, lease))
+            for rank in ranks:
+                rank.subscribe(loads.send)
+            self._tasks.spawn(loads.run(), name="load publisher")
+
+    async def aclose(self) -> None:
+        """Sends what waits and stops publishing. Safe twice, and without `start`."""
+        await self._tasks.aclose()
+        if self._events is not None:
+            self._events.flush()
+        while self._publishers:
+            try:
+                await self._publishers.pop().aclose()
+            except Exception as error:
+                log.warning("a publisher of events could not be closed: %s", error)
+
+    async def _publisher(self, plane: EventPlane, subject: str, lease: Lease) -> Publisher:
+        publisher = await plane.publisher(subject, lease)
+        self._publishers.append(publisher)
+        return publisher
+
+
+class KvEventPublisher:
+    """Sends the events of one loop turn together."""
+
+    __slots__ = ("_batch", "_encoder", "_publisher", "_worker_id")
+
+    def __init__(self, worker_id: int, publisher: Publisher) -> None:
+        self._worker_id = worker_id
+        self._publisher = publisher
+        self._encoder = msgspec.msgpack.Encoder()
+        self._batch: list[RouterEvent] = []
+
+    def send(self, event: KvEvent) -> None:
+        """Takes an event of any rank."""
+        batch = self._batch
+        batch.append(RouterEvent(self._worker_id, event))
+        if len(batch) == 1:
+            asyncio.get_running_loop().call_soon(self.flush)
+        elif len(batch) == MAX_BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what has gathered."""
+        batch, self._batch = self._batch, []
+        if batch:
+            self._publisher.send(self._encoder.encode(batch))
+
+
+class LoadPublisher:
+    """Sends the newest load of each rank, at once if nothing was sent lately, else when its time has come."""
+
+    __slots__ = ("_changed", "_dirty", "_encoder", "_latest", "_publisher")
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._encoder = msgspec.msgpack.Encoder()
+        self._latest: dict[int, ActiveLoad] = {}
+        self._dirty: dict[int, ActiveLoad] = {}
+        self._changed = asyncio.Event()
+
+    def send(self, load: ActiveLoad) -> None:
+        """Takes the load of a rank; one that says nothing new is dropped."""
+        if self._latest.get(load.dp_rank) != load:
+            self._latest[load.dp_rank] = self._dirty[load.dp_rank] = load
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Sends until cancelled."""
+        loop = asyncio.get_running_loop()
+        told = loop.time()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOAD_REFRESH):
+                    await self._changed.wait()
+            self._changed.clear()
+            loads = [*self._dirty.values()]
+            self._dirty.clear()
+            if loop.time() - told >= LOAD_REFRESH:
+                told = loop.time()
+                loads = [*self._latest.values()]
+            if loads:
+                self._publisher.send(self._encoder.encode(loads))
+            await asyncio.sleep(LOAD_INTERVAL)

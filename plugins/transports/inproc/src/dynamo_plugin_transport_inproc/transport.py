@@ -136,6 +136,8 @@ class _InprocCall(Source):
 
     def ended(self, error: DynamoError | None) -> None:
         self._forget()
+        # A stop from now on would tell a handler that has finished that its caller gave up.
+        self._call = None
         if not self.verdict.done():
             self.refused(error or EngineShutdown("the call ended before it was accepted"))
         sink, self._sink = self._sink, None

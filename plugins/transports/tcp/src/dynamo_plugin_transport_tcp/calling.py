@@ -1,0 +1,514 @@
+"""The calling end: one connection per process called, shared by all calls, and the grip on each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from dynamo_core.contracts.call import Endpoint, Sink, Source
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.metrics import GaugeLike
+from dynamo_core.contracts.serving import STOP_GRACE
+from dynamo_core.errors import (
+    CannotConnect,
+    ConnectionTimeout,
+    Disconnected,
+    DynamoError,
+    EngineShutdown,
+    InvalidArgument,
+    StreamIncomplete,
+    from_wire,
+)
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.tasks import TaskSet
+
+from dynamo_plugin_transport_tcp.address import Address
+from dynamo_plugin_transport_tcp.config import TcpConfig
+from dynamo_plugin_transport_tcp.frames import frame
+from dynamo_plugin_transport_tcp.link import Link
+from dynamo_plugin_transport_tcp.messages import (
+    ACCEPTED_PROTOS,
+    MAGIC,
+    UNREADABLE,
+    Accepted,
+    Challenge,
+    Ended,
+    Events,
+    Hello,
+    Open,
+    Pause,
+    Proof,
+    Ready,
+    Refused,
+    Resume,
+    Rows,
+    Stop,
+    Subscribe,
+    Unsubscribe,
+    Unsubscribed,
+    caller_decoder,
+    encode,
+    item_decoder,
+    proto_mismatch,
+)
+from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
+
+log = logging.getLogger(__name__)
+
+#: Seconds that closing a call waits for the handler to end: a little more than the handler is given.
+CLOSE_BOUND = STOP_GRACE + 1.0
+
+
+class CallerLink(Link):
+    """The calling end of one connection. `ready` tells whether the handshake went well, or the error."""
+
+    def __init__(self, config: TcpConfig, address: Address, connections: GaugeLike) -> None:
+        super().__init__(config, caller_decoder)
+        self.ready: asyncio.Future[DynamoError | None] = self._loop.create_future()
+        self._address = address
+        self._connections = connections
+        self._challenge = secrets.token_bytes(CHALLENGE_BYTES)
+        self._expected = b""
+        self._calls: dict[int, TcpCall] = {}
+        self._subscriptions: dict[int, Subscription] = {}
+        self._last = 0
+        self._idle = 0
+        self.handlers = {Challenge: self._on_challenge}
+
+    # The handshake.
+
+    def opened(self) -> None:
+        self._connections.inc()
+        config = self.config
+        self.send(Hello(MAGIC, ACCEPTED_PROTOS[0], self._address.nonce, self._challenge, config.max_frame))
+
+    def _on_challenge(self, given: Challenge) -> None:
+        if given.proto not in ACCEPTED_PROTOS:
+            raise CannotConnect(proto_mismatch(given.proto))
+        secret = self.config.secret_bytes
+        if given.secret and secret is None:
+            raise CannotConnect(f"{self.peer} asks for a secret: set `secret` of the transport")
+        challenges = self._challenge, given.challenge
+        self._expected = proof(secret, LISTENER, self._address.nonce, *challenges)
+        self.peer_limit = given.max_frame
+        self.handlers = {Ready: self._on_ready}
+        self.send(Proof(proof(secret, CALLER, self._address.nonce, *challenges)))
+
+    def _on_ready(self, given: Ready) -> None:
+        if self._expected and not proven(self._expected, given.proof):
+            raise CannotConnect(f"{self.peer} did not prove that it knows the secret")
+        self.splitter.limit = self.config.max_frame
+        self.handlers = {
+            Rows: self._on_rows,
+            Accepted: self._on_accepted,
+            Refused: self._on_refused,
+            Ended: self._on_ended,
+            Events: self._on_events,
+            Unsubscribed: self._on_unsubscribed,
+        }
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    # Calls.
+
+    async def call(self, instance_id: int, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink) -> TcpCall:
+        """Opens a stream and returns once the handler has accepted.
+
+        Raises:
+            InvalidArgument: the request cannot travel.
+            ConnectionTimeout: it was not accepted in time.
+            DynamoError: the refusal, or the loss of the connection.
+        """
+        sid = self._last = self._last + 1
+        try:
+            body = encode(
+                Open(
+                    sid,
+                    instance_id,
+                    endpoint.name,
+                    ctx.id,
+                    ctx.attempt_id,
+                    ctx.metadata,
+                    msgspec.Raw(encode(request)),
+                )
+            )
+        except Exception as error:  # whatever a caller put into a request that cannot travel
+            raise InvalidArgument(f"the request for {endpoint.name!r} cannot be sent: {error}", cause=error) from error
+        if len(body) > self.peer_limit:
+            raise InvalidArgument(f"the request has {len(body)} bytes, more than the {self.peer_limit} of a frame")
+        call = TcpCall(self, sid, endpoint)
+        try:
+            async with asyncio.timeout(self.config.accept_timeout):
+                await self.writable.wait()
+                if self.closing:
+                    raise CannotConnect(f"the connection with {self.peer} is closed")
+                self._calls[sid] = call
+                self._idle = 0
+                self.send_frame(frame(body))
+                call.watch(ctx)
+                verdict = await call.verdict
+        except TimeoutError as error:
+            call.abandon()
+            raise ConnectionTimeout(
+                f"{self.peer} did not accept the call within {self.config.accept_timeout} s", cause=error
+            ) from error
+        except BaseException:
+            call.abandon()
+            raise
+        if verdict is not None:
+            raise verdict
+        call.deliver_to(sink)
+        return call
+
+    def forget(self, sid: int) -> bool:
+        """Rows of this stream are dropped from now on; whether there still was one."""
+        return self._calls.pop(sid, None) is not None
+
+    def _on_accepted(self, accepted: Accepted) -> None:
+        call = self._calls.get(accepted.sid)
+        if call is not None:
+            call.accepted()
+
+    def _on_refused(self, refused: Refused) -> None:
+        call = self._calls.pop(refused.sid, None)
+        if call is not None:
+            call.over(from_wire(refused.error))
+
+    def _on_ended(self, ended: Ended) -> None:
+        call = self._calls.pop(ended.sid, None)
+        if call is not None:
+            call.over(None if ended.error is None else from_wire(ended.error))
+
+    def _on_rows(self, message: Rows) -> None:
+        calls = self._calls
+        for row in message.rows:
+            call = calls.get(row.sid)
+            if call is None:
+                # Closed here while rows were under way.
+                continue
+            if row.number != call.expected:
+                lost = f"row {row.number} of the stream came where row {call.expected} was due"
+                self._break(call, StreamIncomplete(lost))
+                continue
+            call.expected += 1
+            try:
+                what = row.what
+                if what is None:
+                    call.data(call.decode(row.item))
+                elif not isinstance(what, list):
+                    call.event(what)
+                elif call.compact:
+                    call.data(LLMEngineOutput(what))
+                else:
+                    self._break(call, StreamIncomplete("token ids came in a stream of other items"))
+            except UNREADABLE as error:
+                self._break(call, StreamIncomplete(f"an item of the stream cannot be understood: {error}"))
+            except Exception as error:
+                log.exception("what was received could not be delivered")
+                self._break(call, StreamIncomplete("an item could not be delivered", cause=error))
+
+    def _break(self, call: TcpCall, error: DynamoError) -> None:
+        call.abandon()
+        call.over(error)
+
+    # Events.
+
+    def subscribe(self, subject: str, source: int, put: Callable[[int, bytes], None]) -> Subscription:
+        """Asks for the events of one publisher.
+
+        Raises:
+            CannotConnect: the connection is closed.
+        """
+        if self.closing:
+            raise CannotConnect(f"the connection with {self.peer} is closed")
+        sid = self._last = self._last + 1
+        subscription = self._subscriptions[sid] = Subscription(self, sid, put)
+        self.send(Subscribe(sid, subject, source))
+        return subscription
+
+    def unsubscribe(self, sid: int) -> None:
+        """Drops the events of a subscription from now on."""
+        if self._subscriptions.pop(sid, None) is not None:
+            self.send(Unsubscribe(sid))
+
+    def _on_events(self, message: Events) -> None:
+        subscriptions = self._subscriptions
+        for sid, number, payload in message.events:
+            subscription = subscriptions.get(sid)
+            if subscription is not None:
+                subscription.put(number, payload)
+
+    def _on_unsubscribed(self, message: Unsubscribed) -> None:
+        subscription = self._subscriptions.pop(message.sid, None)
+        if subscription is not None:
+            subscription.over.set()
+
+    # Both.
+
+    def ticked(self) -> None:
+        if self._calls or self._subscriptions:
+            self._idle = 0
+            return
+        self._idle += 1
+        if self._idle * self.config.heartbeat >= self.config.idle_timeout:
+            self.close(Disconnected("the connection was idle"))
+
+    def over(self, error: DynamoError) -> None:
+        self._connections.dec()
+        if not self.ready.done():
+            self.ready.set_result(error)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.over(error)
+        subscriptions, self._subscriptions = self._subscriptions, {}
+        for subscription in subscriptions.values():
+            subscription.over.set()
+
+
+class Subscription:
+    """The events of one publisher; `over` is set when no more will come."""
+
+    __slots__ = ("_link", "_sid", "over", "put")
+
+    def __init__(self, link: CallerLink, sid: int, put: Callable[[int, bytes], None]) -> None:
+        self._link = link
+        self._sid = sid
+        self.put = put
+        self.over = asyncio.Event()
+
+    def close(self) -> None:
+        """Wants no more of them. Safe twice."""
+        self._link.unsubscribe(self._sid)
+
+
+class TcpCall(Source):
+    """One call. Until the caller has its grip on it, what arrives is held back."""
+
+    __slots__ = (
+        "_error",
+        "_forget_ctx",
+        "_held",
+        "_link",
+        "_over",
+        "_paused",
+        "_sid",
+        "_sink",
+        "compact",
+        "data",
+        "decode",
+        "event",
+        "expected",
+        "verdict",
+    )
+
+    def __init__(self, link: CallerLink, sid: int, endpoint: Endpoint) -> None:
+        self._link = link
+        self._sid = sid
+        self._sink: Sink | None = None
+        self._held: list[tuple[bool, Any]] = []
+        self._over = asyncio.Event()
+        self._paused = False
+        self._error: DynamoError | None = None
+        self._forget_ctx: Callable[[], None] = _nothing
+        self.compact = endpoint.item_type is LLMEngineOutput
+        self.decode = item_decoder(endpoint).decode
+        #: The number of the next row; none may come before the call was accepted.
+        self.expected = -1
+        #: None once accepted, else why not.
+        self.verdict: asyncio.Future[DynamoError | None] = asyncio.get_running_loop().create_future()
+        self.data: Callable[[Any], None] = self._hold_data
+        self.event: Callable[[Annotated[Any]], None] = self._hold_event
+
+    # The link's side.
+
+    def watch(self, ctx: EngineContext) -> None:
+        """Stopping the context stops the call."""
+        self._forget_ctx = ctx.on_stop(lambda: self._stop(kill=ctx.is_killed()))
+
+    def accepted(self) -> None:
+        """The handler took the call."""
+        if not self.verdict.done():
+            self.expected = 0
+            self.verdict.set_result(None)
+
+    def deliver_to(self, sink: Sink) -> None:
+        """Gives `sink` what was held back, and everything that follows."""
+        self._sink = sink
+        self.data, self.event = sink.data, sink.event
+        held, self._held = self._held, []
+        for is_event, item in held:
+            if is_event:
+                sink.event(item)
+            else:
+                sink.data(item)
+        if self._over.is_set():
+            self._tell()
+
+    def over(self, error: DynamoError | None) -> None:
+        """Nothing more will come."""
+        if self._over.is_set():
+            return
+        self._forget_ctx()
+        if not self.verdict.done():
+            self.verdict.set_result(error or EngineShutdown("the call ended before it was accepted"))
+        self._error = error
+        self._over.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            self.data = self.event = _drop
+            sink.closed(self._error)
+
+    def abandon(self) -> None:
+        """Nobody listens any more: tells the other end, if it does not know, and drops what it still sends."""
+        self._forget_ctx()
+        if self._link.forget(self._sid):
+            self._link.send(Stop(self._sid, True))
+
+    def _hold_data(self, item: Any) -> None:
+        self._held.append((False, item))
+
+    def _hold_event(self, item: Annotated[Any]) -> None:
+        self._held.append((True, item))
+
+    # The caller's side.
+
+    def stop(self) -> None:
+        self._stop(kill=False)
+
+    def pause(self) -> None:
+        if not self._paused and not self._over.is_set():
+            self._paused = True
+            self._link.send(Pause(self._sid))
+
+    def resume(self) -> None:
+        if self._paused and not self._over.is_set():
+            self._link.send(Resume(self._sid))
+        self._paused = False
+
+    async def aclose(self) -> None:
+        sink, self._sink = self._sink, None
+        self.data = self.event = _drop
+        try:
+            if not self._over.is_set():
+                self.stop()
+                async with asyncio.timeout(CLOSE_BOUND):
+                    await self._over.wait()
+        except TimeoutError:
+            log.warning("a call on %s did not end within %s s and is abandoned", self._link.peer, CLOSE_BOUND)
+        finally:
+            self.abandon()
+            self.over(None)
+            if sink is not None:
+                sink.closed(None)
+
+    def _stop(self, *, kill: bool) -> None:
+        if not self._over.is_set():
+            # The other end takes the wish to stop as the end of any pause.
+            self._paused = False
+            self._link.send(Stop(self._sid, kill))
+
+
+class Peers:
+    """Connections to other processes, one per address, made when first needed."""
+
+    def __init__(self, config: TcpConfig, tls: ssl.SSLContext | None, connections: GaugeLike) -> None:
+        self._config = config
+        self._tls = tls
+        self._connections = connections
+        self._links: dict[str, CallerLink] = {}
+        self._attempts: dict[str, asyncio.Task[CallerLink | DynamoError]] = {}
+        self._tasks = TaskSet()
+        self._closed = False
+
+    async def get(self, text: str) -> CallerLink:
+        """The connection with the process at an address of a record. Callers that come together share one attempt.
+
+        Raises:
+            CannotConnect: it is not there, or not the one that is meant, or does not trust us.
+            ConnectionTimeout: it did not answer in time.
+        """
+        link = self._links.get(text)
+        if link is not None and not link.closing:
+            return link
+        if self._closed:
+            raise CannotConnect("the transport is closed")
+        attempt = self._attempts.get(text)
+        if attempt is None:
+            # A task of its own: the first caller may give up while others still wait.
+            attempt = self._attempts[text] = self._tasks.spawn(self._connect(text), name=f"connect-{text}")
+        try:
+            result = await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if attempt.cancelled() and task is not None and not task.cancelling():
+                raise CannotConnect("the transport is closed") from None
+            raise
+        if isinstance(result, DynamoError):
+            # A new one for each caller: one object raised in many places would collect their tracebacks.
+            raise type(result)(result.message) from result.__cause__
+        return result
+
+    async def _connect(self, text: str) -> CallerLink | DynamoError:
+        made: list[CallerLink] = []
+        try:
+            return await self._open(text, made)
+        except TimeoutError as error:
+            return ConnectionTimeout(f"no connection with {text} within {self._config.connect_timeout} s", cause=error)
+        except DynamoError as error:
+            return CannotConnect(f"{text}: {error}", cause=error)
+        except (OSError, ValueError) as error:
+            return CannotConnect(f"{text} cannot be reached: {error}", cause=error)
+        finally:
+            del self._attempts[text]
+            for link in made:
+                if self._links.get(text) is not link:
+                    link.abort(CannotConnect("the connection was given up"))
+
+    async def _open(self, text: str, made: list[CallerLink]) -> CallerLink:
+        address = Address.parse(text)
+
+        def make() -> CallerLink:
+            made.append(CallerLink(self._config, address, self._connections))
+            return made[-1]
+
+        server_name: str | None = None
+        if self._tls is not None and self._config.tls is not None:
+            server_name = self._config.tls.server_name or address.host
+        async with asyncio.timeout(self._config.connect_timeout):
+            _, link = await asyncio.get_running_loop().create_connection(
+                make, address.host, address.port, ssl=self._tls, server_hostname=server_name
+            )
+            problem = await link.ready
+        if problem is not None:
+            raise problem
+        self._links = {key: known for key, known in self._links.items() if not known.closing}
+        self._links[text] = link
+        return link
+
+    async def aclose(self) -> None:
+        """Ends all calls and closes all connections."""
+        self._closed = True
+        await self._tasks.aclose()
+        links = list(self._links.values())
+        self._links.clear()
+        for link in links:
+            link.close(Disconnected("the calling process is stopping"))
+        for link in links:
+            await link.gone.wait()
+
+
+def _drop(_: Any) -> None:
+    return None
+
+
+def _nothing() -> None:
+    return None

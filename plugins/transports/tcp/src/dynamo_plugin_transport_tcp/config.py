@@ -1,0 +1,120 @@
+"""The settings of the TCP transport."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from dynamo_core.contracts.config import PluginConfig
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from dynamo_plugin_transport_tcp.address import is_loopback, split_host_port
+
+#: A shorter secret could be guessed by whoever has seen one handshake.
+SHORTEST_SECRET = 16
+
+
+class TlsConfig(PluginConfig):
+    """Encryption. The same certificate is shown to callers and, where workers ask for one, to workers."""
+
+    cert: Path = Field(description="This process's certificate chain, a PEM file.")
+    key: Path = Field(description="The private key of `cert`, a PEM file without a passphrase.")
+    ca: Path | None = Field(
+        default=None, description="Who may sign the certificates of workers, a PEM file; null means the system's list."
+    )
+    client_ca: Path | None = Field(
+        default=None,
+        description="Who may sign the certificates of callers, a PEM file. If set, callers must show one (mTLS).",
+    )
+    server_name: str | None = Field(
+        default=None, description="The name that workers' certificates bear; null means the host of their address."
+    )
+
+
+class TcpConfig(PluginConfig):
+    """Where to listen, whom to trust, and the bounds of connections. Times in seconds."""
+
+    bind: str = Field(default="127.0.0.1:0", description="Where workers listen, as host:port; port 0 is any free port.")
+    advertise: str | None = Field(
+        default=None, description="What workers publish instead of the bound address: a host, or host:port."
+    )
+    secret: SecretStr | None = Field(
+        default=None,
+        description=f"Known to all processes, proven by both ends; {SHORTEST_SECRET} characters or more.",
+    )
+    tls: TlsConfig | None = Field(default=None, description="Encryption; null means none.")
+    insecure: bool = Field(
+        default=False, description="Allows an address that others reach without `secret` or `tls.client_ca`."
+    )
+    max_frame_mb: int = Field(
+        default=32, ge=1, le=1024, description="The largest message in MiB; a longer one closes the connection."
+    )
+    connect_timeout: float = Field(
+        default=5.0, gt=0, description="How long connecting may take, handshake included, seen from either end."
+    )
+    accept_timeout: float = Field(default=5.0, gt=0, description="How long a worker may take to accept a call.")
+    heartbeat: float = Field(default=5.0, gt=0, description="A connection that was silent this long is asked for life.")
+    silence: float = Field(default=60.0, gt=0, description="A connection that was silent this long is given up.")
+    idle_timeout: float = Field(
+        default=300.0, gt=0, description="A caller's connection without calls and subscriptions is closed after this."
+    )
+    write_stall: float = Field(
+        default=30.0, gt=0, description="A connection whose other end reads nothing for this long is cut."
+    )
+    write_high_water_kb: int = Field(
+        default=256, ge=1, description="KiB that may wait on one connection before its calls have to wait too."
+    )
+    max_connections: int = Field(default=1024, ge=1, description="Connections a worker process accepts.")
+    max_streams: int = Field(default=10_000, ge=1, description="Calls that may run on one connection.")
+    event_backlog: int = Field(
+        default=10_000, ge=1, description="Events that may wait for one subscriber, at either end; more are dropped."
+    )
+
+    @field_validator("bind")
+    @classmethod
+    def _bind_has_a_port(cls, value: str) -> str:
+        if split_host_port(value)[1] is None:
+            raise ValueError("has no port; write host:port, with port 0 for any free one")
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _advertise_is_a_place(cls, value: str | None) -> str | None:
+        if value is not None and split_host_port(value)[1] == 0:
+            raise ValueError("port 0 cannot be reached; leave the port out to publish the bound one")
+        return value
+
+    @field_validator("secret")
+    @classmethod
+    def _secret_is_long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < SHORTEST_SECRET:
+            raise ValueError(f"has fewer than {SHORTEST_SECRET} characters; make one with: openssl rand -hex 32")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        host, _ = split_host_port(self.bind)
+        trusted = self.secret is not None or (self.tls is not None and self.tls.client_ca is not None)
+        if not (is_loopback(host) or trusted or self.insecure):
+            raise ValueError(
+                f"bind {self.bind!r} is reached by others, who could then call workers: set `secret` or "
+                "`tls.client_ca`, or bind to 127.0.0.1, or allow it with `insecure: true`"
+            )
+        if self.silence < 2 * self.heartbeat:
+            raise ValueError("`silence` must be at least twice `heartbeat`")
+        return self
+
+    @property
+    def max_frame(self) -> int:
+        """The largest frame in bytes."""
+        return self.max_frame_mb * 1024 * 1024
+
+    @property
+    def write_high_water(self) -> int:
+        """Bytes that may wait on one connection."""
+        return self.write_high_water_kb * 1024
+
+    @property
+    def secret_bytes(self) -> bytes | None:
+        """The secret as it is used for proofs."""
+        return None if self.secret is None else self.secret.get_secret_value().encode()

@@ -1,0 +1,263 @@
+"""One connection, either end: frames out and in, back-pressure, heartbeats, and exactly one end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+import msgspec
+from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
+
+from dynamo_plugin_transport_tcp.address import join_host_port
+from dynamo_plugin_transport_tcp.config import TcpConfig
+from dynamo_plugin_transport_tcp.frames import FrameError, FrameSplitter
+from dynamo_plugin_transport_tcp.messages import HANDSHAKE_LIMIT, Bye, Ping, Pong, pack, read
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a connection being closed may take to send what is left.
+CLOSE_GRACE = 2.0
+
+_PING = pack(Ping())
+_PONG = pack(Pong())
+
+Handlers = dict[type, Callable[[Any], None]]
+
+
+class Link(asyncio.Protocol):
+    """What both ends of a connection have in common.
+
+    Everything sent in one turn of the loop leaves in one write. Subclasses set `handlers` to what may arrive in their
+    present state, add what they gathered in `gather`, and are told the end in `over`, once.
+    """
+
+    #: Whether reading stops while the other end does not read; only one of the two ends may do so.
+    STOPS_READING: ClassVar[bool] = False
+
+    def __init__(self, config: TcpConfig, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+        self.config = config
+        #: The largest frame the other end takes; known after the handshake.
+        self.peer_limit = HANDSHAKE_LIMIT
+        self.peer = "an unknown peer"
+        #: Whether nothing more will be sent.
+        self.closing = False
+        #: Whether so much waits to be sent that whoever can should wait.
+        self.blocked = False
+        self.writable = asyncio.Event()
+        self.writable.set()
+        #: Set when the socket is closed.
+        self.gone = asyncio.Event()
+        self.splitter = FrameSplitter(HANDSHAKE_LIMIT)
+        self.handlers: Handlers = {}
+        self._decoder = decoder
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._scheduled = False
+        self._told = False
+        self._heard = True
+        self._silent = 0
+        self._due = 0.0
+        self._ticker: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._abort: asyncio.TimerHandle | None = None
+        self._written = 0
+        self._drained = 0
+        self._common: Handlers = {Ping: self._on_ping, Pong: self._on_pong, Bye: self._on_bye}
+
+    # What subclasses fill in.
+
+    def opened(self) -> None:
+        """The socket is connected."""
+
+    def gather(self, out: list[bytes]) -> None:
+        """Appends the frames of everything that waits, after those given to `send`."""
+
+    def ticked(self) -> None:
+        """One heartbeat has passed."""
+
+    def over(self, error: DynamoError) -> None:
+        """Nothing more will arrive, for this reason. Called once."""
+
+    # Sending.
+
+    def send(self, message: Any) -> None:
+        """Sends a message with the next write."""
+        self.send_frame(pack(message))
+
+    def send_frame(self, data: bytes) -> None:
+        """Sends a frame with the next write."""
+        if self.closing:
+            return
+        self._out.append(data)
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Writes in the next turn of the loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        out, self._out = self._out, []
+        self.gather(out)
+        transport = self._transport
+        if not out or transport is None or self.closing:
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        self._written += len(data)
+        transport.write(data)
+
+    # Ending.
+
+    def close(self, error: DynamoError) -> None:
+        """Sends what waits and the reason, then closes. Whatever is still open here ends with `error`."""
+        if self.closing:
+            return
+        self._out.append(pack(Bye(to_wire(error))))
+        self._flush()
+        self.closing = True
+        if self._transport is not None:
+            self._transport.close()
+            self._abort = self._loop.call_later(CLOSE_GRACE, self._transport.abort)
+        self._finish(error)
+
+    def abort(self, error: DynamoError) -> None:
+        """Closes at once; what waits is not sent."""
+        self.closing = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._finish(error)
+
+    def _finish(self, error: DynamoError) -> None:
+        if self._told:
+            return
+        self._told = True
+        for timer in (self._ticker, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self.blocked = False
+        self.writable.set()
+        self.over(error)
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's, but look the same.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self.config.write_high_water)
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple):
+            self.peer = join_host_port(name[0], name[1])
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._due = self._loop.time() + self.config.heartbeat
+        self._ticker = self._loop.call_at(self._due, self._tick)
+        self.opened()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        if self.closing:
+            return
+        try:
+            self._read(data)
+        except DynamoError as error:
+            log.warning("the connection with %s is closed: %s", self.peer, error)
+            self.close(error)
+
+    def _read(self, data: bytes) -> None:
+        for body in self.splitter.feed(data):
+            message = read(self._decoder, body)
+            handler = self.handlers.get(type(message)) or self._common.get(type(message))
+            if handler is None:
+                raise FrameError(f"{type(message).__name__} was not expected now")
+            handler(message)
+            if self.closing:
+                return
+
+    def eof_received(self) -> None:
+        """Lets the event loop close the connection: there is no use for half of one."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closing = True
+        if self._abort is not None:
+            self._abort.cancel()
+        self._finish(Disconnected(f"the connection with {self.peer} broke", cause=exc))
+        self._out.clear()
+        self.gone.set()
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+        self.writable.clear()
+        if self._transport is None or self.closing:
+            return
+        if self.STOPS_READING:
+            # Or else a peer that sends and never reads would make answers pile up here.
+            self._transport.pause_reading()
+        self._drained = self._sent()
+        self._stall = self._loop.call_later(self.config.write_stall, self._stalled)
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        self.writable.set()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        if self._transport is None or self.closing:
+            return
+        if self.STOPS_READING:
+            self._transport.resume_reading()
+        self.schedule()
+
+    # Deadlines.
+
+    def _sent(self) -> int:
+        assert self._transport is not None  # noqa: S101 - only asked while connected
+        return self._written - self._transport.get_write_buffer_size()
+
+    def _stalled(self) -> None:
+        drained = self._sent()
+        if drained > self._drained:
+            self._drained = drained
+            self._stall = self._loop.call_later(self.config.write_stall, self._stalled)
+            return
+        self.abort(Disconnected(f"{self.peer} read nothing for {self.config.write_stall} s"))
+
+    def _tick(self) -> None:
+        heartbeat = self.config.heartbeat
+        now = self._loop.time()
+        if self._heard or (self.blocked and self.STOPS_READING) or now - self._due > heartbeat:
+            # The last: this process itself slept. What came meanwhile is in the socket, not yet read.
+            self._silent = 0
+        else:
+            self._silent += 1
+        self._heard = False
+        if self._silent * heartbeat >= self.config.silence:
+            silent = ResponseTimeout(f"nothing came from {self.peer} for {self.config.silence} s")
+            self.abort(Disconnected(silent.message, cause=silent))
+            return
+        if self._silent:
+            self.send_frame(_PING)
+        self._due = now + heartbeat
+        self._ticker = self._loop.call_at(self._due, self._tick)
+        self.ticked()
+
+    def _on_ping(self, _: Ping) -> None:
+        self.send_frame(_PONG)
+
+    def _on_pong(self, _: Pong) -> None:
+        pass
+
+    def _on_bye(self, bye: Bye) -> None:
+        reason = from_wire(bye.error)
+        self.closing = True
+        if self._transport is not None:
+            self._transport.close()
+            self._abort = self._loop.call_later(CLOSE_GRACE, self._transport.abort)
+        self._finish(Disconnected(f"{self.peer} closed the connection: {reason}", cause=reason))

@@ -1,0 +1,487 @@
+"""The serving end: handlers run as calls, and what they yield leaves as rows, many streams in one frame."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+from dynamo_core.contracts.call import Endpoint, Handler, ServedContext
+from dynamo_core.contracts.metrics import GaugeLike
+from dynamo_core.contracts.serving import ServedCall
+from dynamo_core.contracts.transport import Served
+from dynamo_core.errors import (
+    CannotConnect,
+    ConnectionTimeout,
+    DynamoError,
+    EngineShutdown,
+    InvalidArgument,
+    Unknown,
+    WorkerOverloaded,
+    to_wire,
+)
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.tasks import TaskSet
+
+from dynamo_plugin_transport_tcp.address import NONCE_BYTES, Address
+from dynamo_plugin_transport_tcp.config import TcpConfig
+from dynamo_plugin_transport_tcp.frames import FrameError, frame
+from dynamo_plugin_transport_tcp.link import Handlers, Link
+from dynamo_plugin_transport_tcp.messages import (
+    ACCEPTED_PROTOS,
+    EVENTS_TAG,
+    MAGIC,
+    ROWS_TAG,
+    UNREADABLE,
+    Accepted,
+    Challenge,
+    Ended,
+    Hello,
+    Open,
+    Pause,
+    Proof,
+    Ready,
+    Refused,
+    Resume,
+    Stop,
+    Subscribe,
+    Unsubscribe,
+    Unsubscribed,
+    encode,
+    listener_decoder,
+    pack,
+    proto_mismatch,
+)
+from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
+
+log = logging.getLogger(__name__)
+
+#: Items of one stream that may wait for the end of the loop's turn: a handler that never waits is made to. Items that
+#: cannot be merged may be large, so fewer of them.
+PENDING = 64
+PENDING_UNMERGED = 4
+
+#: Bytes of events in one frame, so that they never stand in the way of rows for long; and bytes that may wait.
+EVENT_FRAME = 64 * 1024
+EVENT_BACKLOG_BYTES = 8 * 1024 * 1024
+#: More than what an event takes beside its payload.
+EVENT_OVERHEAD = 64
+
+
+class Source(Protocol):
+    """What a subscriber can be given events of."""
+
+    def join(self, link: ListenerLink, sid: int) -> None:
+        """From now on events go to this subscription too."""
+
+    def leave(self, link: ListenerLink, sid: int) -> None:
+        """No more events to this subscription."""
+
+
+@dataclass(slots=True)
+class Registry:
+    """What this process offers, and who is connected."""
+
+    config: TcpConfig
+    connections: GaugeLike
+    #: Tells this run of this process from whatever else may listen on the same port, before or after.
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
+    served: dict[tuple[int, str], TcpServed] = field(default_factory=dict)
+    sources: dict[tuple[str, int], Source] = field(default_factory=dict)
+    links: set[ListenerLink] = field(default_factory=set)
+
+
+class TcpServed(Served):
+    """An endpoint of one worker, with the calls that run on it."""
+
+    def __init__(
+        self, registry: Registry, instance_id: int, endpoint: Endpoint, handler: Handler, address: Address
+    ) -> None:
+        self._registry = registry
+        self._key = (instance_id, endpoint.name)
+        self._address = address
+        self.endpoint = endpoint
+        self.handler = handler
+        self.decode = msgspec.msgpack.Decoder(endpoint.request_type).decode
+        self.calls = TaskSet()
+        self.draining = False
+
+    @property
+    def address(self) -> dict[str, str]:
+        return {"tcp": str(self._address)}
+
+    async def drain(self, timeout: float) -> bool:
+        self.draining = True
+        return await self.calls.join(timeout)
+
+    async def aclose(self) -> None:
+        self.draining = True
+        self._registry.served.pop(self._key, None)
+        await self.calls.aclose()
+
+
+class ListenerLink(Link):
+    """The listening end of one connection."""
+
+    STOPS_READING: ClassVar[bool] = True
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(registry.config, listener_decoder)
+        self._registry = registry
+        self._calls: dict[int, _Outlet] = {}
+        self._subscriptions: dict[int, Source] = {}
+        self._dirty: list[_Outlet] = []
+        self._tail: list[bytes] = []
+        self._events: list[tuple[int, int, bytes]] = []
+        self._event_bytes = 0
+        self._challenges = b"", secrets.token_bytes(CHALLENGE_BYTES)
+        self._deadline: asyncio.TimerHandle | None = None
+        self.handlers = {Hello: self._on_hello}
+
+    # The handshake.
+
+    def opened(self) -> None:
+        registry = self._registry
+        if len(registry.links) >= self.config.max_connections:
+            self.close(CannotConnect(f"{len(registry.links)} connections are open, no more are accepted"))
+            return
+        registry.links.add(self)
+        registry.connections.inc()
+        self._deadline = self._loop.call_later(self.config.connect_timeout, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self.close(ConnectionTimeout(f"the handshake took longer than {self.config.connect_timeout} s"))
+
+    def _on_hello(self, hello: Hello) -> None:
+        if hello.magic != MAGIC:
+            raise FrameError("this is another protocol")
+        if hello.proto not in ACCEPTED_PROTOS:
+            raise CannotConnect(proto_mismatch(hello.proto))
+        if hello.wanted != self._registry.nonce:
+            raise CannotConnect("not me: the process that published this address is gone")
+        self._challenges = hello.challenge, self._challenges[1]
+        self.peer_limit = hello.max_frame
+        self.handlers = {Proof: self._on_proof}
+        config = self.config
+        proto = min(hello.proto, ACCEPTED_PROTOS[0])
+        self.send(Challenge(proto, self._challenges[1], config.max_frame, config.secret is not None))
+
+    def _on_proof(self, given: Proof) -> None:
+        secret, nonce = self.config.secret_bytes, self._registry.nonce
+        if not proven(proof(secret, CALLER, nonce, *self._challenges), given.proof if secret else b""):
+            raise CannotConnect("the secrets of the two processes differ")
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.splitter.limit = self.config.max_frame
+        self.handlers = self._serving()
+        self.send(Ready(proof(secret, LISTENER, nonce, *self._challenges)))
+
+    def _serving(self) -> Handlers:
+        return {
+            Open: self._on_open,
+            Stop: self._on_stop,
+            Pause: self._on_pause,
+            Resume: self._on_resume,
+            Subscribe: self._on_subscribe,
+            Unsubscribe: self._on_unsubscribe,
+        }
+
+    # Calls.
+
+    def _on_open(self, opening: Open) -> None:
+        sid = opening.sid
+        if sid in self._calls:
+            raise FrameError(f"stream {sid} is open already")
+        try:
+            served, request = self._accept(opening)
+        except DynamoError as error:
+            self.send(Refused(sid, to_wire(error)))
+            return
+        ctx = ServedContext(opening.request_id, attempt_id=opening.attempt_id, metadata=opening.metadata)
+        outlet = self._calls[sid] = _Outlet(self, sid, served.endpoint)
+        outlet.call = ServedCall(served.handler, request, ctx, outlet)
+        outlet.call.start(served.calls)
+
+    def _accept(self, opening: Open) -> tuple[TcpServed, Any]:
+        served = self._registry.served.get((opening.instance_id, opening.endpoint))
+        if served is None:
+            raise CannotConnect(f"instance {opening.instance_id:x} does not serve {opening.endpoint!r} here")
+        if served.draining:
+            raise EngineShutdown(f"endpoint {opening.endpoint!r} is being stopped")
+        if len(self._calls) >= self.config.max_streams:
+            raise WorkerOverloaded(f"{len(self._calls)} calls run on this connection, no more are accepted")
+        try:
+            return served, served.decode(opening.request)
+        except UNREADABLE as error:
+            raise InvalidArgument(f"the request for {opening.endpoint!r} cannot be understood: {error}") from None
+
+    def _on_stop(self, stop: Stop) -> None:
+        outlet = self._calls.get(stop.sid)
+        if outlet is not None:
+            outlet.resume()
+            outlet.call.stop(kill=stop.kill)
+
+    def _on_pause(self, pause: Pause) -> None:
+        outlet = self._calls.get(pause.sid)
+        if outlet is not None:
+            outlet.pause()
+
+    def _on_resume(self, resume: Resume) -> None:
+        outlet = self._calls.get(resume.sid)
+        if outlet is not None:
+            outlet.resume()
+
+    def dirty(self, outlet: _Outlet) -> None:
+        """The outlet has something; it is asked for it at the end of this turn."""
+        self._dirty.append(outlet)
+        self.schedule()
+
+    def ended(self, sid: int, error: DynamoError | None, *, told: bool) -> None:
+        """A call has run to its end; after its rows the caller learns of it, unless it was `told`."""
+        self._calls.pop(sid, None)
+        if not told and not self.closing:
+            self._tail.append(pack(Ended(sid, None if error is None else to_wire(error))))
+            self.schedule()
+
+    def cut(self, sid: int, error: DynamoError) -> None:
+        """The caller learns that the stream is over, though the handler may still run."""
+        self._tail.append(pack(Ended(sid, to_wire(error))))
+        self.schedule()
+
+    # Events.
+
+    def _on_subscribe(self, wish: Subscribe) -> None:
+        if wish.sid in self._subscriptions:
+            raise FrameError(f"subscription {wish.sid} is there already")
+        if len(self._subscriptions) >= self.config.max_streams:
+            raise FrameError(f"{len(self._subscriptions)} subscriptions are open, no more are accepted")
+        source = self._registry.sources.get((wish.subject, wish.source))
+        if source is None:
+            self.send(Unsubscribed(wish.sid))
+            return
+        self._subscriptions[wish.sid] = source
+        source.join(self, wish.sid)
+
+    def _on_unsubscribe(self, wish: Unsubscribe) -> None:
+        source = self._subscriptions.pop(wish.sid, None)
+        if source is not None:
+            source.leave(self, wish.sid)
+
+    def offer(self, sid: int, number: int, payload: bytes) -> bool:
+        """Queues an event for a subscription; False if a bound is reached."""
+        size = len(payload) + EVENT_OVERHEAD
+        waiting = self._event_bytes + size
+        if waiting > EVENT_BACKLOG_BYTES or size > self.peer_limit or len(self._events) >= self.config.event_backlog:
+            return False
+        self._events.append((sid, number, payload))
+        self._event_bytes = waiting
+        if not self.blocked:
+            self.schedule()
+        return True
+
+    def unsubscribed(self, sid: int) -> None:
+        """The source of a subscription is gone. What waits is still sent."""
+        self._subscriptions.pop(sid, None)
+        self._tail.append(pack(Unsubscribed(sid)))
+        self.schedule()
+
+    # Both.
+
+    def gather(self, out: list[bytes]) -> None:
+        dirty, self._dirty = self._dirty, []
+        if self.closing:
+            for outlet in dirty:
+                outlet.drop()
+            return
+        if dirty:
+            rows: list[tuple[Any, ...]] = []
+            for outlet in dirty:
+                outlet.collect(rows)
+            self._pack_rows(rows, out)
+        if self._tail:
+            out += self._tail
+            self._tail = []
+        if self._events and not self.blocked:
+            out.append(self._pack_events())
+
+    def _pack_rows(self, rows: list[tuple[Any, ...]], out: list[bytes]) -> None:
+        """All rows in one frame; in several if they are too large, or if one of them cannot be sent at all."""
+        if not rows:
+            return
+        try:
+            body = encode((ROWS_TAG, rows))
+        except Exception as error:  # whatever an engine put into an item that cannot travel
+            body, problem = b"", str(error)
+        else:
+            if len(body) <= self.peer_limit:
+                out.append(frame(body))
+                return
+            problem = f"it has {len(body)} bytes, more than the {self.peer_limit} of a frame"
+        if len(rows) == 1:
+            sid = rows[0][0]
+            outlet = self._calls.get(sid)
+            if outlet is not None:
+                outlet.fail(Unknown(f"an item could not be sent: {problem}"))
+            return
+        half = len(rows) // 2
+        self._pack_rows(rows[:half], out)
+        self._pack_rows([row for row in rows[half:] if not self._failed(row[0])], out)
+
+    def _failed(self, sid: int) -> bool:
+        outlet = self._calls.get(sid)
+        return outlet is not None and outlet.failed
+
+    def _pack_events(self) -> bytes:
+        size, count = 0, 0
+        for _, _, payload in self._events:
+            size += len(payload) + EVENT_OVERHEAD
+            if count and size > min(EVENT_FRAME, self.peer_limit):
+                size -= len(payload) + EVENT_OVERHEAD
+                break
+            count += 1
+        batch, self._events = self._events[:count], self._events[count:]
+        self._event_bytes -= size
+        if self._events:
+            self.schedule()
+        return frame(encode((EVENTS_TAG, batch)))
+
+    def over(self, error: DynamoError) -> None:
+        registry = self._registry
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self in registry.links:
+            registry.links.discard(self)
+            registry.connections.dec()
+        for outlet in list(self._calls.values()):
+            outlet.drop()
+            outlet.call.lost()
+        for sid, source in self._subscriptions.items():
+            source.leave(self, sid)
+        self._subscriptions.clear()
+        self._events.clear()
+
+
+class _Outlet:
+    """Where one call puts what its handler yields; see `dynamo_core.contracts.serving.Outlet`."""
+
+    __slots__ = ("_compact", "_limit", "_link", "_merge", "_number", "_pending", "_resumed", "_sid", "call", "failed")
+
+    def __init__(self, link: ListenerLink, sid: int, endpoint: Endpoint) -> None:
+        self._link = link
+        self._sid = sid
+        self._merge = endpoint.merge
+        self._compact = endpoint.item_type is LLMEngineOutput
+        self._limit = PENDING if endpoint.merge is not None else PENDING_UNMERGED
+        self._pending: list[Any] = []
+        self._number = 0
+        #: Set while the caller wants rows; None stands for an event that is set.
+        self._resumed: asyncio.Event | None = None
+        self.failed = False
+        self.call: ServedCall
+
+    # What the call does.
+
+    def accepted(self) -> None:
+        self._link.send(Accepted(self._sid))
+
+    def refused(self, error: DynamoError) -> None:
+        self.failed = True
+        self._link.send(Refused(self._sid, to_wire(error)))
+
+    def data(self, item: Any) -> None:
+        pending = self._pending
+        if not pending:
+            self._link.dirty(self)
+        pending.append(item)
+
+    event = data
+
+    def room(self) -> Awaitable[None] | None:
+        if self._resumed is None and len(self._pending) < self._limit and not self._link.blocked:
+            return None
+        return self._wait()
+
+    def ended(self, error: DynamoError | None) -> None:
+        self._link.ended(self._sid, error, told=self.failed)
+
+    async def _wait(self) -> None:
+        if len(self._pending) >= self._limit:
+            # One turn of the loop: what waits is collected in it.
+            await asyncio.sleep(0)
+        while True:
+            if self._resumed is not None:
+                await self._resumed.wait()
+            elif self._link.blocked:
+                await self._link.writable.wait()
+            else:
+                return
+
+    # What the link does.
+
+    def pause(self) -> None:
+        """The caller wants no more for now."""
+        if self._resumed is None:
+            self._resumed = asyncio.Event()
+
+    def resume(self) -> None:
+        """The caller wants more."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            resumed.set()
+
+    def drop(self) -> None:
+        """Forgets what waits: nobody is there to take it."""
+        self._pending.clear()
+
+    def fail(self, error: DynamoError) -> None:
+        """Ends the stream at once, and then the handler."""
+        self.failed = True
+        self._link.cut(self._sid, error)
+        self.resume()
+        self.call.stop(kill=True)
+
+    def collect(self, rows: list[tuple[Any, ...]]) -> None:
+        """Appends what waits, merged and then numbered, as rows."""
+        items, self._pending = self._pending, []
+        if self.failed:
+            return
+        if len(items) > 1 and self._merge is not None:
+            try:
+                items = self._merged(items)
+            except Exception as error:  # items of an engine that are not what the endpoint says
+                self.fail(Unknown(f"items could not be merged: {error}"))
+                return
+        sid, number, compact = self._sid, self._number, self._compact
+        for item in items:
+            kind = type(item)
+            if kind is Annotated:
+                rows.append((sid, number, item))
+            # Comparing with an item that has tokens only is as cheap as looking at each field, and forgets none.
+            elif compact and kind is LLMEngineOutput and item == LLMEngineOutput(item.token_ids):
+                rows.append((sid, number, item.token_ids))
+            else:
+                rows.append((sid, number, None, item))
+            number += 1
+        self._number = number
+
+    def _merged(self, items: list[Any]) -> list[Any]:
+        merge = self._merge
+        assert merge is not None  # noqa: S101 - only called with one
+        merged: list[Any] = []
+        run: list[Any] = []
+        for item in items:
+            if type(item) is Annotated:
+                if run:
+                    merged += merge(run)
+                    run = []
+                merged.append(item)
+            else:
+                run.append(item)
+        if run:
+            merged += merge(run)
+        return merged

@@ -1,0 +1,222 @@
+"""Parts of the tests: transports that are closed again, both event loops, a sink that remembers, and a faulty wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import msgspec
+import pytest
+import uvloop
+from dynamo_core.errors import DynamoError
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.tasks import TaskSet
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_transport_tcp.address import Address
+from dynamo_plugin_transport_tcp.config import TcpConfig
+from dynamo_plugin_transport_tcp.frames import FrameSplitter, frame
+from dynamo_plugin_transport_tcp.messages import ROWS_TAG
+from dynamo_plugin_transport_tcp.transport import TcpTransport
+
+WAIT = 10.0
+
+
+class Recorder:
+    """A sink that writes down what it is given."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.events: list[Annotated[Any]] = []
+        self.ends: list[DynamoError | None] = []
+        self._news = asyncio.Event()
+
+    def data(self, item: Any) -> None:
+        self.items.append(item)
+        self._news.set()
+
+    def event(self, item: Annotated[Any]) -> None:
+        self.events.append(item)
+        self._news.set()
+
+    def closed(self, error: DynamoError | None) -> None:
+        self.ends.append(error)
+        self._news.set()
+
+    @property
+    def complete(self) -> bool:
+        return any(event.is_complete_final() for event in self.events)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(WAIT):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+    async def end(self) -> DynamoError | None:
+        await self.until(lambda: self.ends)
+        return self.ends[0]
+
+
+class End(asyncio.Protocol):
+    """One end of a wire. What arrives goes on to the other end, as fast as that takes it."""
+
+    def __init__(self, wire: Wire, other: End | None = None) -> None:
+        self._wire = wire
+        self._splitter = FrameSplitter(2**32 - 1)
+        self.other = other
+        #: What came before the other end was connected.
+        self.early: list[bytes] = []
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._wire.ends.append(self)
+        if self.other is None:
+            self._wire.extend(self)
+        else:
+            self.other.other = self
+            self.transport.writelines(self.other.early)
+
+    def data_received(self, data: bytes) -> None:
+        bodies = [bytes(body) for body in self._splitter.feed(data)]
+        carried = [frame(spoilt) for body in bodies if (spoilt := self._wire.spoil(body)) is not None]
+        if self.other is None:
+            self.early += carried
+        elif self.other.transport is not None and carried:
+            self.other.transport.write(b"".join(carried))
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wire.ends.remove(self)
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.close()
+
+
+class Wire:
+    """Carries frames between callers and one listener, and can be made to do it badly."""
+
+    def __init__(self) -> None:
+        #: Where frames are carried to; set before the first of them.
+        self.target: Address | None = None
+        self.ends: list[End] = []
+        #: Whether one row from the listener is to be lost, or doubled; taken back when it has been.
+        self.lose_a_row = False
+        self.double_a_row = False
+        #: Whether everything is lost, both ways, though the connections stay.
+        self.dead = False
+        #: The tags of all frames that were carried, and how many rows each frame of rows had.
+        self.tags: list[int] = []
+        self.rows: list[int] = []
+        self.news = asyncio.Event()
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._tasks = TaskSet()
+
+    async def start(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(lambda: End(self), "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    @property
+    def address(self) -> Address:
+        """Where callers reach the target through this wire."""
+        assert self.target is not None
+        return Address("127.0.0.1", self.port, self.target.nonce)
+
+    def extend(self, end: End) -> None:
+        self._tasks.spawn(self._extend(end), name="wire")
+
+    async def _extend(self, end: End) -> None:
+        assert self.target is not None
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: End(self, end), self.target.host, self.target.port
+            )
+        except OSError:
+            assert end.transport is not None
+            end.transport.abort()
+
+    def spoil(self, body: bytes) -> bytes | None:
+        """What is carried of a frame."""
+        if self.dead:
+            return None
+        message = msgspec.msgpack.decode(body)
+        if message[0] == ROWS_TAG:
+            self.rows.append(len(message[1]))
+            if self.lose_a_row:
+                del message[1][0]
+            elif self.double_a_row:
+                message[1].append(message[1][-1])
+            self.lose_a_row = self.double_a_row = False
+        self.tags.append(message[0])
+        self.news.set()
+        return msgspec.msgpack.encode(message)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(WAIT):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+    def cut(self) -> None:
+        """Breaks every connection, as if a cable were pulled."""
+        for end in self.ends:
+            if end.transport is not None:
+                end.transport.abort()
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+        self.cut()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+
+@pytest.fixture
+def recorder() -> type[Recorder]:
+    """Makes sinks."""
+    return Recorder
+
+
+@pytest.fixture
+async def make_transport() -> AsyncIterator[Callable[..., TcpTransport]]:
+    """Makes transports that are closed at the end, the newest first."""
+    made: list[TcpTransport] = []
+
+    def make(metrics: Metrics | None = None, **options: Any) -> TcpTransport:
+        transport = TcpTransport(TcpConfig(**options), metrics or Metrics())
+        made.append(transport)
+        return transport
+
+    yield make
+    async with asyncio.timeout(WAIT):
+        for transport in reversed(made):
+            await transport.aclose()
+
+
+@pytest.fixture
+async def make_wire() -> AsyncIterator[Callable[[], Any]]:
+    """Makes wires that are closed at the end."""
+    made: list[Wire] = []
+
+    async def make() -> Wire:
+        wire = Wire()
+        await wire.start()
+        made.append(wire)
+        return wire
+
+    yield make
+    for wire in made:
+        await wire.aclose()
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every asynchronous test runs on both loops: their transports differ."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

@@ -1,0 +1,63 @@
+"""The kits for transports and event planes, on loopback, with a wire between the two ends that can fail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, ClassVar
+
+import pytest
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.transport import Served
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.events_kit import EventPlanes, EventsKit
+from dynamo_core.testing.transport_kit import Planes, TransportKit
+from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_plugin_transport_tcp.address import Address
+from dynamo_plugin_transport_tcp.transport import TcpTransport
+
+SECRET = "sixteen or more characters"
+
+
+class TestTcp(TransportKit):
+    """Without a wire between, with a secret."""
+
+    ITEM_LIMIT: ClassVar[int | None] = 2 * 1024 * 1024
+
+    @pytest.fixture
+    async def planes(self, make_transport: Callable[..., TcpTransport]) -> Planes:
+        server, client = (make_transport(secret=SECRET, max_frame_mb=2) for _ in range(2))
+        return Planes(server=server, client=client)
+
+
+class TestTcpOverAWire(TransportKit):
+    CAN_BREAK_CONNECTION: ClassVar[bool] = True
+    CAN_LOSE_AN_ITEM: ClassVar[bool] = True
+
+    @pytest.fixture
+    async def planes(self, make_transport: Callable[..., TcpTransport], make_wire: Callable[[], Any]) -> Planes:
+        server, client = make_transport(), make_transport()
+        self.wire = await make_wire()
+
+        def through_the_wire(instance_id: int, served: Served) -> Instance:
+            self.wire.target = Address.parse(served.address["tcp"])
+            return Instance(instance_id=instance_id, address={"tcp": str(self.wire.address)})
+
+        return Planes(server=server, client=client, instance=through_the_wire)
+
+    async def break_connection(self, planes: Planes) -> None:
+        self.wire.cut()
+
+    async def lose_an_item(self, planes: Planes) -> None:
+        self.wire.lose_a_row = True
+
+
+class TestTcpEvents(EventsKit):
+    PEER_TO_PEER: ClassVar[bool] = True
+
+    @pytest.fixture
+    async def events(self, make_transport: Callable[..., TcpTransport]) -> AsyncIterator[EventPlanes]:
+        sender, receiver = make_transport(), make_transport()
+        directory = MemoryDiscovery(PluginConfig(), Metrics())
+        yield EventPlanes(sender.events(), receiver.events(), directory)
+        await directory.aclose()

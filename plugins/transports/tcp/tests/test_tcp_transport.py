@@ -1,0 +1,479 @@
+"""Calls over TCP, on loopback: what the kit cannot know."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+from dynamo_core.contracts import serving
+from dynamo_core.contracts.call import Endpoint, ServedContext
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.transport import Served
+from dynamo_core.errors import (
+    CannotConnect,
+    ConnectionTimeout,
+    Disconnected,
+    InvalidArgument,
+    ResponseTimeout,
+    StreamIncomplete,
+    Unknown,
+    WorkerOverloaded,
+    chain_has,
+)
+from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_transport_tcp import calling
+from dynamo_plugin_transport_tcp.address import Address
+from dynamo_plugin_transport_tcp.transport import TcpTransport
+
+Make = Callable[..., TcpTransport]
+
+WAIT = 10.0
+TOKENS = Endpoint("tokens", int, LLMEngineOutput, merge_outputs)
+BYTES = Endpoint("bytes", int, bytes)
+
+
+class Engine:
+    """A handler that emits when told to, and remembers its calls."""
+
+    def __init__(self) -> None:
+        self.contexts: list[ServedContext] = []
+        self.left: list[asyncio.Event] = []
+        self._step = asyncio.Event()
+        self._done = False
+
+    def step(self, *, last: bool = False) -> None:
+        """One token in every stream, in one turn of the loop."""
+        self._done = last
+        step, self._step = self._step, asyncio.Event()
+        step.set()
+
+    async def __call__(self, first: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
+        self.contexts.append(ctx)
+        left = asyncio.Event()
+        self.left.append(left)
+        return self._items(first, ctx, left)
+
+    async def _items(
+        self, token: int, ctx: ServedContext, left: asyncio.Event
+    ) -> AsyncGenerator[LLMEngineOutput, None]:
+        ctx.on_stop(lambda: self.step())
+        try:
+            while not self._done and not ctx.is_stopped():
+                yield LLMEngineOutput([token])
+                token += 1
+                await self._step.wait()
+        finally:
+            left.set()
+
+
+async def burst(count: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
+    """All tokens without ever waiting."""
+
+    async def items() -> AsyncGenerator[LLMEngineOutput, None]:
+        for token in range(count):
+            yield LLMEngineOutput([token])
+        yield LLMEngineOutput.stop()
+
+    return items()
+
+
+def at(served: Served | str, instance_id: int = 7) -> Instance:
+    address = served if isinstance(served, str) else served.address["tcp"]
+    return Instance(instance_id=instance_id, address={"tcp": address})
+
+
+async def through(wire: Any, served: Served) -> Instance:
+    wire.target = Address.parse(served.address["tcp"])
+    return at(str(wire.address))
+
+
+async def happens(event: asyncio.Event) -> None:
+    async with asyncio.timeout(WAIT):
+        await event.wait()
+
+
+# Rows.
+
+
+async def test_the_rows_of_all_streams_in_one_turn_leave_in_one_frame(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), Engine()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    sinks = [recorder() for _ in range(64)]
+    for sink in sinks:
+        await client.call(instance, TOKENS, 100, EngineContext("r"), sink)
+        await sink.until(lambda sink=sink: sink.items)
+    wire.rows.clear()
+
+    for number in range(5):
+        engine.step()
+        for sink in sinks:
+            await sink.until(lambda sink=sink, number=number: len(sink.items) >= number + 2)
+
+    assert wire.rows == [64] * 5
+    assert [item.token_ids for item in sinks[63].items] == [[100 + number] for number in range(6)]
+
+
+async def test_items_that_wait_in_the_same_turn_are_merged_before_they_are_numbered(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, sink = make_transport(), make_transport(), await make_wire(), recorder()
+    instance = await through(wire, await server.serve(7, TOKENS, burst))
+
+    await client.call(instance, TOKENS, 1000, EngineContext("r"), sink)
+
+    assert await sink.end() is None
+    assert [token for item in sink.items for token in item.token_ids] == list(range(1000))
+    # A handler that never waits is made to, so that its items go out in portions.
+    assert 1 < len(sink.items) < 50
+    assert len(wire.rows) < 50
+    assert sink.complete
+
+
+async def test_large_items_of_a_handler_that_never_waits_leave_a_few_at_a_time(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, sink = make_transport(), make_transport(), await make_wire(), recorder()
+
+    async def chunks(count: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+        async def items() -> AsyncGenerator[bytes, None]:
+            for _ in range(count):
+                yield b"chunk"
+
+        return items()
+
+    instance = await through(wire, await server.serve(7, BYTES, chunks))
+
+    await client.call(instance, BYTES, 40, EngineContext("r"), sink)
+
+    assert await sink.end() is None
+    assert sink.items == [b"chunk"] * 40
+    assert max(wire.rows) <= 5
+
+
+async def test_a_row_that_comes_twice_ends_the_stream_and_the_handler(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), Engine()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    broken, whole = recorder(), recorder()
+    await client.call(instance, TOKENS, 0, EngineContext("r"), broken)
+    await broken.until(lambda: broken.items)
+
+    wire.double_a_row = True
+    engine.step()
+    error = await broken.end()
+    await happens(engine.left[0])
+    await client.call(instance, TOKENS, 0, EngineContext("s"), whole)
+    await whole.until(lambda: whole.items)
+
+    assert isinstance(error, StreamIncomplete)
+    assert "row 1" in error.message
+    assert engine.contexts[0].is_killed()
+    assert whole.ends == []
+
+
+async def test_an_item_that_cannot_travel_ends_its_own_stream_only(make_transport: Make, recorder: Any) -> None:
+    server, client, engine = make_transport(), make_transport(), Engine()
+
+    async def strange(request: int, ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        async def items() -> AsyncGenerator[Any, None]:
+            yield LLMEngineOutput([1])
+            await asyncio.sleep(0)
+            yield LLMEngineOutput([2], disaggregated_params=object())
+            await ctx.stopped()
+
+        return items()
+
+    await server.serve(7, TOKENS, engine)
+    served = await server.serve(8, TOKENS, strange)
+    good, bad = recorder(), recorder()
+    await client.call(at(served, 7), TOKENS, 0, EngineContext("r"), good)
+
+    await client.call(at(served, 8), TOKENS, 0, EngineContext("s"), bad)
+    error = await bad.end()
+    engine.step(last=True)
+
+    assert isinstance(error, Unknown)
+    assert [item.token_ids for item in bad.items] == [[1]]
+    assert await good.end() is None
+
+
+async def test_an_item_of_another_type_than_the_caller_expects_is_an_incomplete_stream(
+    make_transport: Make, recorder: Any
+) -> None:
+    server, client, engine, sink = make_transport(), make_transport(), Engine(), recorder()
+    served = await server.serve(7, TOKENS, engine)
+
+    await client.call(at(served), Endpoint("tokens", int, bytes), 0, EngineContext("r"), sink)
+
+    assert isinstance(await sink.end(), StreamIncomplete)
+    await happens(engine.left[0])
+
+
+async def test_a_request_of_the_wrong_type_is_refused_by_the_worker(make_transport: Make, recorder: Any) -> None:
+    server, client = make_transport(), make_transport()
+    served = await server.serve(7, TOKENS, burst)
+
+    with pytest.raises(InvalidArgument, match="Expected `int`"):
+        await client.call(at(served), TOKENS, "three", EngineContext("r"), recorder())
+    with pytest.raises(InvalidArgument, match="cannot be sent"):
+        await client.call(at(served), TOKENS, object(), EngineContext("r"), recorder())
+
+
+# Connections.
+
+
+async def test_all_calls_to_a_process_share_one_connection(make_transport: Make, recorder: Any) -> None:
+    metrics = Metrics()
+    server, client, engine = make_transport(), make_transport(metrics), Engine()
+    connections = metrics.gauge("dynamo_tcp_connections", "", ("side",)).labels("caller")
+    served = await server.serve(7, TOKENS, engine)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(20):
+            group.create_task(client.call(at(served), TOKENS, 0, EngineContext("r"), recorder()))
+
+    during = connections.value
+    await client.aclose()
+
+    assert (during, connections.value) == (1, 0)
+
+
+async def test_another_process_on_a_reused_port_answers_not_me(make_transport: Make, recorder: Any) -> None:
+    first, client = make_transport(), make_transport()
+    old = (await first.serve(7, TOKENS, burst)).address["tcp"]
+    await first.aclose()
+    second, engine = make_transport(bind=old.split("/")[0]), Engine()
+    new = await second.serve(7, TOKENS, engine)
+
+    with pytest.raises(CannotConnect, match="not me"):
+        await client.call(at(old), TOKENS, 1, EngineContext("r"), recorder())
+
+    assert engine.contexts == []
+    await client.call(at(new), TOKENS, 1, EngineContext("r"), recorder())
+
+
+async def test_nobody_listening_and_no_address_are_told_as_such(make_transport: Make, recorder: Any) -> None:
+    server, client = make_transport(), make_transport()
+    gone = (await server.serve(7, TOKENS, burst)).address["tcp"]
+    await server.aclose()
+
+    for address in (gone, "127.0.0.1", "nonsense/", f"127.0.0.1:99999/{'0' * 32}"):
+        with pytest.raises(CannotConnect):
+            await client.call(at(address), TOKENS, 1, EngineContext("r"), recorder())
+    with pytest.raises(CannotConnect, match="no address"):
+        await client.call(Instance(instance_id=7), TOKENS, 1, EngineContext("r"), recorder())
+
+
+async def test_one_that_listens_and_says_nothing_is_given_up_after_the_deadline(
+    make_transport: Make, recorder: Any
+) -> None:
+    client = make_transport(connect_timeout=0.1)
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}/{'0' * 32}"
+
+    with pytest.raises(ConnectionTimeout):
+        await client.call(at(address), TOKENS, 1, EngineContext("r"), recorder())
+    server.close()
+
+
+async def test_a_worker_that_does_not_accept_in_time_is_told_that_nobody_listens(
+    make_transport: Make, recorder: Any
+) -> None:
+    server, client, sink = make_transport(), make_transport(accept_timeout=0.1), recorder()
+    killed = asyncio.Event()
+
+    async def slow(request: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
+        await ctx.stopped()
+        if ctx.is_killed():
+            killed.set()
+        raise WorkerOverloaded("too late")
+
+    served = await server.serve(7, TOKENS, slow)
+
+    with pytest.raises(ConnectionTimeout, match="accept"):
+        await client.call(at(served), TOKENS, 1, EngineContext("r"), sink)
+
+    await happens(killed)
+    assert (sink.items, sink.ends) == ([], [])
+
+
+async def test_connections_and_streams_are_limited(make_transport: Make, recorder: Any) -> None:
+    server, engine = make_transport(max_connections=1, max_streams=2), Engine()
+    first, second = make_transport(), make_transport()
+    served = await server.serve(7, TOKENS, engine)
+    for _ in range(2):
+        await first.call(at(served), TOKENS, 0, EngineContext("r"), recorder())
+
+    with pytest.raises(WorkerOverloaded):
+        await first.call(at(served), TOKENS, 0, EngineContext("r"), recorder())
+    with pytest.raises(CannotConnect, match="no more are accepted"):
+        await second.call(at(served), TOKENS, 0, EngineContext("r"), recorder())
+
+
+async def test_an_idle_connection_is_closed_and_made_again_when_needed(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire = make_transport(), make_transport(heartbeat=0.02, idle_timeout=0.06), await make_wire()
+    instance = await through(wire, await server.serve(7, TOKENS, burst))
+    sink, again = recorder(), recorder()
+    await client.call(instance, TOKENS, 1, EngineContext("r"), sink)
+    await sink.end()
+
+    await wire.until(lambda: 42 in wire.tags)
+    await client.call(instance, TOKENS, 1, EngineContext("r"), again)
+
+    assert await again.end() is None
+    assert wire.tags.count(0) == 2
+
+
+async def test_a_silent_connection_with_a_living_peer_is_kept(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire = make_transport(), make_transport(heartbeat=0.02, silence=0.1), await make_wire()
+    engine, sink = Engine(), recorder()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
+
+    await wire.until(lambda: wire.tags.count(41) >= 8)
+    engine.step(last=True)
+
+    assert await sink.end() is None
+
+
+async def test_a_connection_over_which_nothing_comes_is_given_up_by_both_ends(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    quick = {"heartbeat": 0.02, "silence": 0.1}
+    server, client, wire = make_transport(**quick), make_transport(**quick), await make_wire()
+    engine, sink = Engine(), recorder()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
+
+    wire.dead = True
+    error = await sink.end()
+    await happens(engine.left[0])
+
+    assert isinstance(error, Disconnected)
+    assert chain_has(error, ResponseTimeout)
+    assert not engine.contexts[0].is_stopped()
+
+
+async def test_a_call_pending_when_the_connection_breaks_is_disconnected(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire = make_transport(), make_transport(), await make_wire()
+    asked = asyncio.Event()
+
+    async def never(request: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
+        asked.set()
+        await ctx.stopped()
+        raise AssertionError("was told to stop")
+
+    instance = await through(wire, await server.serve(7, TOKENS, never))
+    calling = asyncio.ensure_future(client.call(instance, TOKENS, 0, EngineContext("r"), recorder()))
+    await happens(asked)
+
+    wire.cut()
+
+    with pytest.raises(Disconnected):
+        await calling
+
+
+async def test_closing_a_call_whose_worker_does_not_answer_is_bounded_and_late_rows_are_dropped(
+    make_transport: Make, make_wire: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "CLOSE_BOUND", 0.1)
+    monkeypatch.setattr(serving, "STOP_GRACE", 0.3)
+    server, client = make_transport(), make_transport()
+    ready, other = asyncio.Event(), recorder()
+
+    async def stubborn(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+        async def items() -> AsyncGenerator[bytes, None]:
+            while True:
+                yield b"still here"
+                ready.set()
+                await asyncio.sleep(0)
+
+        return items()
+
+    served = await server.serve(7, BYTES, stubborn)
+    await server.serve(7, TOKENS, burst)
+    sink = recorder()
+    source = await client.call(at(served), BYTES, 0, EngineContext("r"), sink)
+    await happens(ready)
+
+    async with asyncio.timeout(WAIT):
+        await source.aclose()
+    told = len(sink.items)
+    await client.call(at(served), TOKENS, 1, EngineContext("s"), other)
+
+    assert await other.end() is None
+    assert sink.ends == [None]
+    assert len(sink.items) == told
+
+
+# Processes.
+
+WORKER = """
+import asyncio, sys
+from dynamo_core.contracts.call import Endpoint
+from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_transport_tcp.config import TcpConfig
+from dynamo_plugin_transport_tcp.transport import TcpTransport
+
+async def endless(request, ctx):
+    async def items():
+        token = 0
+        while not ctx.is_stopped():
+            yield LLMEngineOutput([token])
+            token += 1
+            await asyncio.sleep(0.001)
+    return items()
+
+async def main():
+    transport = TcpTransport(TcpConfig(), Metrics())
+    served = await transport.serve(7, Endpoint("tokens", int, LLMEngineOutput, merge_outputs), endless)
+    print(served.address["tcp"], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_worker_process_that_is_killed_in_mid_stream_disconnects_its_streams(
+    make_transport: Make, recorder: Any
+) -> None:
+    client, sinks = make_transport(), [recorder() for _ in range(3)]
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, stdout=subprocess.PIPE)
+    try:
+        assert worker.stdout is not None
+        address = (await worker.stdout.readline()).decode().strip()
+        for sink in sinks:
+            await client.call(at(address), TOKENS, 0, EngineContext("r"), sink)
+            await sink.until(lambda sink=sink: len(sink.items) >= 5)
+
+        worker.send_signal(signal.SIGKILL)
+        ends = [await sink.end() for sink in sinks]
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+        await worker.wait()
+
+    assert [type(error) for error in ends] == [Disconnected] * 3
+    for sink in sinks:
+        tokens = [token for item in sink.items for token in item.token_ids]
+        assert tokens == list(range(len(tokens)))
+        assert not sink.complete
+    with pytest.raises(CannotConnect):
+        await client.call(at(address), TOKENS, 0, EngineContext("r"), recorder())

@@ -336,3 +336,17 @@ def test_merged_trees_hold_for_every_path_what_the_last_tree_on_it_says(layers: 
                 for depth in range(1, len(path))
             ), path
             assert find(later, path) is None
+
+
+def test_a_flag_that_picks_a_plugin_keeps_the_keys_that_set_gives_it() -> None:
+    loaded = load_settings(env={}, sets=["router.seed=3"], flags={"--router-mode": "random"})
+
+    assert loaded.settings.router.use == "random"
+    assert loaded.settings.router.options == {"seed": 3}
+
+
+def test_a_flag_that_picks_another_plugin_than_set_drops_what_set_gave_that_one() -> None:
+    loaded = load_settings(env={}, sets=["router.use=kv", "router.seed=3"], flags={"--router-mode": "random"})
+
+    assert loaded.settings.router.use == "random"
+    assert loaded.settings.router.options == {}

@@ -94,6 +94,19 @@ def _all_optional(shape: Shape) -> bool:
     )
 
 
+def picks(layer: Table) -> Table:
+    """Only what a layer says about which plugins are used."""
+    children: dict[str, Node] = {}
+    for key, node in layer.children.items():
+        if isinstance(node, Table):
+            inner = picks(node)
+            if inner.children:
+                children[key] = inner
+        elif key == "use":
+            children[key] = node
+    return Table(layer.origin, children, layer.text)
+
+
 def expand(path: Sequence[str], workers: Sequence[str]) -> list[Path]:
     """The path, with ``*`` replaced by every worker in turn."""
     if "*" not in path:

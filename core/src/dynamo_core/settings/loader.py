@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.documents import read_document
-from dynamo_core.settings.layers import check, fill, merge
+from dynamo_core.settings.layers import check, fill, merge, picks
 from dynamo_core.settings.model import Settings
 from dynamo_core.settings.redaction import resolve
 from dynamo_core.settings.shape import Shape, shape_of, suggestion
@@ -146,6 +146,8 @@ def _merged(
     tree = _file_layers(_Named.by(path, "DYN_CONFIG", env), _Named.by(profile, "DYN_PROFILE", env), shape)
     written = worker_names(tree)
     tree = merge(tree, environment_layer(env, shape, written), shape)
+    # A flag that picks a plugin picks it for the keys that --set gives on the same command line too.
+    tree = merge(tree, picks(flag_layer(flags or {}, worker_names(tree))), shape)
     tree = merge(tree, set_layer(sets, shape), shape)
     tree = merge(tree, flag_layer(flags or {}, worker_names(tree)), shape)
     _refuse_halves(tree, written)

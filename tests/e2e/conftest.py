@@ -157,6 +157,16 @@ class Server:
             self.process.stderr.close()
 
 
+def read_until(connection: socket.socket, mark: bytes) -> bytes:
+    """What arrives up to and with a mark; an end before it is a failure."""
+    received = b""
+    while mark not in received:
+        data = connection.recv(65536)
+        assert data, f"the answer ended before {mark!r}: {received!r}"
+        received += data
+    return received
+
+
 Serve = Callable[..., Server]
 
 
@@ -175,6 +185,12 @@ def _servers(folder: Path) -> Iterator[Serve]:
     yield start
     for server in servers:
         server.end()
+
+
+@pytest.fixture
+def until_content() -> Callable[[socket.socket], bytes]:
+    """Reads a stream up to its first text."""
+    return lambda connection: read_until(connection, b'"content"')
 
 
 @pytest.fixture

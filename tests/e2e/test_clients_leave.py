@@ -54,11 +54,10 @@ def test_before_the_first_token(serve: Any, body: dict[str, Any]) -> None:
     assert server.metric("dynamo_mocker_aborted_requests") == 1
 
 
-def test_in_mid_stream(serve: Any) -> None:
+def test_in_mid_stream(serve: Any, until_content: Any) -> None:
     server = serve(SLOW % 5)
     connection = server.raw("POST", "/v1/chat/completions", chat(stream=True))
-    while b'"content"' not in connection.recv(65536):
-        pass
+    until_content(connection)
 
     connection.close()
 

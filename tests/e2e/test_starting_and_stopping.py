@@ -101,13 +101,11 @@ def test_an_idle_server_ends_in_order(serve: Any, number: int) -> None:
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
 
 
-def test_a_running_stream_is_finished_before_the_server_ends(serve: Any) -> None:
+def test_a_running_stream_is_finished_before_the_server_ends(serve: Any, until_content: Any) -> None:
     server = serve("workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 5}}}\n")
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100, "stream": True}
     connection = server.raw("POST", "/v1/chat/completions", body)
-    received = connection.recv(65536)
-    while b'"content"' not in received:
-        received += connection.recv(65536)
+    received = until_content(connection)
 
     server.signal(signal.SIGTERM)
     while data := connection.recv(65536):
@@ -119,16 +117,14 @@ def test_a_running_stream_is_finished_before_the_server_ends(serve: Any) -> None
     assert server.wait() == 0
 
 
-def test_a_stream_that_outlasts_the_shutdown_is_told_so(serve: Any) -> None:
+def test_a_stream_that_outlasts_the_shutdown_is_told_so(serve: Any, until_content: Any) -> None:
     server = serve(
         "client: {shutdown_timeout: 0.5}\n"
         "workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 20}}}\n"
     )
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000, "stream": True}
     connection = server.raw("POST", "/v1/chat/completions", body)
-    received = connection.recv(65536)
-    while b'"content"' not in received:
-        received += connection.recv(65536)
+    received = until_content(connection)
 
     server.signal(signal.SIGTERM)
     while data := connection.recv(65536):

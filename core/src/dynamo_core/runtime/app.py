@@ -80,9 +80,10 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
             Leash(leash, signals).start()
         if not await _first(application.start(), signals.wait(1)):
             return OK
-        if application.url is not None:
-            log.info("ready for requests at %s", application.url)
+        tasks = TaskSet()
+        tasks.spawn(_announce(application), name="announce")
         broken = await _first(application.failed(), signals.wait(1))
+        await tasks.aclose()
         if broken:
             log.error("discovery has given up on this process; it ends, to be started anew")
         else:
@@ -90,6 +91,14 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
         if not await _first(application.stop(grace=not signals.hurried or role.whole), signals.wait(2)):
             log.warning("running requests were cut by a second signal")
     return FAILED if broken else OK
+
+
+async def _announce(application: Application) -> None:
+    """Says when requests can be answered: workers may come long after the port is open."""
+    if application.url is not None:
+        log.info("listening at %s", application.url)
+        await application.ready()
+        log.info("ready for requests at %s", application.url)
 
 
 async def _supervise(loaded: LoadedSettings, arguments: Sequence[str]) -> int:

@@ -57,6 +57,13 @@ class Application:
             await self.stop(grace=False)
             raise
 
+    async def ready(self) -> None:
+        """Returns once requests can be answered; never in a process without a frontend."""
+        if self.front is None:
+            await asyncio.Event().wait()
+        else:
+            await self.front.ready()
+
     async def failed(self) -> None:
         """Returns when the process can no longer do what it is for and should be started anew."""
         await self.back.lost()

@@ -70,6 +70,11 @@ class Front:
         for listener in self._listeners:
             await listener.start()
 
+    async def ready(self) -> None:
+        """Returns once every model of the config has enough workers, as /ready says it."""
+        while not self._health.readiness()[0]:
+            await self.models.changed()
+
     def leave(self) -> None:
         """Says on /ready, /live and /health that it goes, so that nobody sends more."""
         self._health.shutting_down = True

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import suite
+from benchmarks.children import pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
 from benchmarks.loops import run
@@ -101,9 +102,7 @@ def _pin(pids: list[int]) -> None:
         return
     os.sched_setaffinity(0, {cpus[0]})
     for pid in pids:
-        # Every thread has its own affinity, and a server already has several.
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(thread), {cpus[1]})
+        pin(pid, cpus[1])
     print(f"client on CPU {cpus[0]}, processes {', '.join(map(str, pids)) or '(none given)'} on CPU {cpus[1]}")
 
 

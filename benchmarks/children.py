@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from benchmarks.http1 import BadResponse, Endpoint, fetch
+from benchmarks.meters import children_of, read_proc
 
 READY_DEADLINE: Final = 30.0
 TERM_DEADLINE: Final = 10.0
@@ -82,6 +83,22 @@ class Children:
         except TimeoutError:
             raise ChildFailed(f"{name} was not ready within {READY_DEADLINE:g} s{_tail(log)}") from None
         return child.pid
+
+
+def parts_of(pid: int) -> dict[str, int]:
+    """The processes that `dynamo serve` runs as process `pid`, by the part that each was started for."""
+    found: dict[str, int] = {}
+    for child in children_of(pid):
+        arguments = read_proc(child, "cmdline").split("\0")
+        if "--only" in arguments:
+            found[arguments[arguments.index("--only") + 1]] = child
+    return found
+
+
+def pin(pid: int, cpu: int) -> None:
+    """Keep a process, and the threads it has, on one CPU."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), {cpu})
 
 
 async def accepts(port: int) -> bool:

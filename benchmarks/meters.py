@@ -63,31 +63,38 @@ class MetricsMeter:
 def cpu_seconds(pid: int) -> float:
     """utime + stime of a process. Raises ProcessLookupError when it is gone."""
     # The name in brackets may hold spaces and brackets; the fields after its last bracket are plain.
-    fields = _read(pid, "stat").rpartition(")")[2].split()
+    fields = read_proc(pid, "stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def peak_rss_mib(pid: int) -> float:
     """The largest resident memory a process has had. Raises ProcessLookupError when it is gone."""
-    for line in _read(pid, "status").splitlines():
+    for line in read_proc(pid, "status").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
     return 0.0
 
 
-def _descendants(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that live. Raises ProcessLookupError when it is gone."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            children = (task / "children").read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            found += [child, *_descendants(child)]
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            try:
+                found += map(int, (task / "children").read_text().split())
+            except OSError:
+                continue
+    except FileNotFoundError:
+        raise ProcessLookupError(f"process {pid} is gone") from None
     return found
 
 
-def _read(pid: int, name: str) -> str:
+def _descendants(pid: int) -> list[int]:
+    return [known for child in children_of(pid) for known in (child, *_descendants(child))]
+
+
+def read_proc(pid: int, name: str) -> str:
+    """A file of a process under /proc. Raises ProcessLookupError when it is gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,15 +1,17 @@
 """The floor: the least that an HTTP front and a token worker can cost in Python, with none of the product's duties.
 
-`python -m benchmarks.probe worker --port P [--step-ms X]`           gives every running stream a token each step
-`python -m benchmarks.probe front --port P --worker-port W`          HTTP in front of such a worker: two processes
-`python -m benchmarks.probe front --port P --inproc [--step-ms X]`   the same, with the worker in the front's process
+`python -m benchmarks.probe worker --port P [--step-ms X]`                gives every running stream a token each step
+`python -m benchmarks.probe front --port P --model-dir D --worker-port W` HTTP in front of such a worker: two processes
+`python -m benchmarks.probe front --port P --model-dir D --inproc [--step-ms X]`  the same in one process
 
-No template, tokenizer, validation, routing, admission, cancellation, metrics or limits: text is taken byte for byte
-and every request is trusted. The answers have the shape of the product's, so the same load generator reads them.
+The front parses HTTP and JSON, writes the conversation with a fixed template, encodes it with the tokenizer of the
+model folder, and looks the text of each token up in a table. Each token is written on its own, as it comes. There is
+no template engine, validation, routing, admission, cancellation, metrics or limit: every request is trusted. The
+answers have the shape of the product's, so the same load generator reads them.
 
 Between the processes travels `u32 length` and a payload, little-endian. A request is `u32 id, u32 tokens to make`
-and the prompt's bytes; an answer is u32 pairs `id, token`, one pair for each running stream, where the top bit of a
-token marks the last of its stream.
+and the prompt's token ids; an answer is u32 pairs `id, token`, one pair for each running stream, where the top bit of
+a token marks the last of its stream.
 """
 
 from __future__ import annotations  # array takes no type argument at run time before Python 3.12
@@ -20,8 +22,9 @@ import itertools
 import re
 import struct
 from array import array
-from collections.abc import Callable
-from typing import Final, cast
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol, cast
 
 import msgspec
 
@@ -37,7 +40,9 @@ _HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
-_TEXT = [msgspec.json.encode(chr(byte))[1:-1] for byte in range(256)]
+#: A worker makes tokens from `FIRST_TOKEN` on, `TOKENS` different ones: behind the special tokens and the bytes.
+FIRST_TOKEN: Final = 260
+TOKENS: Final = 500
 
 
 class _Message(msgspec.Struct):
@@ -58,6 +63,31 @@ class _Body(msgspec.Struct):
 
 
 _body = msgspec.json.Decoder(_Body)
+
+
+class Text(Protocol):
+    """What a front needs of a model. `pieces` holds the text of each token as it stands within JSON quotes."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class ModelText:
+    """The text side of a model folder, by the library `tokenizers`."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        decode, size = self._library.decode, self._library.get_vocab_size()
+        self.pieces = [msgspec.json.encode(decode([token], skip_special_tokens=False))[1:-1] for token in range(size)]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text that writes its special tokens itself."""
+        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        return ids
 
 
 class Framed(asyncio.Protocol):
@@ -108,7 +138,7 @@ class Worker:
         self._emit = emit
         self._step_s = step_s
         self._running: dict[int, int] = {}
-        self._letter = 0
+        self._made = 0
         self._next_at = 0.0
 
     def add(self, request_id: int, tokens: int) -> None:
@@ -129,8 +159,8 @@ class Worker:
 
     def _step(self) -> None:
         running = self._running
-        self._letter = (self._letter + 1) % 26
-        token = ord("a") + self._letter
+        self._made += 1
+        token = FIRST_TOKEN + self._made % TOKENS
         pairs = array("I")
         ended: list[int] = []
         for request_id, left in running.items():
@@ -151,12 +181,14 @@ class Worker:
 class Front:
     """Sends requests to a worker and pushes its tokens into the streams that wait for them."""
 
-    def __init__(self, submit: Callable[[int, int, bytes], None]) -> None:
+    def __init__(self, text: Text, submit: Callable[[int, int, Sequence[int]], None]) -> None:
+        self.text = text
+        self._pieces = text.pieces
         self._submit = submit
         self._live: dict[int, Http] = {}
         self._ids = itertools.count(1)
 
-    def start(self, stream: Http, tokens: int, prompt: bytes) -> int:
+    def start(self, stream: Http, tokens: int, prompt: Sequence[int]) -> int:
         """Submit a request whose tokens go to `stream`; returns its id."""
         request_id = next(self._ids)
         self._live[request_id] = stream
@@ -168,21 +200,18 @@ class Front:
         self._live.pop(request_id, None)
 
     def take(self, pairs: array[int]) -> None:
-        """Hand out everything that has come, then flush each stream that got something once."""
-        live = self._live
-        dirty: list[Http] = []
-        for request_id, token in zip(pairs[::2], pairs[1::2], strict=True):
-            stream = live.get(request_id)
+        """Hand out everything that has come, token by token."""
+        live, pieces = self._live, self._pieces
+        for at in range(0, len(pairs), 2):
+            token = pairs[at + 1]
+            stream = live.get(pairs[at])
             if stream is None:
                 continue
-            if not stream.waiting:
-                dirty.append(stream)
             if token & LAST:
-                del live[request_id]
-                stream.ended = True
-            stream.waiting.append(_TEXT[token & 0xFF])
-        for stream in dirty:
-            stream.flush()
+                del live[pairs[at]]
+                stream.last(pieces[token ^ LAST])
+            else:
+                stream.token(pieces[token])
 
 
 class Http(asyncio.Protocol):
@@ -200,8 +229,6 @@ class Http(asyncio.Protocol):
         self._head = b""
         self._prefix = b""
         self._text: list[bytes] = []
-        self.waiting: list[bytes] = []
-        self.ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
@@ -239,11 +266,11 @@ class Http(asyncio.Protocol):
         except msgspec.DecodeError as error:
             self._answer(b"400 Bad Request", msgspec.json.encode({"message": str(error)}))
             return
-        prompt = "\n".join(f"{message.role}: {message.content}" for message in body.messages).encode()
+        turns = "".join(f"<|im_start|>{turn.role}\n{turn.content}<|im_end|>\n" for turn in body.messages)
+        prompt = self._front.text.encode(turns + "<|im_start|>assistant\n")
         self._busy = True
         self._prompt_tokens = len(prompt)
         self._tokens = 0
-        self.ended = False
         self._request_id = self._front.start(self, body.max_tokens, prompt)
         if body.stream:
             self._head = _HEAD
@@ -254,28 +281,36 @@ class Http(asyncio.Protocol):
         else:
             self._text = []
 
-    def flush(self) -> None:
-        """Write what waits: an event with all of it for a stream, the answer for a unary request that has ended."""
-        waiting, self.waiting = self.waiting, []
-        self._tokens += len(waiting)
-        if not self._body.stream:
-            self._text += waiting
-            if self.ended:
-                self._finish_unary()
-            return
-        text = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+    def token(self, text: bytes) -> None:
+        """A token has come: an event of a stream, a part of a unary answer."""
+        self._tokens += 1
+        if self._body.stream:
+            self._write(self._event(text), b"")
+        else:
+            self._text.append(text)
+
+    def last(self, text: bytes) -> None:
+        """The last token has come."""
+        self._tokens += 1
+        if self._body.stream:
+            self._write(self._event(text) + self._closing_events(), b"0\r\n\r\n")
+        else:
+            self._text.append(text)
+            self._finish_unary()
+        self._busy = False
+        if self._held:
+            self._next_request()
+
+    def _event(self, text: bytes) -> bytes:
         event = b'%b[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % (self._prefix, text)
         if self._head:
-            event = b'%b[{"index":0,"delta":{"role":"assistant"},"finish_reason":null}]}\n\n%b' % (self._prefix, event)
-        close = b""
-        if self.ended:
-            event += self._closing_events()
-            close = b"0\r\n\r\n"
+            return b'%b[{"index":0,"delta":{"role":"assistant"},"finish_reason":null}]}\n\n%b' % (self._prefix, event)
+        return event
+
+    def _write(self, event: bytes, close: bytes) -> None:
         if self._transport is not None:
             self._transport.write(b"%b%x\r\n%b\r\n%b" % (self._head, len(event), event, close))
         self._head = b""
-        if self.ended:
-            self._end()
 
     def _closing_events(self) -> bytes:
         usage = b""
@@ -291,7 +326,6 @@ class Http(asyncio.Protocol):
             b'"message":{"role":"assistant","content":"%b"},"finish_reason":"length"}],"usage":%b}'
         ) % (self._request_id, msgspec.json.encode(self._body.model), b"".join(self._text), self._usage())
         self._answer(b"200 OK", body)
-        self._end()
 
     def _usage(self) -> bytes:
         given, made = self._prompt_tokens, self._tokens
@@ -302,17 +336,12 @@ class Http(asyncio.Protocol):
             head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
             self._transport.write(head + body)
 
-    def _end(self) -> None:
-        self._busy = False
-        if self._held:
-            self._next_request()
-
 
 class Remote:
     """The front's side of a worker in another process."""
 
-    def __init__(self) -> None:
-        self.front = Front(self._submit)
+    def __init__(self, text: Text) -> None:
+        self.front = Front(text, self._submit)
         self._link: Framed | None = None
 
     async def connect(self, port: int) -> Framed:
@@ -329,12 +358,13 @@ class Remote:
                 return self._link
         raise AssertionError("unreachable")
 
-    def _submit(self, request_id: int, tokens: int, prompt: bytes) -> None:
+    def _submit(self, request_id: int, tokens: int, prompt: Sequence[int]) -> None:
         if self._link is not None:
-            self._link.send(_REQUEST.pack(request_id, tokens) + prompt)
+            self._link.send(_REQUEST.pack(request_id, tokens) + array("I", prompt).tobytes())
 
     def _read(self, link: Framed, frames: list[bytes]) -> None:
-        self.front.take(array("I", frames[0] if len(frames) == 1 else b"".join(frames)))
+        for frame in frames:
+            self.front.take(array("I", frame))
 
 
 def worker_protocol(step_s: float) -> Framed:
@@ -351,13 +381,13 @@ def worker_protocol(step_s: float) -> Framed:
     return link
 
 
-def inproc_front(step_s: float) -> Front:
+def inproc_front(text: Text, step_s: float) -> Front:
     """A front with its worker in the same process."""
 
-    def submit(request_id: int, tokens: int, prompt: bytes) -> None:
+    def submit(request_id: int, tokens: int, prompt: Sequence[int]) -> None:
         worker.add(request_id, tokens)
 
-    front = Front(submit)
+    front = Front(text, submit)
     worker = Worker(front.take, step_s)
     return front
 
@@ -377,9 +407,9 @@ async def _main(options: argparse.Namespace) -> None:
     if options.role == "worker":
         server = await serve_worker(options.port, step_s)
     elif options.inproc:
-        server = await serve_front(options.port, inproc_front(step_s))
+        server = await serve_front(options.port, inproc_front(ModelText(options.model_dir), step_s))
     else:
-        remote = Remote()
+        remote = Remote(ModelText(options.model_dir))
         await remote.connect(options.worker_port)
         server = await serve_front(options.port, remote.front)
     await server.serve_forever()
@@ -390,12 +420,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description="A bare server to measure against.")
     parser.add_argument("role", choices=("worker", "front"))
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model-dir", type=Path, help="the folder with the front's tokenizer.json")
     parser.add_argument("--worker-port", type=int, help="where the front's worker listens")
     parser.add_argument("--inproc", action="store_true", help="the front runs its worker itself")
     parser.add_argument("--step-ms", type=float, default=0.0, help="time between tokens (default 0: no waiting)")
     options = parser.parse_args()
     if options.role == "front" and options.inproc == (options.worker_port is not None):
         parser.error("a front needs either --worker-port or --inproc")
+    if options.role == "front" and options.model_dir is None:
+        parser.error("a front needs --model-dir")
     try:
         run(_main(options))
     except KeyboardInterrupt:

@@ -1,4 +1,7 @@
-"""The project's own suite: `dynamo serve` in one process with the mocker, beside the bare probe, on this machine."""
+"""The project's own suite: `dynamo serve` with the mocker beside the bare probe, both with one model, on this machine.
+
+Frontend and worker are processes of their own, and only the frontend is measured; with `--inproc` one process is both.
+"""
 
 import argparse
 import asyncio
@@ -6,10 +9,13 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.children import ChildFailed, Children, accepts, answers_ready, free_port
+from dynamo_core.testing.tiny_model import make_tokenizer_folder
+
+from benchmarks.children import ChildFailed, Children, accepts, answers_ready, free_port, parts_of, pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
 from benchmarks.loops import run
@@ -26,12 +32,12 @@ _FAST: Final = ("unary-1", "unary-32", "unary-128", "flood")
 _CONFIG: Final = """\
 frontend: {{use: openai, host: 127.0.0.1, port: {port}}}
 router: {{use: round-robin}}
-transport: {{use: inproc}}
-discovery: {{use: memory}}
+transport: {{use: {transport}}}
+discovery: {discovery}
 log: {{level: warning}}
 workers:
   mock:
-    model: {{name: {model}}}
+    model: {{name: {model}, path: {folder}}}
     engine: {{use: mocker, {engine}}}
 """
 
@@ -45,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-pin", dest="pin", action="store_false", help="do not give client and servers a CPU each (default: do)"
     )
     parser.add_argument(
-        "--split-probe",
+        "--inproc",
         action="store_true",
-        help="run the probe as two processes over TCP and count its front only (default: one process, as ours)",
+        help="one process for everything, on both sides (default: the frontend is a process of its own, and measured)",
     )
 
 
@@ -69,12 +75,15 @@ async def _guarded(options: argparse.Namespace) -> int:
         print("client and servers share all CPUs")
     else:
         os.sched_setaffinity(0, {cpus[0]})
-        print(f"client on CPU {cpus[0]}, servers on CPU {cpus[1]}")
+        others = "" if options.inproc else " and workers"
+        print(f"client{others} on CPU {cpus[0]}, measured processes on CPU {cpus[1]}")
     try:
         async with asyncio.timeout(SUITE_DEADLINE):
             with tempfile.TemporaryDirectory(prefix="dynamo-bench-") as folder:
                 async with Children(Path(folder), cpus[1] if cpus else None) as children:
-                    blocks = await _measure(options, children, Path(folder))
+                    bench = Bench(children, Path(folder), options.inproc, cpus[0] if cpus else None)
+                    make_tokenizer_folder(bench.model)
+                    blocks = await _measure(options, bench)
                     if any(block.errors for block in blocks):
                         print(children.last_words(), file=sys.stderr)
     except ChildFailed as error:
@@ -83,47 +92,76 @@ async def _guarded(options: argparse.Namespace) -> int:
     except TimeoutError:
         print(f"the suite did not end within {SUITE_DEADLINE:g} s", file=sys.stderr)
         return 1
-    settings = {"suite": "inproc mocker", "quick": options.quick, "pinned": cpus is not None}
-    settings["probe"] = "two processes, front counted" if options.split_probe else "one process"
+    processes = "one process" if options.inproc else "frontend process only"
+    settings = {"suite": "mocker", "measured": processes, "quick": options.quick, "pinned": cpus is not None}
+    print(f"measured: {processes}\n")
     return publish(blocks, settings, options.json)
 
 
-async def _measure(options: argparse.Namespace, children: Children, folder: Path) -> list[Block]:
-    flat_out = [
-        await _ours(children, folder, "dynamo-flood", "speedup_ratio: 0"),
-        await _probe(children, "probe-flood", 0.0, split=options.split_probe),
-    ]
-    paced = [
-        await _ours(children, folder, "dynamo-paced", f"fixed_itl_ms: {PACE_MS}"),
-        await _probe(children, "probe-paced", PACE_MS, split=options.split_probe),
-    ]
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Starts the servers. `folder` is for their files; workers of their own run beside the client, on `client_cpu`."""
+
+    children: Children
+    folder: Path
+    inproc: bool
+    client_cpu: int | None
+
+    @property
+    def model(self) -> Path:
+        """The model folder that both sides serve."""
+        return self.folder / "model"
+
+    async def ours(self, name: str, engine: str) -> Target:
+        """`dynamo serve`."""
+        port = free_port()
+        records = self.folder / f"{name}-records"
+        config = self.folder / f"{name}.yaml"
+        config.write_text(
+            _CONFIG.format(
+                port=port,
+                model=MODEL,
+                folder=self.model,
+                engine=engine,
+                transport="inproc" if self.inproc else "tcp",
+                discovery="{use: memory}" if self.inproc else f"{{use: file, path: {records}}}",
+            )
+        )
+        command = Path(sys.executable).with_name("dynamo")
+        if not command.exists():
+            raise ChildFailed(f"{command} is missing: install the distributions into this Python's environment first")
+        pid = await self.children.start(name, [str(command), "serve", str(config)], lambda: answers_ready(port))
+        if not self.inproc:
+            parts = parts_of(pid)
+            pid = parts.pop("frontend")
+            self._beside_the_client(*parts.values())
+        return Target("dynamo", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
+
+    async def probe(self, name: str, step_ms: float) -> Target:
+        """The floor."""
+        port = free_port()
+        base = [sys.executable, "-m", "benchmarks.probe"]
+        front = [*base, "front", "--port", str(port), "--model-dir", str(self.model)]
+        if self.inproc:
+            front += ["--inproc", "--step-ms", str(step_ms)]
+        else:
+            link = free_port()
+            worker = [*base, "worker", "--port", str(link), "--step-ms", str(step_ms)]
+            self._beside_the_client(await self.children.start(f"{name}-worker", worker, lambda: accepts(link)))
+            front += ["--worker-port", str(link)]
+        pid = await self.children.start(name, front, lambda: accepts(port))
+        return Target("probe", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
+
+    def _beside_the_client(self, *pids: int) -> None:
+        if self.client_cpu is not None:
+            for pid in pids:
+                pin(pid, self.client_cpu)
+
+
+async def _measure(options: argparse.Namespace, bench: Bench) -> list[Block]:
+    flat_out = [await bench.ours("dynamo-flood", "speedup_ratio: 0"), await bench.probe("probe-flood", 0.0)]
+    paced = [await bench.ours("dynamo-paced", f"fixed_itl_ms: {PACE_MS}"), await bench.probe("probe-paced", PACE_MS)]
     plan = [(SCENARIOS[name], flat_out) for name in _FAST] + [(SCENARIOS["paced"], paced)]
     if options.quick:
         plan = [(quick(scenario), targets) for scenario, targets in plan]
     return await run_plan(plan, chosen_rounds(options.rounds, quick=options.quick))
-
-
-async def _ours(children: Children, folder: Path, name: str, engine: str) -> Target:
-    port = free_port()
-    config = folder / f"{name}.yaml"
-    config.write_text(_CONFIG.format(port=port, model=MODEL, engine=engine))
-    command = Path(sys.executable).with_name("dynamo")
-    if not command.exists():
-        raise ChildFailed(f"{command} is missing: install the distributions into this Python's environment first")
-    pid = await children.start(name, [str(command), "serve", str(config)], lambda: answers_ready(port))
-    return Target("dynamo", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
-
-
-async def _probe(children: Children, name: str, step_ms: float, *, split: bool) -> Target:
-    port = free_port()
-    base = [sys.executable, "-m", "benchmarks.probe"]
-    front = [*base, "front", "--port", str(port)]
-    if split:
-        link = free_port()
-        worker = [*base, "worker", "--port", str(link), "--step-ms", str(step_ms)]
-        await children.start(f"{name}-worker", worker, lambda: accepts(link))
-        front += ["--worker-port", str(link)]
-    else:
-        front += ["--inproc", "--step-ms", str(step_ms)]
-    pid = await children.start(name, front, lambda: accepts(port))
-    return Target("probe", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))

@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import json
 import os
+import signal
 import statistics
 import sys
 from collections.abc import AsyncIterator
@@ -11,14 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dynamo_core.testing.tiny_model import make_tokenizer_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from benchmarks.children import ChildFailed, Children, accepts, free_port
-from benchmarks.http1 import BadResponse, Endpoint, EventCounter, ResponseParser
+from benchmarks.children import ChildFailed, Children, accepts, free_port, parts_of
+from benchmarks.http1 import BadResponse, Connection, Endpoint, EventCounter, ResponseParser
 from benchmarks.load import Measured, Target, measure
 from benchmarks.meters import MetricsMeter, ProcessMeter, Usage, cpu_seconds
-from benchmarks.probe import Remote, inproc_front, serve_front, serve_worker
+from benchmarks.probe import FIRST_TOKEN, TOKENS, ModelText, Remote, Text, inproc_front, serve_front, serve_worker
 from benchmarks.report import Block, document, table
 from benchmarks.runner import publish, run_plan
 from benchmarks.scenarios import SCENARIOS, Scenario, chosen
@@ -52,9 +56,18 @@ def chunked(body: bytes, size: int) -> bytes:
     return b"".join(b"%X;note=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\nTrailer: x\r\n\r\n"
 
 
+class Words:
+    """A text side without a tokenizer: a token for each byte, a letter for each token."""
+
+    pieces = [b"x"] * (FIRST_TOKEN + TOKENS)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
 @asynccontextmanager
-async def probe_server(step_s: float = 0.0) -> AsyncIterator[Endpoint]:
-    server = await serve_front(0, inproc_front(step_s))
+async def probe_server(step_s: float = 0.0, text: Text | None = None) -> AsyncIterator[Endpoint]:
+    server = await serve_front(0, inproc_front(text or Words(), step_s))
     async with server:
         yield Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], "")
 
@@ -228,7 +241,7 @@ async def test_two_requests_against_the_probe_in_one_process_are_measured_withou
 
 async def test_the_probe_as_worker_and_front_streams_every_token() -> None:
     worker = await serve_worker(0, 0.001)
-    remote = Remote()
+    remote = Remote(Words())
     link = await remote.connect(worker.sockets[0].getsockname()[1])
     front = await serve_front(0, remote.front)
     async with worker, front:
@@ -239,6 +252,24 @@ async def test_the_probe_as_worker_and_front_streams_every_token() -> None:
     assert measured.error_kinds == {}
     assert measured.tokens == 2 * STREAM.max_tokens
     assert measured.cpu_per_1k_requests is None
+
+
+async def test_the_probe_counts_the_tokens_of_the_model_and_gives_their_text(tmp_path: Path) -> None:
+    folder = make_tokenizer_folder(tmp_path / "model", vocab_size=800)
+    question = {"messages": [{"role": "user", "content": "ba ke"}], "max_tokens": 3}
+
+    async with probe_server(text=ModelText(folder)) as endpoint:
+        connection = await Connection.open(endpoint)
+        request = endpoint.post("/v1/chat/completions", json.dumps(question).encode())
+        reply = await connection.exchange(request, stream=False, timeout=10.0)
+        connection.close()
+
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompt = "<|im_start|>user\nba ke<|im_end|>\n<|im_start|>assistant\n"
+    answer = json.loads(reply.body)
+    made = [FIRST_TOKEN + number for number in (1, 2, 3)]
+    assert answer["usage"]["prompt_tokens"] == len(library.encode(prompt, add_special_tokens=False).ids)
+    assert answer["choices"][0]["message"]["content"] == "".join(library.decode([token]) for token in made)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +407,18 @@ async def test_a_server_without_a_metrics_page_has_no_cpu_figure() -> None:
 
 async def test_a_child_serves_while_its_block_runs_and_is_gone_after_it(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.probe", "front", "--port", str(port), "--inproc"]
+    folder = str(make_tokenizer_folder(tmp_path / "model", vocab_size=800))
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.probe",
+        "front",
+        "--port",
+        str(port),
+        "--inproc",
+        "--model-dir",
+        folder,
+    ]
 
     async with Children(tmp_path, cpu=None) as children:
         pid = await children.start("probe", command, lambda: accepts(port))
@@ -386,6 +428,26 @@ async def test_a_child_serves_while_its_block_runs_and_is_gone_after_it(tmp_path
     assert measured.error_kinds == {}
     with pytest.raises(ProcessLookupError):
         cpu_seconds(pid)
+
+
+async def test_the_processes_of_a_supervisor_are_known_by_their_parts() -> None:
+    nap = "import time; print('up', flush=True); time.sleep(60)"
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {nap!r}, '--only', 'frontend']).wait()"
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", start, start_new_session=True, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert supervisor.stdout is not None
+        async with asyncio.timeout(20):
+            await supervisor.stdout.readline()
+
+        parts = parts_of(supervisor.pid)
+
+        assert list(parts) == ["frontend"]
+        assert cpu_seconds(parts["frontend"]) >= 0
+    finally:
+        os.killpg(supervisor.pid, signal.SIGKILL)
+        await supervisor.wait()
 
 
 async def test_a_child_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ class Server:
         *options: str,
         env: dict[str, str] | None = None,
         command: str = "serve",
+        ready: str = "ready for requests",
     ) -> None:
+        """`ready` is how the line of the log begins that names the port and is waited for."""
         words = [sys.executable, "-m", "dynamo_core.cli.main", command]
         if config is not None:
             path = folder / "config.yaml"
@@ -57,7 +59,7 @@ class Server:
         self._new: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.port = self._wait_for_port()
+        self.port = self._wait_for_port(ready)
 
     @property
     def url(self) -> str:
@@ -74,7 +76,7 @@ class Server:
             self._new.put(line)
         self._new.put(None)
 
-    def _wait_for_port(self) -> int:
+    def _wait_for_port(self, ready: str) -> int:
         deadline = time.monotonic() + START_DEADLINE
         while True:
             try:
@@ -84,7 +86,7 @@ class Server:
             if line is None:
                 self.end()
                 pytest.fail(f"the server did not start:\n{self.log}")
-            if found := re.search(r"ready for requests at http://127\.0\.0\.1:(\d+)", line):
+            if found := re.search(ready + r" at http://127\.0\.0\.1:(\d+)", line):
                 return int(found[1])
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -173,12 +175,10 @@ Serve = Callable[..., Server]
 def _servers(folder: Path) -> Iterator[Serve]:
     servers: list[Server] = []
 
-    def start(
-        config: str | None = None, *options: str, env: dict[str, str] | None = None, command: str = "serve"
-    ) -> Server:
+    def start(config: str | None = None, *options: str, env: dict[str, str] | None = None, **how: str) -> Server:
         own = folder / f"server{len(servers)}"
         own.mkdir()
-        server = Server(config, own, *options, env=env, command=command)
+        server = Server(config, own, *options, env=env, **how)
         servers.append(server)
         return server
 

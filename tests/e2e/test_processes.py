@@ -8,6 +8,8 @@ import os
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -300,3 +302,121 @@ def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(processes: Any) -> N
     assert cut, "the reader was not cut off"
     assert max(times) < 5
     assert server.until(lambda: server.metric("dynamo_frontend_active_requests") == 0, 5)
+
+
+def test_ctrl_c_lets_running_streams_finish(processes: Any) -> None:
+    server = processes(itl=10)
+    results: queue.Queue[bytes] = queue.Queue()
+    opened = threading.Event()
+    reader = threading.Thread(target=read_stream, args=(server, chat(max_tokens=100, stream=True), results, opened))
+    reader.start()
+    assert opened.wait(10)
+
+    os.killpg(server.process.pid, signal.SIGINT)
+
+    reader.join(20)
+    assert b"data: [DONE]" in results.get(timeout=1)
+    assert server.wait() == 0
+
+
+def test_while_all_workers_are_dead_requests_are_told_to_come_back(processes: Any) -> None:
+    server = processes()
+
+    for pid in server.instances().values():
+        os.kill(pid, signal.SIGKILL)
+    statuses = {server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(10)}
+    back = server.until(lambda: server.request("POST", "/v1/chat/completions", chat())[0] == 200, 15)
+
+    assert statuses <= {503, 200}
+    assert back
+
+
+def test_a_model_of_the_config_is_unavailable_and_not_unknown_while_its_workers_start(
+    serve: Any, tmp_path: Path
+) -> None:
+    late = "  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 30}}\nclient:"
+    text = config(tmp_path).replace("client:", late, 1)
+    server = serve(text, "--profile", "processes", ready="listening")
+    assert server.until(lambda: len(server.instances()) == 2, 15)
+
+    late_status = server.request("POST", "/v1/chat/completions", chat() | {"model": "late-model"})[0]
+    unknown_status = server.request("POST", "/v1/chat/completions", chat() | {"model": "nobody"})[0]
+
+    assert (late_status, unknown_status) == (503, 404)
+    assert server.request("GET", "/ready")[0] == 503
+    # Engines that start are not waited for.
+    os.killpg(server.process.pid, signal.SIGKILL)
+
+
+def test_a_config_that_is_broken_while_running_does_not_take_the_whole_down(processes: Any) -> None:
+    server = processes()
+    path = Path(server.process.args[4])
+    good = path.read_text()
+    assert server.until(lambda: "ready for requests" in server.log, 5)
+    # Only a part that has run for a while is trusted to have had a good config.
+    time.sleep(5)
+
+    path.write_text(good + "nonsense: 1\n")
+    os.kill(next(iter(server.instances().values())), signal.SIGKILL)
+    assert server.until(lambda: "ended with exit code 2" in server.log, 15), server.log
+    path.write_text(good)
+
+    assert server.until(lambda: len(server.instances()) == 2, 20)
+    assert server.request("POST", "/v1/chat/completions", chat())[0] == 200
+
+
+def test_a_worker_that_dies_of_an_unnamed_signal_is_started_again(processes: Any) -> None:
+    server = processes()
+    instance, pid = next(iter(server.instances().items()))
+
+    os.kill(pid, 36)
+
+    assert server.until(lambda: instance not in server.instances(), 10)
+    assert server.until(lambda: len(server.instances()) == 2, 15)
+
+
+def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(config(tmp_path, itl=0.1))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            *[sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--profile", "processes"],
+            *["--http-port", str(port)],
+        ],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        fill_the_log(port)
+
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+        assert session(process.pid) == []
+    finally:
+        for pid in session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(5)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def fill_the_log(port: int) -> None:
+    """Asks until the access log has filled the pipe that nobody reads, which holds 64 KiB."""
+    asked = 0
+    deadline = time.monotonic() + 20
+    while asked < 400 and time.monotonic() < deadline:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(chat(max_tokens=1)), {"content-type": "application/json"}
+            )
+            asked += connection.getresponse().status == 200
+        except OSError:
+            time.sleep(0.1)
+        finally:
+            connection.close()
+    assert asked == 400

@@ -16,6 +16,7 @@ from dynamo_core.contracts.frontend import HttpRoute
 from dynamo_core.errors import ConfigError, InvalidArgument, Unknown
 from dynamo_core.http.gate import Gate
 from dynamo_core.http.listener import Listener
+from yarl import URL
 
 MEGABYTE = 1024 * 1024
 
@@ -111,6 +112,41 @@ async def test_a_clients_request_id_is_echoed_and_only_then(client: aiohttp.Clie
             silent = response.headers.get("x-request-id")
 
     assert (echoed, silent) == ("abc", None)
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
+    async with serving(HttpRoute("POST", "/body", read_body)) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"POST /body HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        async with asyncio.timeout(10):
+            told = await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"hi")
+            head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    assert told.startswith(b"HTTP/1.1 100 ")
+    assert head.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("path", ["/hello", "/hello?a=1", "/h%65llo"])
+async def test_a_path_is_found_however_it_is_written(client: aiohttp.ClientSession, path: str) -> None:
+    async with serving(HttpRoute("GET", "/hello", hello)) as listener:
+        response = await client.get(URL(listener.url + path, encoded=True))
+        status = response.status
+
+    assert status == 200
+
+
+async def test_a_handler_that_does_not_find_something_says_so_itself(client: aiohttp.ClientSession) -> None:
+    async def nothing(_: web.Request) -> web.Response:
+        raise web.HTTPNotFound(reason="No such thing")
+
+    async with serving(HttpRoute("GET", "/thing", nothing)) as listener:
+        response = await client.get(f"{listener.url}/thing")
+        answer = await response.json()
+
+    assert response.status == 404
+    assert answer["message"] == "No such thing"
 
 
 async def test_an_unknown_route_is_named_in_our_error_body(client: aiohttp.ClientSession) -> None:

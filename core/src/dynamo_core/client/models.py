@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -64,6 +64,7 @@ class Models:
         make_router: RouterFactory,
         announce: Announce,
         model_cache: ModelCache | None = None,
+        expected: Collection[str] = (),
     ) -> None:
         self._discovery = discovery
         self._pipeline = pipeline
@@ -71,6 +72,8 @@ class Models:
         self._make_router = make_router
         self._announce = announce
         self._model_cache = model_cache
+        #: Models of the config, and models that were there before: they may be back soon.
+        self._expected = set(expected)
         self._models: dict[str, Model] = {}
         self._workers: dict[str, _Worker] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -100,6 +103,8 @@ class Models:
             return model
         if not self._models:
             raise Unavailable("no worker has registered yet")
+        if name in self._expected:
+            raise Unavailable(f"no worker serves the model {name!r} now")
         raise ModelNotFound(f"the model {name!r} does not exist")
 
     def list(self) -> Sequence[Model]:
@@ -252,6 +257,7 @@ class Models:
                     model = await self._try(path, card, instance)
                     if model is not None:
                         self._models[name] = model
+                        self._expected.add(name)
                         self._fill(model)
                         self._notify()
                         return

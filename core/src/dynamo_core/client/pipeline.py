@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dynamo_core.client.alarms import Alarms
 from dynamo_core.client.board import LoadBoard, Ticket
 from dynamo_core.client.flush import FlushQueue
 from dynamo_core.client.pool import Pool
@@ -57,6 +57,7 @@ class Pipeline:
         self._admission = admission
         self._board = board
         self._deadlines = deadlines
+        self._alarms = _RequestAlarms(deadlines)
         self._flush = FlushQueue()
 
     @property
@@ -88,7 +89,7 @@ class Pipeline:
         permit: Permit,
     ) -> ResponseStream:
         """Routes by `request` and calls `endpoint` with `payload`. The permit is released when the stream is closed."""
-        attempt = _Attempts(self._flush, endpoint, permit, self._deadlines)
+        attempt = _Attempts(self._flush, endpoint, permit, self._alarms)
         try:
             return await self._open(attempt, endpoint, payload, request, ctx, pool, router)
         except BaseException:
@@ -119,15 +120,15 @@ class Pipeline:
                 break
             instance_id = route.instance.instance_id
             card = pool.cards.get(instance_id)
-            routing.excluded |= {instance_id}
             if card is None:
                 last = CannotConnect(f"worker {instance_id:x} left while the request was routed")
+                routing.excluded |= {instance_id}
                 continue
             attempt_ctx = EngineContext(ctx.id, attempt_id=f"{ctx.id}-{number}", metadata=ctx.metadata)
             ctx.link_child(attempt_ctx)
             attempts.enter(self._ticket(route, attempt_ctx, routing, card))
             try:
-                async with asyncio.timeout(self._deadlines.accept):
+                with self._alarms.accept.within():
                     source = await self._transport.call(route.instance, endpoint, payload, attempt_ctx, attempts.sink())
             except TimeoutError as error:
                 last = ConnectionTimeout(
@@ -142,6 +143,7 @@ class Pipeline:
                 if stream.ended and stream.error is not None and not stream.started:
                     raise stream.error
                 return stream
+            routing.excluded |= {instance_id}
             attempts.leave()
             if stream.ended:
                 # A deadline of the whole request passed meanwhile.
@@ -158,18 +160,33 @@ class Pipeline:
         )
 
 
-class _Attempts:
-    """What one request holds: its stream, its place on the load board, its permit, its timer."""
+class _RequestAlarms:
+    """The deadlines of all requests of a pipeline."""
 
-    def __init__(self, flush: FlushQueue, endpoint: Endpoint, permit: Permit, deadlines: Deadlines) -> None:
-        self._permit = permit
-        self._deadlines = deadlines
-        self._ticket: Ticket | None = None
-        self._loop = asyncio.get_running_loop()
-        self._output_tokens = 0
+    __slots__ = ("accept", "deadlines", "first", "rest")
+
+    def __init__(self, deadlines: Deadlines) -> None:
         first = min(deadlines.first_item, deadlines.total)
-        self._timer = self._loop.call_later(first, self._due)
-        self._end_of_time = self._loop.time() + deadlines.total
+        self.deadlines = deadlines
+        self.accept = Alarms(deadlines.accept)
+        #: Until the first item.
+        self.first = Alarms(first)
+        #: From then on.
+        self.rest = Alarms(deadlines.total - first)
+
+
+class _Attempts:
+    """What one request holds: its stream, its place on the load board, its permit, its deadline."""
+
+    __slots__ = ("_alarm", "_alarms", "_output_tokens", "_permit", "_running", "_ticket", "stream")
+
+    def __init__(self, flush: FlushQueue, endpoint: Endpoint, permit: Permit, alarms: _RequestAlarms) -> None:
+        self._permit = permit
+        self._alarms = alarms
+        self._ticket: Ticket | None = None
+        self._output_tokens = 0
+        self._running = alarms.first
+        self._alarm = alarms.first.set(self._first_due)
         observers = (self._count,) if endpoint is GENERATE else ()
         self.stream = ResponseStream(
             endpoint.merge, flush, observers=observers, on_end=self._ended, on_close=self._closed
@@ -194,7 +211,7 @@ class _Attempts:
         return self.stream.begin(on_first)
 
     def _ended(self) -> None:
-        self._timer.cancel()
+        self._running.cancel(self._alarm)
         self.leave()
 
     def _closed(self) -> None:
@@ -204,17 +221,23 @@ class _Attempts:
         for item in batch:
             self._output_tokens += len(item.token_ids)
 
-    def _due(self) -> None:
-        left = self._end_of_time - self._loop.time()
-        if left <= 0:
-            self.stream.fail(ResponseTimeout(f"the answer took longer than {self._deadlines.total} s"))
-        elif not self.stream.started:
-            self.stream.fail(ResponseTimeout(f"no answer began within {self._deadlines.first_item} s"))
+    def _first_due(self) -> None:
+        deadlines = self._alarms.deadlines
+        if not self.stream.started and deadlines.first_item < deadlines.total:
+            self.stream.fail(ResponseTimeout(f"no answer began within {deadlines.first_item} s"))
+        elif deadlines.first_item < deadlines.total:
+            self._running = self._alarms.rest
+            self._alarm = self._running.set(self._last_due)
         else:
-            self._timer = self._loop.call_later(left, self._due)
+            self._last_due()
+
+    def _last_due(self) -> None:
+        self.stream.fail(ResponseTimeout(f"the answer took longer than {self._alarms.deadlines.total} s"))
 
 
 def _exhausted(last: DynamoError | None) -> DynamoError:
     if isinstance(last, WorkerOverloaded):
         return ServiceOverloaded(cause=last)
+    if isinstance(last, RETRYABLE):
+        return Unavailable("no worker could be reached", cause=last)
     return last or Unavailable("no worker could be tried")

@@ -37,6 +37,7 @@ class ResponseStream:
         "_ended",
         "_error",
         "_flush",
+        "_gather",
         "_inlet",
         "_items",
         "_merge",
@@ -67,11 +68,12 @@ class ResponseStream:
         self._on_end = on_end
         self._on_close = on_close
         self._on_first: Callable[[], None] | None = None
-        self._observers = tuple(observers)
+        self._observers: Sequence[Callable[[Sequence[Any]], None]] = tuple(observers)
         self._items: deque[Any] = deque()
         self._merged: deque[Any] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._callback: Callable[[], None] | None = None
+        self._gather = 1
         self._queued = False
         self._inlet: _Inlet | None = None
         self._source: Source | None = None
@@ -153,9 +155,14 @@ class ResponseStream:
             observe(batch)
         return batch
 
-    def on_ready(self, callback: Callable[[], None] | None) -> None:
-        """Calls `callback` once per loop turn in which something arrived or the stream ended; soon, if so already."""
+    def on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
+        """Calls `callback` once per loop turn in which something arrived or the stream ended; soon, if so already.
+
+        With `gather` a reader in no hurry is called only when so many items wait, or the stream has ended. It must be
+        far below `HIGH_WATER`.
+        """
         self._callback = callback
+        self._gather = gather
         if callback is not None and (self._items or self._ended):
             self._wake()
 
@@ -199,6 +206,8 @@ class ResponseStream:
         finally:
             self._items.clear()
             self._merged.clear()
+            # An observer knows the request, which knows the stream: the circle would keep both until the next search.
+            self._observers = ()
             self._end(Cancelled("the stream was closed"))
             close, self._on_close = self._on_close, None
             try:
@@ -208,17 +217,6 @@ class ResponseStream:
                 self._close_done.set_result(None)
 
     # Below.
-
-    def _arrived(self, item: Any) -> None:
-        items = self._items
-        items.append(item)
-        first = self._on_first
-        if first is not None:
-            self._on_first = None
-            first()
-        if len(items) > HIGH_WATER and not self._source_paused:
-            self._balance()
-        self._wake()
 
     def _end(self, error: DynamoError | None) -> None:
         if self._ended:
@@ -232,7 +230,7 @@ class ResponseStream:
 
     def _wake(self) -> None:
         if self._callback is not None:
-            if not self._queued:
+            if not self._queued and (len(self._items) >= self._gather or self._ended):
                 self._queued = True
                 self._flush.add(self._fire)
             return
@@ -269,9 +267,20 @@ class _Inlet:
         self._stream = stream
 
     def data(self, item: Any) -> None:
+        # Runs for every token: in one piece, without calls that would find nothing to do.
         stream = self._stream
-        if stream._inlet is self:
-            stream._arrived(item)
+        if stream._inlet is not self:
+            return
+        items = stream._items
+        items.append(item)
+        if stream._on_first is not None:
+            first, stream._on_first = stream._on_first, None
+            first()
+        waiting = len(items)
+        if waiting > HIGH_WATER and not stream._source_paused:
+            stream._balance()
+        if stream._callback is None or (waiting >= stream._gather and not stream._queued):
+            stream._wake()
 
     def event(self, item: Annotated[Any]) -> None:
         stream = self._stream

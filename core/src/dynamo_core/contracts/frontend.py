@@ -56,8 +56,11 @@ class TokenStream(Protocol):
     def take(self) -> Sequence[LLMEngineOutput]:
         """Everything that waits, merged per choice, without waiting; empty if nothing does."""
 
-    def on_ready(self, callback: Callable[[], None] | None) -> None:
-        """Calls `callback` once per loop turn in which something arrived or the stream ended; at once if so already."""
+    def on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
+        """Calls `callback` once per loop turn in which something arrived or the stream ended; at once if so already.
+
+        A reader in no hurry sets `gather`, at most a few hundred: it is called when so many items wait, or at the end.
+        """
 
     @property
     def waiting(self) -> int:

@@ -9,7 +9,8 @@ import ipaddress
 import logging
 import socket
 import ssl as ssl_module
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ _CANCEL_GRACE = 2.0
 _LINGER = 5.0
 _BACKLOG = 1024
 _MAX_ECHO = 256
+
+_Handle = Callable[[Any], Awaitable[web.StreamResponse]]
 
 
 class _AlreadyReported(ConnectionError):
@@ -83,6 +86,8 @@ class Listener:
         self._reuse_port = reuse_port
         self._ssl = ssl
         self._port_option = port_option
+        #: Handlers by method and path, of routes without variables.
+        self._exact: dict[tuple[str, str], HttpHandler] = {}
         self._runner = web.AppRunner(
             self._application(routes),
             handler_cancellation=True,
@@ -158,6 +163,8 @@ class Listener:
         server = self._runner.server
         if server is None:
             raise RuntimeError("the HTTP server was not made")
+        # Most requests need none of what the library's application does for each: resolving, freezing, signals.
+        server.request_handler = partial(self._dispatch, server.request_handler)
         self._gate = Gate(server, lambda: self.connections, max_connections=self._max_connections)
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -248,6 +255,8 @@ class Listener:
         app.on_response_prepare.append(_echo_request_id)
         for route in routes:
             handler = _as_coroutine(route.handler)
+            if "{" not in route.path:
+                self._exact[route.method.upper(), route.path] = handler
             try:
                 if route.method.upper() == "GET":
                     app.router.add_get(route.path, handler)
@@ -260,8 +269,20 @@ class Listener:
                 ) from error
         return app
 
+    async def _dispatch(self, application: _Handle, request: Any) -> web.StreamResponse:
+        """Takes a request for an exact path to its handler; any other, or one that asks for more, to `application`."""
+        handler = self._exact.get((request.method, request.raw_path))
+        headers = request.headers
+        if handler is None or "expect" in headers or "x-request-id" in headers:
+            return await application(request)
+        return await self._guard(request, handler, found=True)
+
     @web.middleware
     async def _middleware(self, request: web.Request, handler: HttpHandler) -> web.StreamResponse:
+        return await self._guard(request, handler, found=request.match_info.http_exception is None)
+
+    async def _guard(self, request: web.Request, handler: HttpHandler, *, found: bool) -> web.StreamResponse:
+        """Runs a handler within the limits; `found` is whether it is that of a route, not of the library's refusal."""
         task = asyncio.current_task()
         if task is not None and task not in self._running:
             self._running[task] = request.protocol
@@ -272,7 +293,7 @@ class Listener:
                 return self._too_large()
             response = await handler(request)
         except web.HTTPException as error:
-            response = self._http_error(request, error)
+            response = self._http_error(request, error, found=found)
         except DynamoError as error:
             if request.writer.output_size:
                 self._break(request, error)
@@ -303,11 +324,11 @@ class Listener:
         response.force_close()
         return response
 
-    def _http_error(self, request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    def _http_error(self, request: web.Request, error: web.HTTPException, *, found: bool) -> web.StreamResponse:
         """The library's own refusals, in our form. Redirects and the like pass as they are."""
         if error.status < 400 or error.content_type == "application/json":
             return _copy(error)
-        if error.status == HTTPStatus.NOT_FOUND and request.match_info.http_exception is not None:
+        if error.status == HTTPStatus.NOT_FOUND and not found:
             return error_response(404, f"Route not found: {request.method} {request.path}")
         if isinstance(error, web.HTTPMethodNotAllowed):
             return error_response(

@@ -13,7 +13,7 @@ from dynamo_core.runtime.application import Application
 from dynamo_core.runtime.control import Leash, supervised
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Role, role_of
-from dynamo_core.runtime.signals import Signals
+from dynamo_core.runtime.signals import Signals, end_with
 from dynamo_core.runtime.supervisor import Supervisor, parts_of, serve_command
 from dynamo_core.settings import LoadedSettings
 from dynamo_core.tasks import TaskSet
@@ -41,17 +41,21 @@ def serve(loaded: LoadedSettings, *, only: str | None = None, replica: int = 0, 
     settings = loaded.settings
     role = role_of(settings, only, replica)
     logs.configure(settings.log.level, settings.log.json_lines, process=role.name)
+    code = FAILED
     try:
         if role.whole and Plane(loaded, role).transport.CROSS_PROCESS:
-            return run(lambda: _supervise(loaded, arguments))
-        return run(lambda: _serve(loaded, role))
+            code = run(lambda: _supervise(loaded, arguments))
+        else:
+            code = run(lambda: _serve(loaded, role))
     except ConfigError:
+        logs.shutdown()
         raise
     except DynamoError as error:
         log.error("not started: %s: %s", error.kind, error)
-        return FAILED
-    finally:
+    except BaseException:
         logs.shutdown()
+        raise
+    return end_with(code)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -88,7 +92,7 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
             log.error("discovery has given up on this process; it ends, to be started anew")
         else:
             log.info("stopping; a second signal cuts running requests, a third ends the process at once")
-        if not await _first(application.stop(grace=not signals.hurried or role.whole), signals.wait(2)):
+        if not await _first(application.stop(hurried=signals.hurried), signals.wait(2)):
             log.warning("running requests were cut by a second signal")
     return FAILED if broken else OK
 
@@ -113,7 +117,7 @@ async def _supervise(loaded: LoadedSettings, arguments: Sequence[str]) -> int:
             log.info("stopping; a second signal cuts running requests, a third ends everything at once")
         if not await _first(supervisor.stop(hurried=signals.hurried, deadline=longest), signals.wait(2)):
             log.warning("running requests were cut by a second signal")
-    return code
+    return code or (FAILED if supervisor.unclean else OK)
 
 
 async def _keep(supervisor: Supervisor) -> None:

@@ -68,16 +68,17 @@ class Application:
         """Returns when the process can no longer do what it is for and should be started anew."""
         await self.back.lost()
 
-    async def stop(self, *, grace: bool = True) -> None:
+    async def stop(self, *, grace: bool = True, hurried: bool = False) -> None:
         """Stops everything in order: no new requests, running ones finish, then the workers. Safe twice.
 
-        Without `grace` running requests are cut. So they are when this is cancelled; everything is still closed.
+        `hurried` does not wait for load balancers and late callers. Without `grace` running requests are cut. So they
+        are when this is cancelled; everything is still closed.
         """
         if self._stopped:
             return
         self._stopped = True
         cut = False
-        for step in self._steps():
+        for step in self._steps(hurried):
             try:
                 await step(grace and not cut)
             except asyncio.CancelledError:
@@ -88,12 +89,12 @@ class Application:
         if cut:
             raise asyncio.CancelledError
 
-    def _steps(self) -> list[Callable[[bool], Awaitable[None]]]:
+    def _steps(self, hurried: bool) -> list[Callable[[bool], Awaitable[None]]]:
         front, back, plane = self.front, self.back, self._plane
         steps: list[Callable[[bool], Awaitable[None]]] = []
         if front is not None:
-            steps += [self._drain_front, lambda _: front.close_listeners()]
-        steps += [back.stop, lambda _: back.close_system()]
+            steps += [lambda grace: self._drain(front, grace, hurried), lambda _: front.close_listeners()]
+        steps += [lambda grace: back.stop(grace, hurried=hurried), lambda _: back.close_system()]
         if front is not None:
             steps += [
                 lambda _: front.close_frontend(),
@@ -102,12 +103,10 @@ class Application:
             ]
         return [*steps, lambda _: plane.close_discovery(), lambda _: plane.close_transport()]
 
-    async def _drain_front(self, grace: bool) -> None:
-        front, client = self.front, self._settings.client
-        if front is None:
-            return
+    async def _drain(self, front: Front, grace: bool, hurried: bool) -> None:
+        client = self._settings.client
         front.leave()
-        if grace and not self.role.whole:
+        if grace and not hurried and not self.role.whole:
             # Whoever balances the load asks /ready now and then; until it has, requests still come and are served.
             await asyncio.sleep(client.drain_grace)
         await front.drain(client.shutdown_timeout if grace else 0.0)

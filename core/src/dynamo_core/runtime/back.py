@@ -56,9 +56,11 @@ class Back:
             for task in waiting:
                 task.cancel()
 
-    async def stop(self, grace: bool) -> None:
+    async def stop(self, grace: bool, *, hurried: bool = False) -> None:
         """Stops all workers at once; being cancelled takes them the patience, not the steps."""
-        stopping = [self._tasks.spawn(worker.stop(grace=grace), name="stop-worker") for worker in self.workers]
+        stopping = [
+            self._tasks.spawn(worker.stop(grace=grace, hurried=hurried), name="stop-worker") for worker in self.workers
+        ]
         if not stopping:
             return
         try:

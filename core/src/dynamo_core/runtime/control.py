@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Callable, MutableMapping
 
 from dynamo_core.runtime.signals import Signals, give_up
 
@@ -13,14 +14,19 @@ VARIABLE = "DYN_SUPERVISOR_FD"
 
 #: The wish to end without the patience for load balancers and late callers.
 HURRY = b"h"
+#: The wish to cut what still runs.
+CUT = b"c"
 
 #: Seconds that a child whose parent has died may take to end.
 ORPHAN_GRACE = 3.0
 
 
-def supervised(env: dict[str, str] | None = None) -> int | None:
-    """The descriptor of the pipe, if this process was started by a supervisor."""
-    value = (os.environ if env is None else env).get(VARIABLE, "")
+def supervised(env: MutableMapping[str, str] | None = None) -> int | None:
+    """The descriptor of the pipe, if this process was started by a supervisor.
+
+    Taken out of the environment: a process that an engine starts is not the supervisor's.
+    """
+    value = (os.environ if env is None else env).pop(VARIABLE, "")
     return int(value) if value.isdigit() else None
 
 
@@ -43,17 +49,19 @@ class Leash:
             except OSError:
                 data = b""
             if data == HURRY:
-                self._tell(hurried=True)
+                self._tell(Signals.arrived, True)
+            elif data == CUT:
+                self._tell(Signals.cut)
             elif not data:
-                self._tell(hurried=True)
+                self._tell(Signals.arrived, True)
                 timer = threading.Timer(ORPHAN_GRACE, give_up, ["the supervisor is gone"])
                 timer.daemon = True
                 timer.start()
                 return
 
-    def _tell(self, *, hurried: bool) -> None:
+    def _tell(self, what: Callable[..., None], *arguments: bool) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._signals.arrived, hurried)
+            self._loop.call_soon_threadsafe(what, self._signals, *arguments)
         except RuntimeError:
             # The loop is closed: the process is ending already.
             return

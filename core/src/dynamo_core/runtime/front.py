@@ -45,6 +45,7 @@ class Front:
             caller=self._caller,
             make_router=self._make_router,
             announce=plane.announce,
+            expected={worker.model.name for worker in self._settings.workers.values()},
             model_cache=self._make_model_cache(),
         )
         self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)

@@ -64,9 +64,21 @@ class Signals:
         elif self._count == 3:
             give_up("ended by a third signal")
 
+    def cut(self) -> None:
+        """As many as it takes to cut what runs, and no more. Called in the loop's thread."""
+        while self._count < 2:
+            self.arrived()
+
 
 def give_up(why: str) -> None:
     """Ends the process now, whatever it is doing."""
     log.error("%s; the process ends now", why)
     logs.shutdown()
     os._exit(OVERDUE)
+
+
+def end_with(code: int) -> int:
+    """Ends logging and gives the exit code back; does not return if nobody reads the log."""
+    if not logs.shutdown():
+        os._exit(code)
+    return code

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dynamo_core.runtime.control import HURRY, VARIABLE
+from dynamo_core.runtime.control import CUT, HURRY, VARIABLE
 from dynamo_core.runtime.roles import FRONTEND, WORKERS
 from dynamo_core.runtime.signals import OVERDUE
 from dynamo_core.settings import Settings
@@ -25,6 +25,8 @@ FIRST_PAUSE = 0.5
 LAST_PAUSE = 30.0
 #: A process that ran this many seconds had started well: its next death is a first one again.
 HEALTHY_AFTER = 30.0
+#: A process that ran this many seconds had a set-up that works: if it is found wrong later, it may be mended.
+SOUND_AFTER = 5.0
 #: The exit code of a wrong set-up: starting again would not help.
 MISCONFIGURED = 2
 
@@ -87,6 +89,8 @@ class Supervisor:
         self._children: dict[Part, _Child] = {}
         self._tasks = TaskSet()
         self._stopping = asyncio.Event()
+        #: Whether a process had to be killed, or ended badly, while everything was stopped.
+        self.unclean = False
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
@@ -116,8 +120,7 @@ class Supervisor:
         except asyncio.CancelledError:
             # The second signal: everybody cuts what runs, and has a moment to do so.
             for child in self._children.values():
-                child.send(signal.SIGTERM)
-                child.send(signal.SIGTERM)
+                child.say(CUT)
             await self._ended(list(self._children.values()), asyncio.get_running_loop().time() + 5.0)
             raise
         finally:
@@ -137,30 +140,38 @@ class Supervisor:
         await self._tasks.aclose()
 
     async def _keep(self, part: Part) -> None:
-        pause = FIRST_PAUSE
+        pause, has_run = FIRST_PAUSE, False
         while not self._stopping.is_set():
-            child = await self._spawn(part)
-            code = await child.process.wait()
-            self._children.pop(part, None)
-            os.close(child.pipe)
+            begun = self._clock()
+            cause, code = await self._live(part)
             if self._stopping.is_set():
                 return
-            if code == MISCONFIGURED:
+            lived = self._clock() - begun
+            has_run = has_run or lived > SOUND_AFTER
+            if code == MISCONFIGURED and not has_run:
                 log.error("%s cannot run with this config", part.name)
                 self._give_up(MISCONFIGURED)
                 return
-            if self._clock() - child.begun > HEALTHY_AFTER:
+            if lived > HEALTHY_AFTER:
                 pause = FIRST_PAUSE
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - spreads restarts, guards nothing
-            log.warning(
-                "%s (pid %d) ended with %s; starting it again in %.1f s",
-                part.name,
-                child.process.pid,
-                _cause(code),
-                wait,
-            )
+            log.warning("%s ended with %s; starting it again in %.1f s", part.name, cause, wait)
             await asyncio.sleep(wait)
             pause = min(pause * 2, LAST_PAUSE)
+
+    async def _live(self, part: Part) -> tuple[str, int | None]:
+        """One life of a part: why it ended, and its exit code if it had one."""
+        try:
+            child = await self._spawn(part)
+        except OSError as error:
+            return f"no process: {error.strerror}", None
+        try:
+            code = await child.process.wait()
+        finally:
+            self._children.pop(part, None)
+            os.close(child.pipe)
+        self.unclean = self.unclean or (self._stopping.is_set() and code != 0)
+        return f"{_cause(code)} (pid {child.process.pid})", code
 
     async def _spawn(self, part: Part) -> _Child:
         theirs, ours = os.pipe()
@@ -188,7 +199,10 @@ class Supervisor:
 
 def _cause(code: int) -> str:
     if code < 0:
-        return signal.Signals(-code).name
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
     return f"exit code {code}" + (" (did not stop in time)" if code == OVERDUE else "")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-import uuid
 from bisect import bisect_left
 from collections.abc import Callable
 from contextvars import Token
@@ -256,7 +256,7 @@ class Inflight:
         announce: Callable[[RequestRecord], None],
         clock: Callable[[], float],
     ) -> None:
-        self.request_id = str(uuid.uuid4())
+        self.request_id = _new_id()
         self.trace = trace
         self.trace_id = trace.trace_id
         self.metadata = trace.to_headers()
@@ -430,6 +430,13 @@ class Inflight:
         except ValueError:
             log.debug("a request ended in another context than it began in")
         self._trace_token = self._log_token = None
+
+
+def _new_id() -> str:
+    """A random UUID, version 4. `uuid.uuid4` takes four times as long for the same."""
+    text = os.urandom(16).hex()
+    variant = "89ab"[int(text[16], 16) & 3]
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
 
 
 def _request_id(value: str | None) -> str | None:

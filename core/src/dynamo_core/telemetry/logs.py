@@ -248,11 +248,14 @@ def configure(level: str, json: bool, stream: TextIO | None = None, *, process: 
     root.setLevel(number)
 
 
-def shutdown() -> None:
-    """Writes what waits, for at most `FLUSH_TIMEOUT` seconds, and takes this logging away. Safe twice."""
+def shutdown() -> bool:
+    """Writes what waits, for at most `FLUSH_TIMEOUT` seconds, and takes this logging away. Safe twice.
+
+    False if the output is stuck: then the interpreter would wait for its writer at exit, without end.
+    """
     global _active
     if _active is None:
-        return
+        return True
     active, _active = _active, None
     root = logging.getLogger()
     root.removeHandler(active.handler)
@@ -262,3 +265,4 @@ def shutdown() -> None:
     stopper = threading.Thread(target=active.listener.stop, name="log-flush", daemon=True)
     stopper.start()
     stopper.join(FLUSH_TIMEOUT)
+    return not stopper.is_alive()

@@ -132,16 +132,17 @@ class Worker:
             await self._stop(grace=False)
             raise
 
-    async def stop(self, *, grace: bool = True) -> None:
+    async def stop(self, *, grace: bool = True, hurried: bool = False) -> None:
         """Unregisters, waits the grace period, lets requests finish, drains, cleans up. Safe twice.
 
-        Without `grace` it neither waits the grace period nor for running requests. Nor does it once it is cancelled;
+        `hurried` skips the grace period. Without `grace` it does not wait for running requests
+        either. Nor does it once it is cancelled;
         every later step is still taken. While the worker starts, this waits until it has.
         """
         async with self._lifecycle:
-            await self._stop(grace=grace)
+            await self._stop(grace=grace, hurried=hurried)
 
-    async def _stop(self, *, grace: bool) -> None:
+    async def _stop(self, *, grace: bool, hurried: bool = False) -> None:
         if self.state is WorkerState.STOPPED:
             return
         running = self.state is WorkerState.RUNNING
@@ -151,6 +152,8 @@ class Worker:
         if running:
             self._say("dynamo_engine_draining")
         if grace:
+            if not hurried:
+                steps.append(("wait for late callers", self._wait_for_late_callers))
             steps.append(("finish its requests", self._finish_requests))
         steps.append(("close its endpoints", self._close_endpoints))
         if running:
@@ -168,7 +171,7 @@ class Worker:
         """Takes every step, whatever becomes of each; being cancelled cuts one short and is passed on at the end."""
         cut = False
         for what, step in steps:
-            if cut and step == self._finish_requests:
+            if cut and step in (self._wait_for_late_callers, self._finish_requests):
                 continue
             try:
                 await step()
@@ -237,9 +240,11 @@ class Worker:
             await self._lease.remove(INSTANCES + self._instance.path)
             await self._lease.remove(CARDS + self._instance.path)
 
-    async def _finish_requests(self) -> None:
+    async def _wait_for_late_callers(self) -> None:
         if self._instance is not None and self._discovery.CROSS_PROCESS:
             await asyncio.sleep(self._limits.grace_period)
+
+    async def _finish_requests(self) -> None:
         timeout = self._limits.drain_timeout
         if not all(await asyncio.gather(*(served.drain(timeout) for served in self._served))):
             log.warning("worker %s ends requests that did not finish in time", self._config.worker)

@@ -14,6 +14,7 @@ from dynamo_plugin_frontend_openai.choices import Choice, Piece
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import InflightRequest, TokenStream
+    from dynamo_core.protocol.output import LLMEngineOutput
     from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Answer:
     def __init__(self, sources: Sequence[Source], inflight: InflightRequest, timing: Timing, tasks: TaskSet) -> None:
         self.sources = sources
         self.timing = timing
-        self._inflight = inflight
+        self.inflight = inflight
         self._tasks = tasks
         self._left = len(sources)
         self._tokens = 0
@@ -79,14 +80,17 @@ class Answer:
         """The reason of the first choice, which stands for all in the books."""
         return self.choices[0].finish_reason
 
-    def read(self, source: Source) -> list[Piece]:
-        """Everything that waits in a stream. If it ended badly, `failure` is set; what came before is given too."""
+    def read(self, source: Source, outputs: Sequence[LLMEngineOutput] | None = None) -> list[Piece]:
+        """Everything that waits in a stream. If it ended badly, `failure` is set; what came before is given too.
+
+        `outputs` is what waited, if it has been taken already.
+        """
         pieces: list[Piece] = []
         if id(source) in self._ended:
             return pieces
         before = self._tokens
         try:
-            self._feed(source, pieces)
+            self._feed(source, source.stream.take() if outputs is None else outputs, pieces)
         except DynamoError as error:
             self.failure = error
         if pieces:
@@ -94,14 +98,14 @@ class Answer:
             if self._first:
                 self._first = False
                 self.timing.first_output()
-            self._inflight.output(self._tokens - before)
+            self.inflight.output(self._tokens - before)
             if self.failure is None and pieces[-1].last and not source.open:
                 self._end(source)
         return pieces
 
-    def _feed(self, source: Source, pieces: list[Piece]) -> None:
+    def _feed(self, source: Source, outputs: Sequence[LLMEngineOutput], pieces: list[Piece]) -> None:
         stream = source.stream
-        for output in stream.take():
+        for output in outputs:
             choice = source.choices.get(output.index)
             if choice is None:
                 raise StreamIncomplete(f"the engine answered for choice {output.index}, which nobody asked for")
@@ -131,6 +135,11 @@ class Answer:
         """Ends all streams. Goes on to the end although the caller is cancelled meanwhile."""
         for source in self.sources:
             source.stream.on_ready(None)
+        only = self.sources[0].stream
+        if len(self.sources) == 1 and only.ended and only.error is None:
+            # Nothing is left to stop, so nothing is lost if the caller is cancelled in here.
+            await only.aclose()
+            return
         await asyncio.shield(self._tasks.spawn(self._release(), name="close-answer"))
 
     async def _release(self) -> None:

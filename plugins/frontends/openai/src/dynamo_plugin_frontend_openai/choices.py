@@ -74,7 +74,7 @@ class Choice:
 class TokenChoice(Choice):
     """A choice whose engine gives token ids: decodes them, and finds stop strings and stop tokens."""
 
-    __slots__ = ("_decoder", "_detokenizer", "_hidden", "_min_tokens", "_scores", "_stop_ids")
+    __slots__ = ("_decoder", "_detokenizer", "_hidden", "_min_tokens", "_scores", "plain", "step", "stop_ids")
 
     def __init__(self, index: int, request: PreprocessedRequest, tokenizer: Tokenizer) -> None:
         super().__init__(index)
@@ -86,9 +86,14 @@ class TokenChoice(Choice):
             self._decoder, stop.stop or (), bool(request.sampling_options.include_stop_str_in_output)
         )
         self._hidden = frozenset(stop.stop_token_ids_hidden or ())
-        self._stop_ids = self._hidden.union(stop.stop_token_ids or ())
+        #: Tokens that end the choice.
+        self.stop_ids = self._hidden.union(stop.stop_token_ids or ())
         self._min_tokens = stop.min_tokens or 0
         self._scores = request.output_options.logprobs is not None
+        #: Decodes tokens that end nothing.
+        self.step = self._decoder.step
+        #: Whether `step` is all there is to such tokens: no stop strings, no least number of tokens, no scores.
+        self.plain = not (stop.stop or self._min_tokens or self._scores)
 
     def feed(self, output: LLMEngineOutput) -> str:
         """The text that these tokens make certain; may end the choice, also within the item.
@@ -106,7 +111,7 @@ class TokenChoice(Choice):
         ended = None if reason is None else reason.to_openai()
         shown = token_ids = output.token_ids
         used = len(token_ids)
-        if token_ids and not self._stop_ids.isdisjoint(token_ids):
+        if token_ids and not self.stop_ids.isdisjoint(token_ids):
             at = self._stop_at(token_ids)
             if at is not None:
                 ended, used = "stop", at + 1
@@ -148,7 +153,7 @@ class TokenChoice(Choice):
     def _stop_at(self, token_ids: Sequence[int]) -> int | None:
         first = max(self._min_tokens - self.completion_tokens - 1, 0)
         for at in range(first, len(token_ids)):
-            if token_ids[at] in self._stop_ids:
+            if token_ids[at] in self.stop_ids:
                 return at
         return None
 

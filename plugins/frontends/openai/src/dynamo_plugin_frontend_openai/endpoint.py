@@ -12,6 +12,7 @@ from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
 
+from dynamo_plugin_frontend_openai import by_hand
 from dynamo_plugin_frontend_openai.annotations import Timing
 from dynamo_plugin_frontend_openai.errors import HttpFault, problem_of, report
 from dynamo_plugin_frontend_openai.requests.decode import read_object
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Seconds in which a request's body must have arrived.
 BODY_DEADLINE = 60.0
+#: The headers that the books of a request want.
+_BOOKED = ("traceparent", "tracestate", "x-request-id")
 
 AskT = TypeVar("AskT")
 
@@ -77,8 +80,12 @@ class ModelEndpoint(ABC, Generic[AskT]):
         """The handler of the route."""
         timing = Timing()
         try:
-            async with asyncio.timeout(BODY_DEADLINE):
+            if http.content.is_eof():
+                # The whole body came with the head, as nearly all do: there is nothing to wait for.
                 raw = await read_object(http)
+            else:
+                async with asyncio.timeout(BODY_DEADLINE):
+                    raw = await read_object(http)
         except TimeoutError:
             return problem_of(HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s")).response()
         except (HttpFault, DynamoError) as error:
@@ -86,7 +93,8 @@ class ModelEndpoint(ABC, Generic[AskT]):
         model = self._find(raw.get("model"))
         if isinstance(model, DynamoError):
             return self._refuse(raw, model)
-        headers = {name.lower(): value for name, value in http.headers.items()}
+        given = http.headers
+        headers = {name: given[name] for name in _BOOKED if name in given}
         streaming = raw.get("stream") is True
         begun = self.services.requests.begin(
             model=model.name, endpoint=self.ENDPOINT, streaming=streaming, headers=headers
@@ -158,13 +166,17 @@ class ModelEndpoint(ABC, Generic[AskT]):
         Raises:
             ClientGone: it left, or does not read it in time.
         """
-        response = web.Response(body=body, content_type="application/json")
+        http = exchange.http
         try:
+            if by_hand.plain(http) and by_hand.room(http, len(body)):
+                await http.writer.write_eof(by_hand.json_answer(body))
+                return by_hand.sent()
+            response = web.Response(body=body, content_type="application/json")
             async with asyncio.timeout(self.services.write_stall):
-                await response.prepare(exchange.http)
+                await response.prepare(http)
                 await response.write_eof()
         except (TimeoutError, ConnectionError) as error:
-            if exchange.http.transport is not None:
-                exchange.http.transport.abort()
+            if http.transport is not None:
+                http.transport.abort()
             raise ClientGone from error
         return response

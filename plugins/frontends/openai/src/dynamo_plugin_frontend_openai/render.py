@@ -30,6 +30,9 @@ class ChunkRenderer(Protocol):
     def opening(self, choice: Choice) -> bytes:
         """What comes before the first text of a choice; may be empty."""
 
+    def around(self, choice: Choice) -> tuple[bytes, bytes]:
+        """What stands before and after the escaped text of a piece that is only text."""
+
     def piece(self, piece: Piece) -> bytes:
         """A piece of a choice, with its log-probabilities if there are any; empty if there is nothing to show."""
 

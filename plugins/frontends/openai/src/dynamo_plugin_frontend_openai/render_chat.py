@@ -30,6 +30,10 @@ class ChatRenderer:
         """The delta that names the role."""
         return b'%b{"role":"assistant"}%b' % (self._prefixes[choice.index], self._tail)
 
+    def around(self, choice: Choice) -> tuple[bytes, bytes]:
+        """What stands around the text of a delta."""
+        return self._texts[choice.index], self._text_tail
+
     def piece(self, piece: Piece) -> bytes:
         """A delta with content, or the one that the engine made."""
         choice, text, scored, delta, _ = piece

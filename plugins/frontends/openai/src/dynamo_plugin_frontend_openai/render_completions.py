@@ -36,6 +36,10 @@ class CompletionRenderer:
         echo = self._echoes[choice.index]
         return self._prefix + encode(echo)[1:-1] + self._text_tails[choice.index] if echo else b""
 
+    def around(self, choice: Choice) -> tuple[bytes, bytes]:
+        """What stands around a text."""
+        return self._prefix, self._text_tails[choice.index]
+
     def piece(self, piece: Piece) -> bytes:
         """A piece of text. A ready delta has the form of chat; here its text counts."""
         index, text = piece.choice.index, piece.text

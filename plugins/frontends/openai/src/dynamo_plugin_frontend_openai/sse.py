@@ -11,6 +11,8 @@ from http import HTTPStatus
 
 from aiohttp import HttpVersion11, web
 
+from dynamo_plugin_frontend_openai import by_hand
+
 KEEP_ALIVE = b": keep-alive\n\n"
 
 #: How much goes out through aiohttp with the headers; less than what makes its `write` wait for the client.
@@ -30,7 +32,17 @@ class _Response(web.StreamResponse):
 class EventStream:
     """One ``text/event-stream`` response. `stall` is in seconds, `high_water` in bytes."""
 
-    __slots__ = ("_chunked", "_clock", "_high_water", "_http", "_stall", "_transport", "last_write", "response")
+    __slots__ = (
+        "_by_hand",
+        "_chunked",
+        "_clock",
+        "_high_water",
+        "_http",
+        "_stall",
+        "_transport",
+        "last_write",
+        "response",
+    )
 
     def __init__(self, http: web.Request, *, stall: float, high_water: int) -> None:
         self._http = http
@@ -38,6 +50,7 @@ class EventStream:
         self._clock = asyncio.get_running_loop().time
         self._high_water = high_water
         self._chunked = http.version >= HttpVersion11
+        self._by_hand = False
         self._transport: asyncio.Transport | None = None
         #: The response, once its headers are out.
         self.response: web.StreamResponse | None = None
@@ -50,6 +63,19 @@ class EventStream:
         Raises:
             ClientGone: it is too late.
         """
+        self._transport = self._http.transport
+        if self._transport is None:
+            raise ClientGone
+        if by_hand.plain(self._http) and by_hand.room(self._http, len(first)):
+            self._by_hand = True
+            chunk = b"%b%x\r\n%b\r\n" % (by_hand.events_head(), len(first), first) if first else by_hand.events_head()
+            try:
+                await self._http.writer.write(chunk)
+            except ConnectionError as error:
+                raise ClientGone from error
+            self.response = by_hand.sent()
+            self.last_write = self._clock()
+            return
         response = _Response(
             status=HTTPStatus.OK,
             headers={
@@ -63,9 +89,6 @@ class EventStream:
         else:
             # Before HTTP/1.1 only the end of the connection ends a body of unknown length.
             response.force_close()
-        self._transport = self._http.transport
-        if self._transport is None:
-            raise ClientGone
         await response.prepare(self._http)
         self.response = response
         try:
@@ -112,12 +135,22 @@ class EventStream:
         if response is None:
             raise ClientGone
         try:
-            async with asyncio.timeout(self._stall):
-                await response.write_eof(last)
+            if by_hand.room(self._http, len(last)):
+                await self._finish(response, last)
+            else:
+                async with asyncio.timeout(self._stall):
+                    await self._finish(response, last)
         except (TimeoutError, ConnectionError) as error:
             self._abort()
             raise ClientGone from error
         return response
+
+    async def _finish(self, response: web.StreamResponse, last: bytes) -> None:
+        if self._by_hand:
+            end = b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n"
+            await self._http.writer.write_eof(end)
+        else:
+            await response.write_eof(last)
 
     def cut(self, last: bytes) -> None:
         """Writes the last bytes and closes the connection without ending the response, so that nobody takes it for

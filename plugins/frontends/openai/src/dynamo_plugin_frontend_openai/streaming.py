@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from dynamo_plugin_frontend_openai.answer import Answer, Source
+from dynamo_plugin_frontend_openai.plain import PlainPath
 from dynamo_plugin_frontend_openai.render import DONE, ChunkRenderer
 from dynamo_plugin_frontend_openai.sse import KEEP_ALIVE, EventStream
+
+if TYPE_CHECKING:
+    from dynamo_core.protocol.output import LLMEngineOutput
 
 
 class StreamingAnswer:
@@ -41,6 +45,8 @@ class StreamingAnswer:
         self._closing: Callable[[], bytes] | None = closing
         self._usage = usage
         self._opened: set[int] = set()
+        #: Where nearly every item goes, once the answer has begun.
+        self._plain: PlainPath | None = None
         #: Whether the callback may write: the headers are out and the client keeps up.
         self._live = False
         self._stalled = False
@@ -123,7 +129,16 @@ class StreamingAnswer:
                 self._bell.set()
             return
         try:
-            self._write(self._render(source))
+            plain = self._plain
+            if plain is None or source.stream.ended:
+                self._write(self._render(source))
+                return
+            outputs = source.stream.take()
+            chunk = plain.chunk(outputs)
+            if chunk is None:
+                self._write(self._render(source, outputs))
+            elif chunk and self._out.push(chunk):
+                self._stall()
         except Exception as error:
             # Nothing may escape into the stream that calls; the handler's task deals with it.
             self._fail(error)
@@ -136,27 +151,32 @@ class StreamingAnswer:
             self._bell.set()
             return
         if data and self._out.push(data) and not self._stalled:
-            self._live = False
-            self._stalled = True
-            answer.pause()
-            self._bell.set()
+            self._stall()
         if answer.failure is not None:
             self._fail(answer.failure)
+
+    def _stall(self) -> None:
+        """The client does not keep up: the handler's task waits for it."""
+        self._live = False
+        self._stalled = True
+        self._answer.pause()
+        self._bell.set()
 
     def _fail(self, error: Exception) -> None:
         self._live = False
         self._failure = error
         self._bell.set()
 
-    def _render(self, source: Source) -> bytes:
-        """The bytes of everything that waits in a stream."""
+    def _render(self, source: Source, outputs: Sequence[LLMEngineOutput] | None = None) -> bytes:
+        """The bytes of everything that waits in a stream; `outputs` is that, if it has been taken already."""
         answer, renderer = self._answer, self._renderer
         parts: list[bytes] = []
-        for piece in answer.read(source):
+        for piece in answer.read(source, outputs):
             choice = piece.choice
             if choice.index not in self._opened:
                 self._opened.add(choice.index)
                 parts.append(renderer.opening(choice))
+                self._plain = PlainPath.of(answer.choices, renderer, answer.inflight)
             parts.append(renderer.piece(piece))
             if piece.last:
                 if answer.done and self._closing is not None:

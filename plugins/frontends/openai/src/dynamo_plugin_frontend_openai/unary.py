@@ -19,8 +19,8 @@ class UnaryAnswer:
         self._answer = answer
         self._renderer = renderer
         self._collected = {choice.index: Collected(choice, [], [], []) for choice in answer.choices}
-        self._bell = asyncio.Event()
-        self._failure: Exception | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._patient: set[int] = set()
 
     async def collect(self) -> list[Collected]:
         """Everything, by choice, once all choices have ended.
@@ -30,28 +30,29 @@ class UnaryAnswer:
         """
         for source in self._answer.sources:
             source.stream.on_ready(partial(self._ready, source))
-        await self._bell.wait()
-        if self._failure is not None:
-            raise self._failure
+        await self._over
         return list(self._collected.values())
 
     def _ready(self, source: Source) -> None:
-        stream = source.stream
-        if source.patient and not stream.ended and stream.waiting < _GATHER:
-            return
         try:
             self._read(source)
         except Exception as error:
             # Nothing may escape into the stream that calls; the handler's task deals with it.
-            self._failure = error
-            self._bell.set()
+            self._fail(error)
 
     def _read(self, source: Source) -> None:
         answer = self._answer
         for piece in answer.read(source):
             self._renderer.add(self._collected[piece.choice.index], piece)
         if answer.failure is not None:
-            self._failure = answer.failure
-            self._bell.set()
+            self._fail(answer.failure)
         elif answer.done:
-            self._bell.set()
+            if not self._over.done():
+                self._over.set_result(None)
+        elif source.patient and source.open and id(source) not in self._patient:
+            self._patient.add(id(source))
+            source.stream.on_ready(partial(self._ready, source), gather=_GATHER)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)

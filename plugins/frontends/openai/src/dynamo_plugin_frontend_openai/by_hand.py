@@ -1,0 +1,76 @@
+"""Answers written by hand: the head and the body in one write, past aiohttp's response objects.
+
+Those build a dictionary of headers, ask hooks, and serialise, for a head that is nearly the same each time: a third of
+what aiohttp costs for a short request. By hand goes what is plain; everything else takes aiohttp's own way.
+"""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import HttpVersion11, web
+from aiohttp.http import SERVER_SOFTWARE
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractStreamWriter
+
+#: Up to this many bytes go into an empty buffer of a connection without the connection asking to wait.
+SMALL = 32 * 1024
+
+_EVENTS = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+    b"Transfer-Encoding: chunked\r\n%b\r\n"
+)
+_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
+
+
+class _Sent(web.StreamResponse):
+    """Stands for a response that has been written, and needs nothing more from aiohttp. Holds nothing of a request."""
+
+    @property
+    def prepared(self) -> bool:
+        return True
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return True
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        return None
+
+    async def write_eof(self, data: Any = b"") -> None:
+        return None
+
+
+def sent() -> web.StreamResponse:
+    """What a handler returns when it has written the whole response itself."""
+    return _Sent()
+
+
+def plain(http: web.Request) -> bool:
+    """Whether an answer may be written by hand: HTTP/1.1, the connection stays open, no header of ours to add."""
+    return http.version == HttpVersion11 and http.keep_alive and "x-request-id" not in http.headers
+
+
+def room(http: web.Request, size: int) -> bool:
+    """Whether so many bytes leave, or wait in the kernel and the transport, without anybody having to wait for them."""
+    transport = http.transport
+    return size < SMALL and transport is not None and not transport.get_write_buffer_size()
+
+
+def json_answer(body: bytes) -> bytes:
+    """A whole response with a JSON body."""
+    return _JSON % (len(body), _common(int(time.time()))) + body
+
+
+def events_head() -> bytes:
+    """The head of a response whose chunks are events."""
+    return _EVENTS % _common(int(time.time()))
+
+
+@lru_cache(maxsize=2)
+def _common(second: int) -> bytes:
+    return f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER_SOFTWARE}\r\n".encode()

@@ -143,28 +143,44 @@ class CallerLink(Link):
         if len(body) > self.peer_limit:
             raise InvalidArgument(f"the request has {len(body)} bytes, more than the {self.peer_limit} of a frame")
         call = TcpCall(self, sid, endpoint)
+        # A bare timer: `asyncio.timeout` would be four hundredths of a short request.
+        timer = asyncio.get_running_loop().call_later(self.config.accept_timeout, self._too_late, call)
         try:
-            async with asyncio.timeout(self.config.accept_timeout):
-                await self.writable.wait()
-                if self.closing:
-                    raise CannotConnect(f"the connection with {self.peer} is closed")
-                self._calls[sid] = call
-                self._idle = 0
-                self.send_frame(frame(body))
-                call.watch(ctx)
-                verdict = await call.verdict
-        except TimeoutError as error:
-            call.abandon()
-            raise ConnectionTimeout(
-                f"{self.peer} did not accept the call within {self.config.accept_timeout} s", cause=error
-            ) from error
+            if not self.writable.is_set():
+                await self._until_writable()
+            if self.closing:
+                raise CannotConnect(f"the connection with {self.peer} is closed")
+            self._calls[sid] = call
+            self._idle = 0
+            self.send_frame(frame(body))
+            call.watch(ctx)
+            verdict = await call.verdict
         except BaseException:
             call.abandon()
             raise
+        finally:
+            timer.cancel()
         if verdict is not None:
+            call.abandon()
             raise verdict
         call.deliver_to(sink)
         return call
+
+    async def _until_writable(self) -> None:
+        try:
+            async with asyncio.timeout(self.config.accept_timeout):
+                await self.writable.wait()
+        except TimeoutError as error:
+            raise self._late(error) from error
+
+    def _too_late(self, call: TcpCall) -> None:
+        if not call.verdict.done():
+            call.verdict.set_result(self._late())
+
+    def _late(self, cause: BaseException | None = None) -> ConnectionTimeout:
+        return ConnectionTimeout(
+            f"{self.peer} did not accept the call within {self.config.accept_timeout} s", cause=cause
+        )
 
     def forget(self, sid: int) -> bool:
         """Rows of this stream are dropped from now on; whether there still was one."""

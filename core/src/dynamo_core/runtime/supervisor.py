@@ -45,7 +45,7 @@ class Part:
 
     def arguments(self) -> list[str]:
         """What its command line has beside the supervisor's own."""
-        return ["--only", self.only, "--replica", str(self.replica)]
+        return ["--only", self.only] + ([] if self.only == FRONTEND else ["--replica", str(self.replica)])
 
 
 def parts_of(settings: Settings) -> list[Part]:

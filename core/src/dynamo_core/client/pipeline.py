@@ -125,6 +125,7 @@ class Pipeline:
                 routing.excluded |= {instance_id}
                 continue
             attempt_ctx = EngineContext(ctx.id, attempt_id=f"{ctx.id}-{number}", metadata=ctx.metadata)
+            attempt_ctx.gather = ctx.gather
             ctx.link_child(attempt_ctx)
             attempts.enter(self._ticket(route, attempt_ctx, routing, card))
             try:

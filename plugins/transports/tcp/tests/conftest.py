@@ -80,6 +80,13 @@ class End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         bodies = [bytes(body) for body in self._splitter.feed(data)]
+        self.carry(bodies)
+
+    def carry(self, bodies: list[bytes]) -> None:
+        """Sends frames on, those that the wire holds back later."""
+        held = [body for body in bodies if msgspec.msgpack.decode(body)[0] in self._wire.hold]
+        self._wire.held += [(self, body) for body in held]
+        bodies = [body for body in bodies if body not in held]
         carried = [frame(spoilt) for body in bodies if (spoilt := self._wire.spoil(body)) is not None]
         if self.other is None:
             self.early += carried
@@ -110,6 +117,9 @@ class Wire:
         #: Whether one row from the listener is to be lost, or doubled; taken back when it has been.
         self.lose_a_row = False
         self.double_a_row = False
+        #: The tags of frames that are held back until they are released.
+        self.hold: set[int] = set()
+        self.held: list[tuple[End, bytes]] = []
         #: Whether everything is lost, both ways, though the connections stay.
         self.dead = False
         #: The tags of all frames that were carried, and how many rows each frame of rows had.
@@ -164,6 +174,13 @@ class Wire:
             while not condition():
                 self.news.clear()
                 await self.news.wait()
+
+    def release(self) -> None:
+        """Carries what was held back."""
+        self.hold.clear()
+        held, self.held = self.held, []
+        for end, body in held:
+            end.carry([body])
 
     def cut(self) -> None:
         """Breaks every connection, as if a cable were pulled."""

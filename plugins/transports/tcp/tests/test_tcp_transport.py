@@ -47,10 +47,18 @@ class Engine:
         self.left: list[asyncio.Event] = []
         self._step = asyncio.Event()
         self._done = False
+        self._waiting = 0
+
+    async def all_wait(self) -> None:
+        """Returns when every stream has emitted and waits for the next step."""
+        async with asyncio.timeout(10):
+            while self._waiting < len(self.left):
+                await asyncio.sleep(0)
 
     def step(self, *, last: bool = False) -> None:
         """One token in every stream, in one turn of the loop."""
         self._done = last
+        self._waiting = 0
         step, self._step = self._step, asyncio.Event()
         step.set()
 
@@ -68,7 +76,9 @@ class Engine:
             while not self._done and not ctx.is_stopped():
                 yield LLMEngineOutput([token])
                 token += 1
-                await self._step.wait()
+                step = self._step
+                self._waiting += 1
+                await step.wait()
         finally:
             left.set()
 
@@ -82,6 +92,10 @@ async def burst(count: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutpu
         yield LLMEngineOutput.stop()
 
     return items()
+
+
+#: What a caller says when it has taken rows.
+TAKEN_TAG = 14
 
 
 def at(served: Served | str, instance_id: int = 7) -> Instance:
@@ -120,6 +134,112 @@ async def test_the_rows_of_all_streams_in_one_turn_leave_in_one_frame(
 
     assert wire.rows == [64] * 5
     assert [item.token_ids for item in sinks[63].items] == [[100 + number] for number in range(6)]
+
+
+async def test_rows_gather_and_are_merged_while_the_caller_is_busy_with_those_before(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    wire.hold.add(TAKEN_TAG)
+    await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
+    await sink.until(lambda: sink.items)
+
+    for _ in range(5):
+        engine.step()
+        await engine.all_wait()
+    seen = [item.token_ids for item in sink.items]
+    wire.release()
+    await sink.until(lambda: len(sink.items) >= 2)
+
+    assert seen == [[0]]
+    assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3, 4, 5]]
+
+
+async def test_the_first_row_and_the_end_of_a_stream_do_not_wait_for_a_busy_caller(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), Engine()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    wire.hold.add(TAKEN_TAG)
+    early, late = recorder(), recorder()
+
+    await client.call(instance, TOKENS, 0, EngineContext("r"), early)
+    await early.until(lambda: early.items)
+    await client.call(instance, TOKENS, 50, EngineContext("s"), late)
+    await late.until(lambda: late.items)
+    engine.step()
+    await engine.all_wait()
+    engine.step(last=True)
+
+    assert [await early.end(), await late.end()] == [None, None]
+    assert [item.token_ids for item in late.items] == [[50], [51]]
+    assert early.complete
+    assert late.complete
+
+
+async def test_a_handler_that_runs_ahead_of_a_busy_caller_is_made_to_wait(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, sink = make_transport(), make_transport(), await make_wire(), recorder()
+    made: list[int] = []
+
+    async def endless(first: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
+        async def items() -> AsyncGenerator[LLMEngineOutput, None]:
+            while not ctx.is_stopped():
+                made.append(len(made))
+                yield LLMEngineOutput([made[-1]])
+
+        return items()
+
+    instance = await through(wire, await server.serve(7, TOKENS, endless))
+    wire.hold.add(TAKEN_TAG)
+    source = await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
+    await sink.until(lambda: sink.items)
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+    assert len(made) < 200
+    wire.release()
+    await sink.until(lambda: len(sink.items) >= 4)
+    await source.aclose()
+
+
+async def test_a_caller_in_no_hurry_gets_the_first_item_and_then_all_others_together(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    ctx = EngineContext("r")
+    ctx.gather = 64
+
+    await client.call(instance, TOKENS, 0, ctx, sink)
+    for _ in range(5):
+        engine.step()
+        await engine.all_wait()
+    engine.step(last=True)
+    await sink.end()
+
+    assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3, 4, 5]]
+    # Its frames need no answer: nothing of this connection is in a hurry.
+    assert TAKEN_TAG not in wire.tags
+
+
+async def test_a_caller_in_no_hurry_still_gets_as_many_items_as_it_lets_wait(
+    make_transport: Make, make_wire: Any, recorder: Any
+) -> None:
+    server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    ctx = EngineContext("r")
+    ctx.gather = 3
+
+    await client.call(instance, TOKENS, 0, ctx, sink)
+    for _ in range(6):
+        engine.step()
+        await engine.all_wait()
+    await sink.until(lambda: len(sink.items) >= 3)
+
+    assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3], [4, 5, 6]]
 
 
 async def test_items_that_wait_in_the_same_turn_are_merged_before_they_are_numbered(

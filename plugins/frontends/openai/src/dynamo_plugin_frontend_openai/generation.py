@@ -21,7 +21,7 @@ from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
 from dynamo_plugin_frontend_openai.sse import EventStream
 from dynamo_plugin_frontend_openai.streaming import StreamingAnswer
-from dynamo_plugin_frontend_openai.unary import UnaryAnswer
+from dynamo_plugin_frontend_openai.unary import GATHER, UnaryAnswer
 from dynamo_plugin_frontend_openai.usage import usage_of
 
 if TYPE_CHECKING:
@@ -137,6 +137,9 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         else:
             asked = [to_engine(request, prompt, model, choice=at) for prompt in prompts for at in range(n)]
             choices = [{0: TokenChoice(index, item, model.tokenizer)} for index, item in enumerate(asked)]
+        if not request.streaming and all(choice.patient for mapping in choices for choice in mapping.values()):
+            # Nobody looks at the answer before its end.
+            exchange.ctx.gather = GATHER
         streams = await self._generate(exchange, asked)
         exchange.inflight.routed(streams[0].instance_id)
         return [Source(stream, mapping) for stream, mapping in zip(streams, choices, strict=True)]
@@ -149,6 +152,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
 
         async def start(index: int) -> None:
             child = EngineContext(f"{ctx.id}-c{index}", metadata=ctx.metadata)
+            child.gather = ctx.gather
             ctx.link_child(child)
             started[index] = await model.generate(asked[index], child, principal)
 

@@ -9,7 +9,7 @@ from dynamo_plugin_frontend_openai.answer import Answer, Source
 from dynamo_plugin_frontend_openai.render import BodyRenderer, Collected
 
 #: Items that may gather before they are read, once the first has been: reading many at once costs little more than one.
-_GATHER = 128
+GATHER = 128
 
 
 class UnaryAnswer:
@@ -51,7 +51,7 @@ class UnaryAnswer:
                 self._over.set_result(None)
         elif source.patient and source.open and id(source) not in self._patient:
             self._patient.add(id(source))
-            source.stream.on_ready(partial(self._ready, source), gather=_GATHER)
+            source.stream.on_ready(partial(self._ready, source), gather=GATHER)
 
     def _fail(self, error: Exception) -> None:
         if not self._over.done():

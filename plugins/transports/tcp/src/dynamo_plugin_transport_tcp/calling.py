@@ -50,6 +50,7 @@ from dynamo_plugin_transport_tcp.messages import (
     Rows,
     Stop,
     Subscribe,
+    Taken,
     Unsubscribe,
     Unsubscribed,
     caller_decoder,
@@ -79,6 +80,8 @@ class CallerLink(Link):
         self._subscriptions: dict[int, Subscription] = {}
         self._last = 0
         self._idle = 0
+        #: Frames of rows of which the other end has not been told yet that they were taken.
+        self._taken = 0
         self.handlers = {Challenge: self._on_challenge}
 
     # The handshake.
@@ -136,6 +139,7 @@ class CallerLink(Link):
                     ctx.attempt_id,
                     ctx.metadata,
                     msgspec.Raw(encode(request)),
+                    ctx.gather,
                 )
             )
         except Exception as error:  # whatever a caller put into a request that cannot travel
@@ -228,6 +232,15 @@ class CallerLink(Link):
             except Exception as error:
                 log.exception("what was received could not be delivered")
                 self._break(call, StreamIncomplete("an item could not be delivered", cause=error))
+        if message.ask:
+            if not self._taken:
+                # After the readers' turn, which the rows have asked for: so the next rows find them free.
+                self._loop.call_soon(self._tell_taken)
+            self._taken += 1
+
+    def _tell_taken(self) -> None:
+        taken, self._taken = self._taken, 0
+        self.send(Taken(taken))
 
     def _break(self, call: TcpCall, error: DynamoError) -> None:
         call.abandon()

@@ -74,6 +74,8 @@ class Open(msgspec.Struct, array_like=True, tag=10):
     attempt_id: str
     metadata: dict[str, str]
     request: msgspec.Raw
+    #: How many items the caller lets wait before they are sent; see `EngineContext.gather`.
+    gather: int = 1
 
 
 class Stop(msgspec.Struct, array_like=True, tag=11):
@@ -93,6 +95,12 @@ class Resume(msgspec.Struct, array_like=True, tag=13):
     """Caller: takes `Pause` back."""
 
     sid: StreamId
+
+
+class Taken(msgspec.Struct, array_like=True, tag=14):
+    """Caller: the readers have been given so many more frames of rows; the next may come."""
+
+    frames: Constrained[int, msgspec.Meta(ge=1)]
 
 
 class Accepted(msgspec.Struct, array_like=True, tag=20):
@@ -121,12 +129,13 @@ class Row(msgspec.Struct, array_like=True, gc=False):
 
 
 class Rows(msgspec.Struct, array_like=True, tag=22):
-    """Listener: all that its streams had to say in one turn of its loop."""
+    """Listener: all that its streams had to say in one turn of its loop. With `ask` it wants to hear `Taken`."""
 
     rows: list[Row]
+    ask: bool = False
 
 
-#: `Rows` is written as a plain tuple of this and a list of tuples.
+#: `Rows` is written as a plain tuple of this, a list of tuples, and whether to ask.
 ROWS_TAG: Final = 22
 
 
@@ -181,7 +190,9 @@ class Bye(msgspec.Struct, array_like=True, tag=42):
     error: WireError
 
 
-ToListener: TypeAlias = Hello | Proof | Open | Stop | Pause | Resume | Subscribe | Unsubscribe | Ping | Pong | Bye
+ToListener: TypeAlias = (
+    Hello | Proof | Open | Stop | Pause | Resume | Taken | Subscribe | Unsubscribe | Ping | Pong | Bye
+)
 ToCaller: TypeAlias = Challenge | Ready | Accepted | Refused | Rows | Ended | Unsubscribed | Events | Ping | Pong | Bye
 
 encode = msgspec.msgpack.Encoder().encode

@@ -50,6 +50,7 @@ from dynamo_plugin_transport_tcp.messages import (
     Resume,
     Stop,
     Subscribe,
+    Taken,
     Unsubscribe,
     Unsubscribed,
     encode,
@@ -65,6 +66,10 @@ log = logging.getLogger(__name__)
 #: cannot be merged may be large, so fewer of them.
 PENDING = 64
 PENDING_UNMERGED = 4
+
+#: Frames of rows that may be under way. Until the caller has taken them, rows that can be merged wait for each other,
+#: as bytes do with Nagle's algorithm; the first row of a stream never waits.
+WINDOW = 1
 
 #: Bytes of events in one frame, so that they never stand in the way of rows for long; and bytes that may wait.
 EVENT_FRAME = 64 * 1024
@@ -136,6 +141,12 @@ class ListenerLink(Link):
         self._calls: dict[int, _Outlet] = {}
         self._subscriptions: dict[int, Source] = {}
         self._dirty: list[_Outlet] = []
+        #: Calls whose rows are wanted as they come, and can be merged.
+        self._hurried = 0
+        #: Frames of rows that the caller has not taken yet, of those it was asked to tell about.
+        self._under_way = 0
+        #: Awaited by handlers whose items wait for the next frame; None while nobody does.
+        self._collected: asyncio.Future[None] | None = None
         self._tail: list[bytes] = []
         self._events: list[tuple[int, int, bytes]] = []
         self._event_bytes = 0
@@ -187,6 +198,7 @@ class ListenerLink(Link):
             Stop: self._on_stop,
             Pause: self._on_pause,
             Resume: self._on_resume,
+            Taken: self._on_taken,
             Subscribe: self._on_subscribe,
             Unsubscribe: self._on_unsubscribe,
         }
@@ -203,7 +215,8 @@ class ListenerLink(Link):
             self.send(Refused(sid, to_wire(error)))
             return
         ctx = ServedContext(opening.request_id, attempt_id=opening.attempt_id, metadata=opening.metadata)
-        outlet = self._calls[sid] = _Outlet(self, sid, served.endpoint)
+        outlet = self._calls[sid] = _Outlet(self, sid, served.endpoint, opening.gather)
+        self._hurried += outlet.hurried
         outlet.call = ServedCall(served.handler, request, ctx, outlet)
         outlet.call.start(served.calls)
 
@@ -236,14 +249,29 @@ class ListenerLink(Link):
         if outlet is not None:
             outlet.resume()
 
+    def _on_taken(self, taken: Taken) -> None:
+        if taken.frames > self._under_way:
+            raise FrameError("more frames were taken than sent")
+        self._under_way -= taken.frames
+        if self._dirty:
+            self.schedule()
+
     def dirty(self, outlet: _Outlet) -> None:
-        """The outlet has something; it is asked for it at the end of this turn."""
+        """The outlet has something; it is asked for it at the end of this turn, or when the caller has taken more."""
         self._dirty.append(outlet)
         self.schedule()
 
+    async def collected(self) -> None:
+        """Returns when what waits has been collected, or never will be."""
+        if self._collected is None:
+            self._collected = self._loop.create_future()
+        await asyncio.shield(self._collected)
+
     def ended(self, sid: int, error: DynamoError | None, *, told: bool) -> None:
         """A call has run to its end; after its rows the caller learns of it, unless it was `told`."""
-        self._calls.pop(sid, None)
+        outlet = self._calls.pop(sid, None)
+        if outlet is not None:
+            self._hurried -= outlet.hurried
         if not told and not self.closing:
             self._tail.append(pack(Ended(sid, None if error is None else to_wire(error))))
             self.schedule()
@@ -298,11 +326,18 @@ class ListenerLink(Link):
             for outlet in dirty:
                 outlet.drop()
             return
+        if dirty and self._under_way >= WINDOW:
+            # The caller is busy with what it has: what may be merged waits, and grows, until it asks for more.
+            self._dirty = [outlet for outlet in dirty if not outlet.urgent]
+            dirty = [outlet for outlet in dirty if outlet.urgent]
         if dirty:
             rows: list[tuple[Any, ...]] = []
             for outlet in dirty:
                 outlet.collect(rows)
             self._pack_rows(rows, out)
+            collected, self._collected = self._collected, None
+            if collected is not None and not collected.done():
+                collected.set_result(None)
         if self._tail:
             out += self._tail
             self._tail = []
@@ -313,13 +348,15 @@ class ListenerLink(Link):
         """All rows in one frame; in several if they are too large, or if one of them cannot be sent at all."""
         if not rows:
             return
+        ask = self._hurried > 0 and self._under_way < WINDOW
         try:
-            body = encode((ROWS_TAG, rows))
+            body = encode((ROWS_TAG, rows, ask))
         except Exception as error:  # whatever an engine put into an item that cannot travel
             body, problem = b"", str(error)
         else:
             if len(body) <= self.peer_limit:
                 out.append(frame(body))
+                self._under_way += ask
                 return
             problem = f"it has {len(body)} bytes, more than the {self.peer_limit} of a frame"
         if len(rows) == 1:
@@ -360,6 +397,8 @@ class ListenerLink(Link):
         for outlet in list(self._calls.values()):
             outlet.drop()
             outlet.call.lost()
+        if self._collected is not None and not self._collected.done():
+            self._collected.set_result(None)
         for sid, source in self._subscriptions.items():
             source.leave(self, sid)
         self._subscriptions.clear()
@@ -369,16 +408,40 @@ class ListenerLink(Link):
 class _Outlet:
     """Where one call puts what its handler yields; see `dynamo_core.contracts.serving.Outlet`."""
 
-    __slots__ = ("_compact", "_limit", "_link", "_merge", "_number", "_pending", "_resumed", "_sid", "call", "failed")
+    __slots__ = (
+        "_compact",
+        "_gather",
+        "_later",
+        "_limit",
+        "_link",
+        "_merge",
+        "_number",
+        "_over",
+        "_pending",
+        "_queued",
+        "_resumed",
+        "_sid",
+        "call",
+        "failed",
+        "hurried",
+    )
 
-    def __init__(self, link: ListenerLink, sid: int, endpoint: Endpoint) -> None:
+    def __init__(self, link: ListenerLink, sid: int, endpoint: Endpoint, gather: int) -> None:
         self._link = link
         self._sid = sid
         self._merge = endpoint.merge
         self._compact = endpoint.item_type is LLMEngineOutput
         self._limit = PENDING if endpoint.merge is not None else PENDING_UNMERGED
+        #: Items after which the link is told. The first goes at once, and so does what cannot be merged.
+        self._gather = 1
+        self._later = 1 if endpoint.merge is None else max(1, min(gather, PENDING))
+        self.hurried = endpoint.merge is not None and gather == 1
         self._pending: list[Any] = []
+        #: Whether the link was told.
+        self._queued = False
         self._number = 0
+        #: Whether the handler has run to its end.
+        self._over = False
         #: Set while the caller wants rows; None stands for an event that is set.
         self._resumed: asyncio.Event | None = None
         self.failed = False
@@ -395,11 +458,17 @@ class _Outlet:
 
     def data(self, item: Any) -> None:
         pending = self._pending
-        if not pending:
-            self._link.dirty(self)
         pending.append(item)
+        if len(pending) >= self._gather and not self._queued:
+            self._queued = True
+            self._link.dirty(self)
 
-    event = data
+    def event(self, item: Annotated[Any]) -> None:
+        self._pending.append(item)
+        # The end of the handler is told in the next turn, and takes this flag along.
+        if not self._queued and not item.is_complete_final():
+            self._queued = True
+            self._link.dirty(self)
 
     def room(self) -> Awaitable[None] | None:
         if self._resumed is None and len(self._pending) < self._limit and not self._link.blocked:
@@ -407,21 +476,30 @@ class _Outlet:
         return self._wait()
 
     def ended(self, error: DynamoError | None) -> None:
+        self._over = True
+        if self._pending and not self._queued:
+            self._queued = True
+            self._link.dirty(self)
         self._link.ended(self._sid, error, told=self.failed)
 
     async def _wait(self) -> None:
-        if len(self._pending) >= self._limit:
-            # One turn of the loop: what waits is collected in it.
-            await asyncio.sleep(0)
         while True:
             if self._resumed is not None:
                 await self._resumed.wait()
             elif self._link.blocked:
                 await self._link.writable.wait()
+            elif len(self._pending) >= self._limit:
+                await self._link.collected()
             else:
                 return
 
     # What the link does.
+
+    @property
+    def urgent(self) -> bool:
+        """Whether what waits should not wait for the caller: it is the first or last of its stream, or cannot be
+        merged."""
+        return not self._number or self._over or self._merge is None
 
     def pause(self) -> None:
         """The caller wants no more for now."""
@@ -448,6 +526,8 @@ class _Outlet:
     def collect(self, rows: list[tuple[Any, ...]]) -> None:
         """Appends what waits, merged and then numbered, as rows."""
         items, self._pending = self._pending, []
+        self._queued = False
+        self._gather = self._later
         if self.failed:
             return
         if len(items) > 1 and self._merge is not None:

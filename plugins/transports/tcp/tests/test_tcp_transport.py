@@ -47,18 +47,20 @@ class Engine:
         self.left: list[asyncio.Event] = []
         self._step = asyncio.Event()
         self._done = False
-        self._waiting = 0
+        self._waiting: list[int] = []
+        self._news = asyncio.Event()
 
     async def all_wait(self) -> None:
         """Returns when every stream has emitted and waits for the next step."""
         async with asyncio.timeout(10):
-            while self._waiting < len(self.left):
-                await asyncio.sleep(0)
+            while len(self._waiting) < len(self.left):
+                self._news.clear()
+                await self._news.wait()
 
     def step(self, *, last: bool = False) -> None:
         """One token in every stream, in one turn of the loop."""
         self._done = last
-        self._waiting = 0
+        self._waiting.clear()
         step, self._step = self._step, asyncio.Event()
         step.set()
 
@@ -77,7 +79,8 @@ class Engine:
                 yield LLMEngineOutput([token])
                 token += 1
                 step = self._step
-                self._waiting += 1
+                self._waiting.append(token)
+                self._news.set()
                 await step.wait()
         finally:
             left.set()

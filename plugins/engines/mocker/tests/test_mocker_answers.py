@@ -275,7 +275,7 @@ def test_an_empty_scripted_answer_is_one_terminal() -> None:
 
     items = read(answers.sequence(ask("hi")))
 
-    assert [(item.token_ids, item.finish_reason) for item in items] == [([], FinishReason.STOP)]
+    assert [(item.token_ids, item.finish_reason) for item in items] == [([], FinishReason.EOS)]
 
 
 @given(alternatives=st.integers(0, 400), length=st.integers(1, 100), seed=seeds)

@@ -17,7 +17,6 @@ import pytest
 from dynamo_core import (
     DYNAMO_API,
     BackendError,
-    DisaggregationMode,
     EmbedRequest,
     EngineContext,
     GenerateContext,
@@ -122,16 +121,6 @@ async def test_cleanup_is_safe_twice_and_without_start() -> None:
 
     async with running() as started:
         await started.cleanup()
-
-
-@pytest.mark.parametrize("mode", [DisaggregationMode.PREFILL, DisaggregationMode.DECODE])
-async def test_roles_that_it_cannot_play_are_refused_at_start(mode: DisaggregationMode) -> None:
-    engine = make(WorkerConfig(disaggregation_mode=mode))
-
-    with pytest.raises(BackendError.InvalidArgument, match=mode.value):
-        await engine.start(1)
-
-    await engine.cleanup()
 
 
 async def test_a_failed_start_says_what_is_wrong_with_the_folder(tmp_path: Path) -> None:

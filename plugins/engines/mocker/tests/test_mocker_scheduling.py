@@ -6,15 +6,17 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from dynamo_core import (
     BackendError,
+    DisaggregationMode,
     EngineContext,
     FinishReason,
     GenerateContext,
     LLMEngineOutput,
+    PrefillResult,
     PreprocessedRequest,
     SamplingOptions,
     StopConditions,
@@ -29,6 +31,7 @@ from dynamo_plugin_engine_mocker.answers import Answers
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_plugin_engine_mocker.handoff import Handoff
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
 from hypothesis import given, settings
@@ -427,8 +430,8 @@ def test_answers_are_the_same_with_and_without_room(keys: dict[str, Any], asked:
 class Reader:
     """A client of the machine below: its request, how far it reads, and what it got."""
 
-    def __init__(self, engine: MockerEngine, asked: PreprocessedRequest) -> None:
-        self.expected = expected(asked)
+    def __init__(self, engine: MockerEngine, asked: PreprocessedRequest, most: int | None) -> None:
+        self.expected = expected(asked)[:most]
         self.ctx = context()
         self.items: list[LLMEngineOutput] = []
         self.gate = asyncio.Event()
@@ -452,17 +455,21 @@ class Reader:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Clients come, read or dawdle, stop or vanish, at any moment, while KV blocks are short."""
+    """Clients come, read or dawdle, stop or vanish, at any moment, while KV blocks are short; in every role."""
 
     readers = Bundle("readers")
+    role: ClassVar[DisaggregationMode] = DisaggregationMode.AGGREGATED
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = VirtualClock()
         self.engine = MockerEngine(
-            MockerConfig(block_size=4, num_gpu_blocks=9, max_num_seqs=3, max_num_batched_tokens=10),
-            WorkerConfig(),
+            # The KV cache of a prompt is on its way for less than a step, or for a few.
+            MockerConfig(
+                block_size=4, num_gpu_blocks=9, max_num_seqs=3, max_num_batched_tokens=10, kv_transfer_bandwidth=0.1
+            ),
+            WorkerConfig(disaggregation_mode=self.role),
             clock=self.clock,
         )
         self.known: dict[int, int | None] = {}
@@ -472,8 +479,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     async def _start(self) -> None:
         await self.engine.start(1)
-        (source,) = await self.engine.kv_event_sources()
-        source.subscribe(self._follow)
+        sources = await self.engine.kv_event_sources()
+        assert len(sources) == (self.role is not DisaggregationMode.DECODE)
+        for source in sources:
+            source.subscribe(self._follow)
 
     def _follow(self, event: KvEvent) -> None:
         assert event.event_id == self.numbers
@@ -503,7 +512,10 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def come(self, family: int, length: int, tokens: int, slow: bool) -> Reader:
         async def begin() -> Reader:
-            reader = Reader(self.engine, ask([65 + family] * length, min(tokens, 37 - length)))
+            asked = ask([65 + family] * length, min(tokens, 37 - length))
+            if self.role is DisaggregationMode.DECODE:
+                asked.prefill_result = PrefillResult(disaggregated_params=Handoff.of(asked, "r", 0).params())
+            reader = Reader(self.engine, asked, 1 if self.role is DisaggregationMode.PREFILL else None)
             if not slow:
                 reader.gate.set()
             return reader
@@ -563,6 +575,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.engine.loads == [ActiveLoad(1, 0, 0, 0, 0)]
             assert (self.engine.running_requests, self.engine.waiting_requests) == (0, 0)
             await self.engine.cleanup()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
 
         self.runner.run(end())
         self.runner.close()
@@ -570,5 +583,20 @@ class EngineMachine(RuleBasedStateMachine):
             reader.check()
 
 
+class PrefillMachine(EngineMachine):
+    """The same for prompts alone."""
+
+    role = DisaggregationMode.PREFILL
+
+
+class DecodeMachine(EngineMachine):
+    """The same for answers to prompts that come from elsewhere."""
+
+    role = DisaggregationMode.DECODE
+
+
 TestEngineMachine = EngineMachine.TestCase
+TestPrefillMachine = PrefillMachine.TestCase
+TestDecodeMachine = DecodeMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPrefillMachine.settings = TestDecodeMachine.settings = TestEngineMachine.settings

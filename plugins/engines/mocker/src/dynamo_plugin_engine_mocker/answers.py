@@ -25,27 +25,29 @@ class _Scripted:
 class Answers:
     """Makes a sequence for each request, according to the settings and the model's tokenizer."""
 
-    def __init__(self, settings: MockerConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: MockerConfig, tokenizer: Tokenizer, *, longest: int | None = None) -> None:
+        """No answer has more than `longest` tokens, whatever is asked for; None: no such bound."""
         self._settings = settings
         self._tokenizer = tokenizer
         # The last token of an answer is not computed, so that it needs no place in the KV cache.
         self._most_tokens = min(settings.context_length, settings.num_gpu_blocks * settings.block_size + 1)
+        self._longest = self._most_tokens if longest is None else longest
         self._vocabulary = Vocabulary.of(tokenizer, printable=settings.printable)
         self._script = [
             _Scripted(entry.match, tokenizer.encode(entry.text, add_special_tokens=False)) for entry in settings.script
         ]
 
     @classmethod
-    def load(cls, settings: MockerConfig, model_path: str | None) -> Answers:
+    def load(cls, settings: MockerConfig, model_path: str | None, longest: int | None = None) -> Answers:
         """With the tokenizer of a model folder, or the byte tokenizer. Blocks: call it in a thread."""
-        return cls(settings, _tokenizer(model_path))
+        return cls(settings, _tokenizer(model_path), longest=longest)
 
     def sequence(self, request: PreprocessedRequest) -> Sequence:
         """The answer to a request whose prompt fits into the KV cache and leaves room in the context."""
         prompt = request.token_ids
         stops = _stop_tokens(request)
         seed = seed_of(request.sampling_options.seed)
-        room = self._most_tokens - len(prompt)
+        room = min(self._most_tokens - len(prompt), self._longest)
         fixed = self._fixed(prompt)
         source: FixedSource | RandomSource
         if fixed is not None:

@@ -75,6 +75,27 @@ class MockerConfig(PluginConfig):
         default="lifo",
         description="Who gives way when KV blocks run out: the request admitted last (lifo) or first (fifo).",
     )
+    kv_transfer_bandwidth: float = Field(
+        default=64.0,
+        ge=0,
+        description="For the decode role: GB per second at which the KV cache of a prompt comes from its prefill "
+        "worker, divided by `speedup_ratio` as times are; 0 means no delay.",
+    )
+    kv_bytes_per_token: int = Field(
+        default=131_072,
+        ge=0,
+        description="Size of the KV cache of one token: layers times 2 times KV heads times head size times bytes "
+        "per number.",
+    )
+    bootstrap_host: str | None = Field(
+        default=None,
+        min_length=1,
+        description="For the prefill role: the host at which decode workers meet it; null means that they wait for "
+        "its answer instead.",
+    )
+    bootstrap_port: int | None = Field(
+        default=None, ge=1, le=65535, description="Its port, plus the replica's number; goes with `bootstrap_host`."
+    )
     context_length: int = Field(default=8192, ge=2, description="Prompt and answer together, in tokens.")
     embedding_dimensions: int = Field(default=64, ge=1, le=65_536, description="Length of an embedding.")
 
@@ -82,4 +103,10 @@ class MockerConfig(PluginConfig):
     def _script_goes_with_its_output(self) -> Self:
         if (self.output == "script") != bool(self.script):
             raise ValueError("output 'script' and a list of answers in `script` must be set together")
+        return self
+
+    @model_validator(mode="after")
+    def _host_and_port_go_together(self) -> Self:
+        if (self.bootstrap_host is None) != (self.bootstrap_port is None):
+            raise ValueError("bootstrap_host and bootstrap_port must be set together")
         return self

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import ClassVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
+import msgspec
 from dynamo_core import (
     BackendError,
     DisaggregationMode,
@@ -17,7 +19,9 @@ from dynamo_core import (
     LLMEngine,
     LLMEngineOutput,
     PluginConfig,
+    PrefillResult,
     PreprocessedRequest,
+    StopConditions,
     WorkerConfig,
 )
 from dynamo_core.contracts.engine import EMBED, KvEventSource, LoadSource
@@ -29,14 +33,20 @@ from dynamo_plugin_engine_mocker.answers import Answers
 from dynamo_plugin_engine_mocker.clock import Clock, MonotonicClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.embeddings import embedding
+from dynamo_plugin_engine_mocker.handoff import Handoff, cached_tokens, check_handoff
 from dynamo_plugin_engine_mocker.rank import Rank
+from dynamo_plugin_engine_mocker.rendezvous import Rooms
 from dynamo_plugin_engine_mocker.scheduler import ActiveRequestGuard
 from dynamo_plugin_engine_mocker.sequence import Sequence
 from dynamo_plugin_engine_mocker.table import PrefixHashes
 
 
 class MockerEngine(LLMEngine):
-    """Answers with random, echoed or scripted tokens at the pace of a real engine, on the CPU and without a model."""
+    """Answers with random, echoed or scripted tokens at the pace of a real engine, on the CPU and without a model.
+
+    It plays every role. As a prefill worker it computes the prompt, makes the first token and hands over; as a decode
+    worker it takes a prompt as computed, and makes the whole answer, the first token too.
+    """
 
     NAME: ClassVar[str] = "mocker"
     Config: ClassVar[type[PluginConfig]] = MockerConfig
@@ -52,6 +62,8 @@ class MockerEngine(LLMEngine):
         self._refusal: str | None = "generate called before start"
         self._ranks: list[Rank] = []
         self._answers: Answers | None = None
+        self._role = worker.disaggregation_mode
+        self._rooms: Rooms | None = None
         self._abort_counter: CounterLike | None = None
         #: Times `abort` was called.
         self.aborts = 0
@@ -61,20 +73,22 @@ class MockerEngine(LLMEngine):
 
         Raises:
             BackendError.EngineShutdown: started before.
-            BackendError.InvalidArgument: a role other than aggregated.
+            BackendError.InvalidArgument: another prefill worker of this process has its bootstrap address.
         """
         if self._started:
             raise BackendError.EngineShutdown("mocker backend already started")
         self._started = True
-        if self.worker.disaggregation_mode is not DisaggregationMode.AGGREGATED:
-            mode = self.worker.disaggregation_mode.value
-            raise BackendError.InvalidArgument(f"the mocker has no disaggregation mode {mode!r}; set it to 'agg'")
         settings = self._settings
+        prefill = self._role is DisaggregationMode.PREFILL
+        host, port = settings.bootstrap_host, settings.bootstrap_port
+        if prefill and host is not None and port is not None:
+            port += self.worker.replica
+            self._rooms = Rooms(host, port)
         ready = self._clock.time() + settings.startup_time
-        self._answers = await asyncio.to_thread(Answers.load, settings, self.worker.model_path)
+        self._answers = await asyncio.to_thread(Answers.load, settings, self.worker.model_path, 1 if prefill else None)
         await self._clock.sleep_until(ready)
         self._ranks = [
-            Rank(number, settings, worker_id=worker_id, clock=self._clock)
+            Rank(number, settings, worker_id=worker_id, clock=self._clock, tasks=self._tasks)
             for number in range(settings.data_parallel_size)
         ]
         for rank in self._ranks:
@@ -89,7 +103,9 @@ class MockerEngine(LLMEngine):
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             data_parallel_size=settings.data_parallel_size,
-            capabilities=frozenset({EMBED}),
+            bootstrap_host=host if self._rooms is not None else None,
+            bootstrap_port=port if self._rooms is not None else None,
+            capabilities=frozenset() if prefill else frozenset({EMBED}),
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
@@ -97,13 +113,19 @@ class MockerEngine(LLMEngine):
 
         Raises:
             BackendError.InvalidArgument: an empty prompt, one that leaves no room in the context or cannot fit into
-                the KV cache, a token id that is no 32-bit number, or a rank that is not there.
+                the KV cache, a token id that is no 32-bit number, a rank that is not there; for a decode worker also no
+                prefill result, or that of another prompt.
+            BackendError.Disconnected, BackendError.ConnectionTimeout: the prefill worker that this decode worker was
+                to meet did not compute the prompt.
             BackendError.EngineShutdown: not started, draining or cleaned up.
         """
-        rank, sequence, hashes = self._prepare(request)
+        rank, sequence, hashes = self._prepare(request, ctx)
+        if sequence.prefilled and not await self._met(request, ctx):
+            yield sequence.cancelled()
+            return
         scheduler = rank.scheduler
         create_future = asyncio.get_running_loop().create_future
-        with ActiveRequestGuard(scheduler, sequence, hashes, ctx):
+        with self._hosted(request, sequence), ActiveRequestGuard(scheduler, sequence, hashes, ctx):
             while True:
                 if sequence.produced == sequence.taken and not sequence.halted:
                     sequence.waiter = waiter = create_future()
@@ -163,6 +185,8 @@ class MockerEngine(LLMEngine):
             rank.scheduler.close(self._refusal)
         self._ranks = []
         self._answers = None
+        if self._rooms is not None:
+            self._rooms.close()
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
         """Registers gauges and counters of every rank, and the counter of aborts."""
@@ -173,14 +197,26 @@ class MockerEngine(LLMEngine):
             rank.setup_metrics(metrics)
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        """One per rank; none without prefix caching, where no block can be found again."""
-        if not self._settings.enable_prefix_caching:
+        """One per rank. None without prefix caching, where no block can be found again, and none of a decode worker.
+
+        What a decode worker holds saves nobody work: prompts are computed elsewhere.
+        """
+        if not self._settings.enable_prefix_caching or self._role is DisaggregationMode.DECODE:
             return []
         return [rank.kv_event_source() for rank in self._ranks]
 
     async def load_sources(self) -> list[LoadSource]:
         """One per rank."""
         return [rank.load_source() for rank in self._ranks]
+
+    async def health_check_payload(self) -> dict[str, Any] | None:
+        """The default, but for a decode worker one with the prefill result that it needs."""
+        if self._role is not DisaggregationMode.DECODE:
+            return None
+        probe = PreprocessedRequest(token_ids=[1], stop_conditions=StopConditions(max_tokens=1))
+        probe.prefill_result = PrefillResult(disaggregated_params=Handoff.of(probe, "probe", 0).params())
+        payload: dict[str, Any] = msgspec.to_builtins(probe)
+        return payload
 
     @property
     def running_requests(self) -> int:
@@ -197,7 +233,9 @@ class MockerEngine(LLMEngine):
         """The load of each rank."""
         return [rank.load for rank in self._ranks]
 
-    def _prepare(self, request: PreprocessedRequest) -> tuple[Rank, Sequence, PrefixHashes | None]:
+    def _prepare(
+        self, request: PreprocessedRequest, ctx: GenerateContext
+    ) -> tuple[Rank, Sequence, PrefixHashes | None]:
         if self._refusal is not None or self._answers is None:
             raise BackendError.EngineShutdown(self._refusal or "mocker backend is not running")
         settings = self._settings
@@ -212,7 +250,33 @@ class MockerEngine(LLMEngine):
             )
         rank = self._rank_for(request)
         sequence = self._answers.sequence(request)
+        if self._role is DisaggregationMode.PREFILL:
+            sequence.handoff = Handoff.of(request, ctx.attempt_id, rank.number).params()
+        elif self._role is DisaggregationMode.DECODE:
+            if request.prefill_result is not None:
+                check_handoff(request)
+            elif request.bootstrap_info is None:
+                raise BackendError.InvalidArgument(
+                    "prefill_result is missing: this is a decode worker, which needs that of a prefill worker"
+                )
+            sequence.prefilled = True
+            sequence.cached_tokens = cached_tokens(request)
         return rank, sequence, self._hashes(request, sequence)
+
+    def _hosted(self, request: PreprocessedRequest, sequence: Sequence) -> AbstractContextManager[None]:
+        """Around the prefill of a prompt: tells the decode worker that waits for it."""
+        if self._rooms is None or request.bootstrap_info is None:
+            return nullcontext()
+        return self._rooms.host(request.bootstrap_info.bootstrap_room, sequence)
+
+    @staticmethod
+    async def _met(request: PreprocessedRequest, ctx: GenerateContext) -> bool:
+        """Waits for the prefill of the prompt, if that is under way in this process; False if stopped before."""
+        where = request.bootstrap_info
+        if request.prefill_result is not None or where is None:
+            return True
+        rooms = Rooms.at(where.bootstrap_host, where.bootstrap_port)
+        return rooms is None or await rooms.meet(where.bootstrap_room, ctx)
 
     def _rank_for(self, request: PreprocessedRequest) -> Rank:
         wanted = request.routing.dp_rank if request.routing is not None else None

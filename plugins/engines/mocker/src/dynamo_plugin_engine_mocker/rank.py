@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dynamo_core.contracts.engine import KvEventSource, LoadSource
 from dynamo_core.contracts.metrics import CounterLike, GaugeLike, MetricsScope
 from dynamo_core.protocol.events import ActiveLoad
+from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_engine_mocker.blocks import BlockPool
 from dynamo_plugin_engine_mocker.clock import Clock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.limits import Limits
 from dynamo_plugin_engine_mocker.scheduler import Scheduler
-from dynamo_plugin_engine_mocker.timing import step_time
+from dynamo_plugin_engine_mocker.timing import step_time, transfer_time
 
 LoadListener = Callable[[ActiveLoad], None]
 
@@ -27,19 +28,22 @@ _COUNTERS = (
     ("preemptions", "Times a request lost its slot because KV blocks ran out."),
     ("computed_prompt_tokens", "Tokens computed before a request could decode."),
     ("cached_prompt_tokens", "Tokens found in the KV cache instead."),
+    ("received_prompt_tokens", "Tokens whose KV cache came from a prefill worker instead."),
 )
 
 
 class Rank:
     """Runs the requests of one rank, and reports."""
 
-    def __init__(self, number: int, settings: MockerConfig, *, worker_id: int, clock: Clock) -> None:
+    def __init__(self, number: int, settings: MockerConfig, *, worker_id: int, clock: Clock, tasks: TaskSet) -> None:
         self.number = number
         self._worker_id = worker_id
         self._pool = BlockPool(settings.num_gpu_blocks, number)
         self.scheduler = Scheduler(
             clock=clock,
             step_time=step_time(settings),
+            transfer_time=transfer_time(settings),
+            tasks=tasks,
             pool=self._pool,
             limits=Limits(
                 block_size=settings.block_size,
@@ -52,7 +56,7 @@ class Rank:
         )
         self._gauges: Sequence[GaugeLike] = ()
         self._counters: Sequence[CounterLike] = ()
-        self._counted = (0, 0, 0)
+        self._counted = (0, 0, 0, 0)
         self._on_load: LoadListener | None = None
 
     @property
@@ -99,7 +103,12 @@ class Rank:
             figures = (scheduler.running, scheduler.waiting, pool.used, pool.cached)
             for gauge, figure in zip(self._gauges, figures, strict=True):
                 gauge.set(figure)
-            counts = (scheduler.preemptions, scheduler.computed_tokens, scheduler.cached_tokens)
+            counts = (
+                scheduler.preemptions,
+                scheduler.computed_tokens,
+                scheduler.cached_tokens,
+                scheduler.received_tokens,
+            )
             if counts != self._counted:
                 for counter, count, before in zip(self._counters, counts, self._counted, strict=True):
                     counter.inc(count - before)

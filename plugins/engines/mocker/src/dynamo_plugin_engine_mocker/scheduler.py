@@ -8,13 +8,14 @@ from collections.abc import Callable
 from types import TracebackType
 
 from dynamo_core import BackendError, GenerateContext
+from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_engine_mocker.blocks import BlockPool
 from dynamo_plugin_engine_mocker.clock import Clock
 from dynamo_plugin_engine_mocker.limits import Limits
 from dynamo_plugin_engine_mocker.sequence import Sequence
 from dynamo_plugin_engine_mocker.table import BlockTable, PrefixHashes
-from dynamo_plugin_engine_mocker.timing import Pacer, StepTime
+from dynamo_plugin_engine_mocker.timing import Pacer, StepTime, TransferTime
 
 
 class Scheduler:
@@ -24,6 +25,8 @@ class Scheduler:
     gets the blocks of its whole prompt when it is admitted, and one more whenever its answer fills the last. If there
     is none, another sequence gives way: it loses slot and blocks, goes to the head of the line, and is computed again
     when it is admitted again. Its tokens are not produced again. One that is paused for a slow reader keeps its slot.
+
+    The prompt of one that is `prefilled` is brought instead of computed: that takes no part of a step, but time.
     """
 
     def __init__(
@@ -31,20 +34,27 @@ class Scheduler:
         *,
         clock: Clock,
         step_time: StepTime,
+        transfer_time: TransferTime,
+        tasks: TaskSet,
         pool: BlockPool,
         limits: Limits,
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        """`on_change` is called whenever something a figure below tells may have changed."""
+        """`on_change` is called whenever something a figure below tells may have changed; `tasks` owns transfers."""
+        self._clock = clock
         self._step_time = step_time
+        self._transfer_time = transfer_time
+        self._tasks = tasks
         self._pacer = Pacer(clock)
         self._pool = pool
         self._limits = limits
         self._on_change = on_change
-        # All with removal from anywhere at a constant price: in the order of the line, of admission, and the three
-        # states of those who hold a slot. The number is of tokens to compute before the next one can be produced.
+        # All with removal from anywhere at a constant price: in the order of the line, of admission, and the four
+        # states of those who hold a slot. The number is of tokens to compute before the next one can be produced; it
+        # is 0 where the prompt has been brought.
         self._waiting: OrderedDict[Sequence, BlockTable] = OrderedDict()
         self._running: dict[Sequence, BlockTable] = {}
+        self._receiving: dict[Sequence, asyncio.Task[None]] = {}
         self._prefilling: dict[Sequence, int] = {}
         self._decoding: dict[Sequence, None] = {}
         self._paused: dict[Sequence, None] = {}
@@ -54,10 +64,11 @@ class Scheduler:
         self._closed: str | None = None
         #: Tokens to compute before all sequences decode.
         self.prefill_tokens = 0
-        #: Times a sequence gave way, tokens computed and tokens found in the cache for prompts, since the start.
+        #: Times a sequence gave way; tokens computed, found in the cache and brought for prompts, since the start.
         self.preemptions = 0
         self.computed_tokens = 0
         self.cached_tokens = 0
+        self.received_tokens = 0
 
     @property
     def running(self) -> int:
@@ -82,7 +93,8 @@ class Scheduler:
         try:
             while True:
                 chunks = self._plan()
-                decoding = len(self._decoding)
+                # Whose prompt has been brought decodes at once.
+                decoding = len(self._decoding) + sum(not tokens for _, tokens in chunks)
                 if not chunks and not decoding:
                     self._work.clear()
                     await self._work.wait()
@@ -106,7 +118,7 @@ class Scheduler:
         if self._closed is not None:
             raise BackendError.EngineShutdown(self._closed)
         self._waiting[sequence] = BlockTable(self._pool, self._limits.block_size, hashes)
-        self.prefill_tokens += sequence.length
+        self.prefill_tokens += _owed(sequence)
         self._work.set()
         self._changed()
 
@@ -114,7 +126,7 @@ class Scheduler:
         """Forgets a sequence, wherever it is; repeating it does nothing."""
         if sequence in self._waiting:
             del self._waiting[sequence]
-            self.prefill_tokens -= sequence.length
+            self.prefill_tokens -= _owed(sequence)
         elif sequence in self._running:
             self._leave(sequence)
             if self._waiting:
@@ -154,13 +166,14 @@ class Scheduler:
             if budget <= 0:
                 return chunks
             chunks.append((sequence, min(left, budget)))
-            budget -= left
+            budget -= left or 1
         admitted = False
         while self._waiting and budget > 0 and len(self._running) < limits.max_num_seqs:
             sequence, table = next(iter(self._waiting.items()))
             length = sequence.length
             matched = table.match(length)
-            cost = length - matched * limits.block_size
+            new = length - matched * limits.block_size
+            cost = 0 if sequence.prefilled else new
             # In one piece it must fit; one that never would is computed without others beside it.
             too_long = not limits.chunked_prefill and cost > budget
             if too_long and (chunks or cost <= limits.max_num_batched_tokens):
@@ -169,18 +182,36 @@ class Scheduler:
                 break
             del self._waiting[sequence]
             self._running[sequence] = table
-            self._prefilling[sequence] = cost
-            self._private_tokens += cost
-            self.prefill_tokens -= length - cost
-            self.cached_tokens += length - cost
+            self._private_tokens += new
+            self.prefill_tokens -= _owed(sequence) - cost
+            self.cached_tokens += length - new
             if sequence.cached_tokens is None:
-                sequence.cached_tokens = length - cost
-            chunks.append((sequence, min(cost, budget) if limits.chunked_prefill else cost))
-            budget -= cost
+                sequence.cached_tokens = length - new
             admitted = True
+            if sequence.prefilled and self._bring(sequence, new):
+                continue
+            self._prefilling[sequence] = cost
+            chunks.append((sequence, min(cost, budget) if limits.chunked_prefill else cost))
+            budget -= cost or 1
         if admitted:
             self._changed()
         return chunks
+
+    def _bring(self, sequence: Sequence, tokens: int) -> bool:
+        """Has the KV cache of a prompt brought; whether that takes time, after which the sequence decodes."""
+        self.received_tokens += tokens
+        seconds = self._transfer_time(tokens)
+        if not seconds:
+            return False
+        self._receiving[sequence] = self._tasks.spawn(self._receive(sequence, seconds), name="mocker KV transfer")
+        return True
+
+    async def _receive(self, sequence: Sequence, seconds: float) -> None:
+        """Ends early, by being cancelled, when the sequence loses its slot."""
+        await self._clock.sleep_until(self._clock.time() + seconds)
+        del self._receiving[sequence]
+        self._prefilling[sequence] = 0
+        self._work.set()
 
     def _step(self, chunks: list[tuple[Sequence, int]]) -> None:
         """One token for everybody. Runs once per token of every request: keep it short."""
@@ -261,6 +292,7 @@ class Scheduler:
         table = self._running[sequence]
         self._leave(sequence)
         sequence.paused = False
+        sequence.prefilled = False
         self._waiting[sequence] = table
         self._waiting.move_to_end(sequence, last=False)
         self.prefill_tokens += sequence.length
@@ -274,10 +306,18 @@ class Scheduler:
         self.prefill_tokens -= self._prefilling.pop(sequence, 0)
         self._decoding.pop(sequence, None)
         self._paused.pop(sequence, None)
+        transfer = self._receiving.pop(sequence, None)
+        if transfer is not None:
+            transfer.cancel()
 
     def _changed(self) -> None:
         if self._on_change is not None:
             self._on_change()
+
+
+def _owed(sequence: Sequence) -> int:
+    """Tokens of a waiting sequence that may have to be computed."""
+    return 0 if sequence.prefilled else sequence.length
 
 
 class ActiveRequestGuard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, usage
 
@@ -56,7 +57,9 @@ class Sequence:
         "failure",
         "finished",
         "halted",
+        "handoff",
         "paused",
+        "prefilled",
         "produced",
         "prompt_tokens",
         "taken",
@@ -102,6 +105,10 @@ class Sequence:
         self.waiter: asyncio.Future[None] | None = None
         #: Tokens of the prompt found in the KV cache when it was first admitted; None before.
         self.cached_tokens: int | None = None
+        #: Its prompt was computed by another worker and is brought here. No more once it gave way: then it is computed.
+        self.prefilled = False
+        #: What the terminal tells the worker that goes on from here.
+        self.handoff: Any = None
         #: A count at which the scheduler wants to look at its blocks.
         self.boundary = _NEVER
         self._extend()
@@ -140,6 +147,7 @@ class Sequence:
             output.finish_reason = self._reason
             output.stop_reason = self._stop_reason
             output.completion_usage = self.usage()
+            output.disaggregated_params = self.handoff
         return output
 
     def cancelled(self) -> LLMEngineOutput:
@@ -185,7 +193,8 @@ class Sequence:
                     return
         self.tokens.extend(block[:room])
         if last and len(block) <= room:
-            self._finish_at(count + len(block), FinishReason.STOP)
+            # Nothing at all is what a model says whose first token is the end-of-sequence token.
+            self._finish_at(count + len(block), FinishReason.STOP if self.tokens else FinishReason.EOS)
         elif len(block) >= room:
             self._finish_at(count + room, FinishReason.LENGTH)
 

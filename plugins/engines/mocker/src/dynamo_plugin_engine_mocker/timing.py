@@ -10,6 +10,9 @@ from dynamo_plugin_engine_mocker.config import MockerConfig
 #: (tokens prefilled in the step, requests decoding in it, share of the KV cache in use) -> seconds.
 StepTime = Callable[[int, int, float], float]
 
+#: Tokens -> seconds until their KV cache has come from the worker that computed it.
+TransferTime = Callable[[int], float]
+
 
 def prefill_ms(tokens: int) -> float:
     """Milliseconds to prefill so many new tokens in one step."""
@@ -39,6 +42,14 @@ def step_time(config: MockerConfig) -> StepTime:
         return (prefill_ms(prefill_tokens) + decode) / scale
 
     return by_formula
+
+
+def transfer_time(config: MockerConfig) -> TransferTime:
+    """How long the KV cache of a prompt is on its way under these settings."""
+    if config.kv_transfer_bandwidth == 0 or config.speedup_ratio == 0:
+        return lambda tokens: 0.0
+    per_token = config.kv_bytes_per_token / (config.kv_transfer_bandwidth * 1e9 * config.speedup_ratio)
+    return lambda tokens: tokens * per_token
 
 
 class Pacer:

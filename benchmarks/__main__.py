@@ -1,11 +1,11 @@
-"""The command line: `python -m benchmarks --url …` for any server, `python -m benchmarks suite` for the project's."""
+"""The command line: `python -m benchmarks --url …` for any server, `… suite` and `… adapter` for the project's own."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from benchmarks import suite
+from benchmarks import adapter, suite
 from benchmarks.children import pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
@@ -22,6 +22,10 @@ def main(arguments: list[str]) -> int:
         parser = argparse.ArgumentParser(prog="python -m benchmarks suite", description=suite.__doc__)
         suite.add_arguments(parser)
         return suite.run_suite(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["adapter"]:
+        parser = argparse.ArgumentParser(prog="python -m benchmarks adapter", description=adapter.__doc__)
+        adapter.add_arguments(parser)
+        return adapter.run_adapter(parser.parse_args(arguments[1:]))
     return _measure_urls(arguments)
 
 

@@ -40,6 +40,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "trace_id": record.trace_id,
         "span_id": record.span_id,
         "x_request_id": record.x_request_id,
+        "key_id": record.key_id or None,
     }
     return {key: value for key, value in row.items() if value is not None}
 

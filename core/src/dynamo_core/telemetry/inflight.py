@@ -8,11 +8,11 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from contextvars import Token
 
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
+from dynamo_core.telemetry.spans import Span, start_span
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ CANCELLED = "cancelled"
 INTERNAL = "internal"
 #: The status in the record of a request whose client left; nobody was told it.
 CLIENT_CLOSED = 499
+#: The lowest HTTP status that says that the server is to blame.
+_SERVER_ERROR = 500
 
 _MAX_REQUEST_ID = 256
 
@@ -167,11 +169,13 @@ class Requests:
         self._models: dict[str, _ModelSeries] = {}
         self._other: _ModelSeries | None = None
 
-    def begin(self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str]) -> Inflight:
+    def begin(
+        self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], key_id: str = ""
+    ) -> Inflight:
         """A request for a model that exists. It is counted in when the returned context is entered.
 
         `endpoint` is the label value: ``chat_completions``, ``completions`` or ``embeddings``. `headers` has lower-case
-        names; an invalid `traceparent` or `x-request-id` is as good as none.
+        names; an invalid `traceparent` or `x-request-id` is as good as none. `key_id` names the API key.
         """
         series = self._models.get(model) or self._series(model)
         request_type = "stream" if streaming else "unary"
@@ -179,19 +183,19 @@ class Requests:
         if part is None:
             part = _EndpointSeries(self._families, series.name, endpoint, request_type)
             series.endpoints[endpoint, request_type] = part
-        caller = tracing.TraceContext.from_headers(headers)
-        trace = caller.child() if caller is not None else tracing.TraceContext.new()
+        span = start_span("http-request", kind="server", parent=tracing.TraceContext.from_headers(headers))
         return Inflight(
             model=model,
             endpoint=endpoint,
             request_type=request_type,
-            trace=trace,
+            span=span,
             x_request_id=_request_id(headers.get("x-request-id")),
             series=series,
             part=part,
             disconnects=self._families.disconnected,
             announce=self._announce,
             clock=self._clock,
+            key_id=key_id,
         )
 
     def _series(self, model: str) -> _ModelSeries:
@@ -225,16 +229,17 @@ class Inflight:
         "_http_status",
         "_in_pipeline",
         "_instance_id",
+        "_key_id",
         "_last",
-        "_log_token",
         "_model",
         "_output_tokens",
         "_part",
         "_prompt_tokens",
         "_request_type",
+        "_scope",
         "_series",
+        "_span",
         "_started",
-        "_trace_token",
         "_x_request_id",
         "metadata",
         "request_id",
@@ -248,24 +253,26 @@ class Inflight:
         model: str,
         endpoint: str,
         request_type: str,
-        trace: tracing.TraceContext,
+        span: Span,
         x_request_id: str | None,
         series: _ModelSeries,
         part: _EndpointSeries,
         disconnects: Gauge,
         announce: Callable[[RequestRecord], None],
         clock: Callable[[], float],
+        key_id: str,
     ) -> None:
         self.request_id = _new_id()
-        self.trace = trace
-        self.trace_id = trace.trace_id
-        self.metadata = trace.to_headers()
+        self.trace = span.context
+        self.trace_id = span.context.trace_id
+        self.metadata = span.context.to_headers()
         if x_request_id is not None:
             self.metadata["x-request-id"] = x_request_id
         self._model = model
         self._endpoint = endpoint
         self._request_type = request_type
         self._x_request_id = x_request_id
+        self._key_id = key_id
         self._series = series
         self._part = part
         self._disconnects = disconnects
@@ -285,16 +292,29 @@ class Inflight:
         self._error_type: str | None = None
         self._http_status = 0
         self._gone = False
-        self._trace_token: Token[tracing.TraceContext | None] | None = None
-        self._log_token: Token[logs.LogContext | None] | None = None
+        self._span = span
+        self._scope = logs.RequestScope(self.request_id, x_request_id)
+        if span.recording:
+            span.set_attributes(
+                {
+                    # Models are asked with POST only.
+                    "method": "POST",
+                    "endpoint": endpoint,
+                    "model": model,
+                    "request_id": self.request_id,
+                    "streaming": request_type == "stream",
+                }
+            )
+            if x_request_id is not None:
+                span.set_attribute("x_request_id", x_request_id)
 
     def __enter__(self) -> Inflight:
         self._entered = True
         self._part.started.inc()
         self._series.active.inc()
         self._series.queued.inc()
-        self._trace_token = tracing.current.set(self.trace)
-        self._log_token = logs.context.set(logs.LogContext(self.request_id, self._x_request_id))
+        self._span.__enter__()
+        self._scope.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -306,12 +326,15 @@ class Inflight:
             self.fail(CANCELLED, CLIENT_CLOSED)
         self._release()
         record = self._record(self._clock())
+        if self._span.recording:
+            self._describe(record)
         try:
             self._announce(record)
         except Exception:
             log.exception("a listener of finished requests failed")
         finally:
-            self._restore()
+            self._scope.__exit__()
+            self._span.__exit__(None, None, None)
 
     def prompt_tokens(self, count: int) -> None:
         """The length of the prompt is known. Only the first call counts."""
@@ -418,18 +441,19 @@ class Inflight:
             trace_id=self.trace.trace_id,
             span_id=self.trace.span_id,
             x_request_id=self._x_request_id,
+            key_id=self._key_id,
         )
 
-    def _restore(self) -> None:
-        # A generator may be closed by another task than the one that entered; its context has nothing to restore.
-        try:
-            if self._trace_token is not None:
-                tracing.current.reset(self._trace_token)
-            if self._log_token is not None:
-                logs.context.reset(self._log_token)
-        except ValueError:
-            log.debug("a request ended in another context than it began in")
-        self._trace_token = self._log_token = None
+    def _describe(self, record: RequestRecord) -> None:
+        """Tells the span how the request ended. What the client did wrong, or gave up, is no error of the server."""
+        span = self._span
+        span.set_attributes(
+            {"status": record.http_status, "input_tokens": record.prompt_tokens, "output_tokens": record.output_tokens}
+        )
+        if record.error_type:
+            span.set_attribute("error_type", record.error_type)
+            if record.http_status >= _SERVER_ERROR:
+                span.set_error(record.error_type)
 
 
 def _new_id() -> str:

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
@@ -42,8 +42,7 @@ MAX_TRACEBACK = 32_768
 FLUSH_TIMEOUT = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class LogContext:
+class LogContext(msgspec.Struct, frozen=True, gc=False):
     """Whose request a log line belongs to."""
 
     request_id: str
@@ -52,6 +51,29 @@ class LogContext:
 
 #: The request that is being worked on.
 context: ContextVar[LogContext | None] = ContextVar("dynamo_log", default=None)
+
+
+class RequestScope:
+    """While it is entered, log lines carry the ids of a request. It may be held across awaits and yields."""
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, request_id: str, x_request_id: str | None) -> None:
+        self._context = LogContext(request_id, x_request_id)
+        self._token: Token[LogContext | None] | None = None
+
+    def __enter__(self) -> None:
+        self._token = context.set(self._context)
+
+    def __exit__(self, *exc: object) -> None:
+        token, self._token = self._token, None
+        try:
+            if token is not None:
+                context.reset(token)
+        except ValueError:
+            # A generator may be closed by another task; its context has nothing to restore.
+            return
+
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _CONTROLS.update({0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"})

@@ -20,6 +20,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
+from dynamo_core.telemetry.bridge import Bridge, Bridges
+
 #: The content type of `Metrics.render`.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -263,6 +265,7 @@ class _Shared:
         self.cache_seconds = cache_seconds
         self.lock = threading.Lock()
         self.families: dict[str, _Family[Any]] = {}
+        self.bridges: Bridges | None = None
         self.rendering = asyncio.Lock()
         self.rendered: bytes = b""
         self.rendered_at = -math.inf
@@ -297,6 +300,7 @@ class Metrics:
         cache_seconds: float = 1.0,
     ) -> None:
         self._labels = dict(labels or {})
+        self._bridged: list[Bridge] = []
         self._shared = _Shared(registry if registry is not None else CollectorRegistry(), cache_seconds)
 
     @property
@@ -315,6 +319,7 @@ class Metrics:
         child = Metrics.__new__(Metrics)
         child._labels = {**self._labels, **labels}
         child._shared = self._shared
+        child._bridged = []
         return child
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Family[Counter]:
@@ -347,6 +352,32 @@ class Metrics:
         if in_use != bounds:
             raise ValueError(f"metric {name} is in use with other buckets: {in_use}")
         return family
+
+    def bridge(self, source: CollectorRegistry, *, prefixes: Sequence[str]) -> None:
+        """Shows metrics of another registry too; see `MetricsScope.bridge`.
+
+        Raises:
+            ValueError: no prefix is given, or the registry is this one.
+        """
+        shared = self._shared
+        if not prefixes or not all(prefixes):
+            raise ValueError("name the prefixes of the metrics to bridge")
+        if source is shared.registry:
+            raise ValueError("a registry cannot be bridged into itself")
+        bridge = Bridge(source, prefixes, self._labels)
+        with shared.lock:
+            if shared.bridges is None:
+                shared.bridges = Bridges(shared.families.__contains__)
+                shared.registry.register(shared.bridges)
+        shared.bridges.add(bridge)
+        self._bridged.append(bridge)
+
+    def unbridge(self) -> None:
+        """Ends what `bridge` of this scope began. Safe twice."""
+        bridged, self._bridged = self._bridged, []
+        for bridge in bridged:
+            if self._shared.bridges is not None:
+                self._shared.bridges.remove(bridge)
 
     async def render(self) -> bytes:
         """All metrics of the registry as text, written in a thread; at most `cache_seconds` old.

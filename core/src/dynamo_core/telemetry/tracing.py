@@ -1,29 +1,37 @@
 """Trace identity after W3C Trace Context: read from headers, carried in a context variable, sent on.
 
-No spans are recorded here. Ids are made and passed on as a tracer would do it, so that an exporter can be set behind
-this module later without a change for its callers.
+Ids only: whether spans are recorded is the affair of `dynamo_core.telemetry.spans`.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import secrets
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+
+import msgspec
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 
-_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[\x21-\x7e]*)?")
+_TRACEPARENT = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]([0-9a-f])(-[\x21-\x7e]*)?"
+)
+#: The last digit of the flags, where the lowest bit says that the trace is sampled.
+_ODD = frozenset("13579bdf")
 _STATE_KEY = re.compile(r"[a-z0-9][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}")
 _STATE_VALUE = re.compile(r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
 _MAX_MEMBERS = 32
 _MAX_STATE = 512  # the length that the specification asks everybody to carry
 
+# Span ids must differ, not be secret. A generator of their own: engines seed the one that everybody shares, and workers
+# with the same seed would then give the same ids.
+_bits = random.Random().getrandbits  # noqa: S311
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+
+class TraceContext(msgspec.Struct, frozen=True, gc=False):
     """Where in which trace we are: 32 and 16 hex digits, whether it is recorded, and vendors' state as it came."""
 
     trace_id: str
@@ -46,7 +54,7 @@ class TraceContext:
         if context is None:
             return None
         state = parse_tracestate(headers.get(TRACESTATE, ""))
-        return replace(context, tracestate=state) if state else context
+        return msgspec.structs.replace(context, tracestate=state) if state else context
 
     @property
     def traceparent(self) -> str:
@@ -55,7 +63,7 @@ class TraceContext:
 
     def child(self) -> TraceContext:
         """A new span in the same trace."""
-        return TraceContext(self.trace_id, secrets.token_hex(8), self.sampled, self.tracestate)
+        return TraceContext(self.trace_id, f"{_bits(64) or 1:016x}", self.sampled, self.tracestate)
 
     def to_headers(self) -> dict[str, str]:
         """The headers that make the receiver a child of this span."""
@@ -74,12 +82,10 @@ def parse_traceparent(value: str) -> TraceContext | None:
     match = _TRACEPARENT.fullmatch(value.strip(" \t"))
     if match is None:
         return None
-    version, trace_id, span_id, flags, rest = match.groups()
-    if version == "ff" or (version == "00" and rest is not None):
+    version, trace_id, span_id, flag, rest = match.groups()
+    if rest is not None and version == "00":
         return None
-    if not trace_id.strip("0") or not span_id.strip("0"):
-        return None
-    return TraceContext(trace_id, span_id, bool(int(flags, 16) & 1))
+    return TraceContext(trace_id, span_id, flag in _ODD)
 
 
 def parse_tracestate(value: str) -> str:
@@ -102,7 +108,7 @@ def parse_tracestate(value: str) -> str:
 
 
 def get_distributed_tracing_context() -> dict[str, str]:
-    """The current context: `trace_id`, `span_id`, `trace_flags` and, if any, `tracestate`; empty outside a request."""
+    """The current span: `trace_id`, `span_id`, `trace_flags` and, if any, `tracestate`; empty outside a request."""
     context = current.get()
     if context is None:
         return {}

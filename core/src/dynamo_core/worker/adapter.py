@@ -1,4 +1,4 @@
-"""Between a served call and the engine: a place in the gate, cancellation, and a stream that keeps its promises."""
+"""Between a served call and the engine: a place in the gate, cancellation, spans, a stream that keeps its promises."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
+
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import GenerateContext
-from dynamo_core.contracts.engine import MULTI_CHOICE, EngineConfig, LLMEngine
+from dynamo_core.contracts.engine import MULTI_CHOICE, DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.errors import DynamoError, EngineShutdown, StreamIncomplete, as_backend_error
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.tasks import TaskSet
+from dynamo_core.telemetry import logs
+from dynamo_core.telemetry.spans import Span, start_span
+from dynamo_core.telemetry.tracing import TraceContext
 from dynamo_core.worker.gate import CapacityGate, Ticket
+from dynamo_core.worker.generate_span import GenerateSpan, not_empty
 from dynamo_core.worker.metrics import WorkerMetrics
 from dynamo_core.worker.validate import ContractViolation, validated, validator_enabled
 
@@ -30,10 +36,19 @@ class EngineAdapter:
         gate: CapacityGate,
         metrics: WorkerMetrics,
         *,
-        worker: str,
+        config: WorkerConfig,
+        worker_id: int,
     ) -> None:
         self._engine = engine
-        self._worker = worker
+        self._worker = config.worker
+        self._mode = config.disaggregation_mode
+        self._endpoint = config.endpoint
+        #: Attributes of spans. Ids are 64 bits, more than collectors take for a number.
+        self._identity = {
+            "component": config.component,
+            "namespace": config.namespace,
+            "instance_id": f"{worker_id:x}",
+        }
         self._many_choices = engine_config.model_input == "text" or MULTI_CHOICE in engine_config.capabilities
         self._gate = gate
         self._metrics = metrics
@@ -67,56 +82,90 @@ class EngineAdapter:
     async def _generate(
         self, request: PreprocessedRequest, ctx: ServedContext, ticket: Ticket
     ) -> AsyncGenerator[LLMEngineOutput, None]:
-        if not ticket.in_engine and not await self._place(ctx, ticket):
-            yield LLMEngineOutput.cancelled()
-            return
-        keep = ctx.on_stop(lambda: self._abort(ctx))
-        items: Any = None
-        # One terminal, or one per choice for an engine that makes the choices itself.
-        left = (request.sampling_options.n or 1) if self._many_choices else 1
-        try:
-            items = self._engine.generate(request, GenerateContext(ctx))
-            if self._validate:
-                items = validated(items, left)
-            async for item in items:
-                if item.finish_reason is not None:
-                    left -= 1
-                    if not left:
-                        keep()
-                yield item
-                if not left and not self._validate:
-                    # Nothing may follow, so nothing that follows is asked for.
-                    return
-            if left:
-                raise StreamIncomplete("the engine ended the stream without a terminal item")
-        except DynamoError as error:
-            self._metrics.error("generate")
-            if isinstance(error, ContractViolation):
-                log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
-            raise
-        except Exception as error:
-            self._metrics.error("generate")
-            log.exception("engine %s of worker %s failed on request %s", self._engine.NAME, self._worker, ctx.id)
-            raise as_backend_error(error) from error
-        finally:
-            keep()
-            # A generator that is left in the middle runs its `finally` only when it is closed.
-            close = getattr(items, "aclose", None)
-            if close is not None:
-                await close()
+        with self._scope(ctx), self._payload_span(ctx, self._endpoint):
+            if not ticket.in_engine and not await self._place(ctx, ticket):
+                yield LLMEngineOutput.cancelled()
+                return
+            with start_span("engine.generate") as span:
+                log.debug("a request goes to engine %s of worker %s", self._engine.NAME, self._worker)
+                # Without a span that is recorded nobody looks at the clock, and nothing is counted per item.
+                watch = GenerateSpan(span, request, self._mode.value, ctx) if span.recording else None
+                abort = _Abort(self, ctx, held=self._mode is DisaggregationMode.DECODE)
+                items: Any = None
+                # Until the first part of the answer: what happens with it happens once, and later items pay nothing.
+                first = True
+                # One terminal, or one per choice for an engine that makes the choices itself.
+                left = (request.sampling_options.n or 1) if self._many_choices else 1
+                try:
+                    items = self._engine.generate(request, GenerateContext(ctx, abort.first_token))
+                    if self._validate:
+                        items = validated(items, left)
+                    async for item in items:
+                        if item.finish_reason is not None:
+                            left -= 1
+                            if not left:
+                                abort.forget()
+                        if first and (not_empty(item) or (not left and self._mode is DisaggregationMode.PREFILL)):
+                            first = False
+                            item = _linked(item, span)
+                            abort.first_token()
+                        if watch is not None:
+                            watch.item(item)
+                        yield item
+                        if not left and not self._validate:
+                            # Nothing may follow, so nothing that follows is asked for.
+                            return
+                    if left:
+                        raise StreamIncomplete("the engine ended the stream without a terminal item")
+                except Exception as error:
+                    failure = self._failure(error, ctx)
+                    if watch is not None:
+                        watch.failed(failure, setup=items is None)
+                    if failure is error:
+                        raise
+                    raise failure from error
+                finally:
+                    abort.forget()
+                    if watch is not None:
+                        watch.ended()
+                    # A generator that is left in the middle runs its `finally` only when it is closed.
+                    close = getattr(items, "aclose", None)
+                    if close is not None:
+                        await close()
 
     async def _embed(
         self, request: EmbedRequest, ctx: ServedContext, ticket: Ticket
     ) -> AsyncGenerator[EmbedOutput, None]:
-        if not ticket.in_engine and not await self._place(ctx, ticket):
-            return
-        try:
-            yield await self._engine.embed(request, GenerateContext(ctx))
-        except DynamoError:
-            raise
-        except Exception as error:
-            log.exception("engine %s of worker %s failed to embed %s", self._engine.NAME, self._worker, ctx.id)
-            raise as_backend_error(error) from error
+        with self._scope(ctx), self._payload_span(ctx, "embed"):
+            if not ticket.in_engine and not await self._place(ctx, ticket):
+                return
+            try:
+                yield await self._engine.embed(request, GenerateContext(ctx))
+            except DynamoError:
+                raise
+            except Exception as error:
+                log.exception("engine %s of worker %s failed to embed %s", self._engine.NAME, self._worker, ctx.id)
+                raise as_backend_error(error) from error
+
+    def _failure(self, error: Exception, ctx: ServedContext) -> DynamoError:
+        """Counts what the engine raised, tells of it if it should not have, and makes it one of our errors."""
+        self._metrics.error("generate")
+        if isinstance(error, ContractViolation):
+            log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
+        elif not isinstance(error, DynamoError):
+            log.exception("engine %s of worker %s failed on request %s", self._engine.NAME, self._worker, ctx.id)
+        return as_backend_error(error)
+
+    @staticmethod
+    def _scope(ctx: ServedContext) -> logs.RequestScope:
+        return logs.RequestScope(ctx.id, ctx.metadata.get("x-request-id"))
+
+    def _payload_span(self, ctx: ServedContext, endpoint: str) -> Span:
+        """The worker's own span of a call, below the caller's that `ctx.metadata` names."""
+        span = start_span("handle_payload", kind="server", parent=TraceContext.from_headers(ctx.metadata))
+        if span.recording:
+            span.set_attributes({**self._identity, "endpoint": endpoint, "request_id": ctx.id})
+        return span
 
     async def _place(self, ctx: ServedContext, ticket: Ticket) -> bool:
         """Waits for a place in the engine; False if the caller gave up before."""
@@ -127,7 +176,56 @@ class EngineAdapter:
             forget()
         return ticket.in_engine and not ctx.is_stopped()
 
-    def _abort(self, ctx: ServedContext) -> None:
+    def _cancelled(self) -> None:
         self._metrics.cancelled()
+
+    def _abort(self, ctx: ServedContext) -> None:
         if type(self._engine).abort is not LLMEngine.abort:
             self._aborts.spawn(self._engine.abort(ctx), name=f"abort-{ctx.attempt_id}")
+
+
+class _Abort:
+    """When the engine is told that the caller gave up: at once, or, `held`, not before the first token.
+
+    A decode worker's engine may still be receiving the KV cache from the prefill worker; to abort it then would leave
+    the transfer without an end. If the stream ends first, the engine is never told.
+    """
+
+    __slots__ = ("_adapter", "_ctx", "_forget", "_held", "_wanted")
+
+    def __init__(self, adapter: EngineAdapter, ctx: ServedContext, *, held: bool) -> None:
+        self._adapter = adapter
+        self._ctx = ctx
+        self._held = held
+        self._wanted = False
+        self._forget = ctx.on_stop(self._stopped)
+
+    def first_token(self) -> None:
+        """There is a first token. Repeating it does nothing."""
+        self._held = False
+        if self._wanted:
+            self._wanted = False
+            self._adapter._abort(self._ctx)
+
+    def forget(self) -> None:
+        """The stream has ended: nothing is left to abort."""
+        self._wanted = False
+        # Let go of, too: it knows this object.
+        forget, self._forget = self._forget, _nothing
+        forget()
+
+    def _stopped(self) -> None:
+        self._adapter._cancelled()
+        if self._held:
+            self._wanted = True
+        else:
+            self._adapter._abort(self._ctx)
+
+
+def _linked(item: LLMEngineOutput, span: Span) -> LLMEngineOutput:
+    """The item with the place of the span in it; a copy, for engines may yield the same object to many."""
+    return msgspec.structs.replace(item, worker_trace_link=span.link)
+
+
+def _nothing() -> None:
+    return None

@@ -19,11 +19,20 @@ from dynamo_core.protocol.records import (
     ModelFile,
     RuntimeConfig,
 )
+from dynamo_core.text.folder import TOKENIZER
 
 _WORKER_TYPE = {
     DisaggregationMode.AGGREGATED: AGGREGATED,
     DisaggregationMode.PREFILL: PREFILL,
     DisaggregationMode.DECODE: DECODE,
+}
+
+
+#: What a worker of each role cannot serve without.
+_NEEDS = {
+    DisaggregationMode.AGGREGATED: [],
+    DisaggregationMode.PREFILL: [[DECODE]],
+    DisaggregationMode.DECODE: [[PREFILL]],
 }
 
 
@@ -38,7 +47,7 @@ def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, file
     types = [] if mode is DisaggregationMode.PREFILL else list(worker.endpoint_types)
     if EMBED in engine.capabilities and types and EMBEDDINGS not in types:
         types.append(EMBEDDINGS)
-    tokenizer = "hf" if files else "bytes"
+    tokenizer = "hf" if any(file.name == TOKENIZER for file in files) else "bytes"
     agreed = {
         "files": [(file.name, file.sha256) for file in files],
         "tokenizer": tokenizer,
@@ -68,11 +77,14 @@ def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, file
             max_num_batched_tokens=engine.max_num_batched_tokens,
             data_parallel_size=engine.data_parallel_size,
             data_parallel_start_rank=engine.data_parallel_start_rank,
-            enable_local_indexer=mode is not DisaggregationMode.DECODE,
+            tool_call_parser=worker.tool_call_parser,
+            reasoning_parser=worker.reasoning_parser,
+            enable_local_indexer=worker.enable_local_indexer and mode is not DisaggregationMode.DECODE,
             bootstrap_host=engine.bootstrap_host,
             bootstrap_port=engine.bootstrap_port,
             runtime_data=engine.runtime_data,
         ),
+        needs=_NEEDS[mode],
     )
 
 

@@ -25,6 +25,10 @@ class WorkerMetrics:
         ).labels()
         self._errors = metrics.counter(f"{prefix}errors_total", "Requests that failed.", ("error_type",))
         self._load_time = metrics.gauge(f"{prefix}model_load_time_seconds", "Time the engine took to start.").labels()
+        self._drain_time = metrics.gauge(f"{prefix}drain_time_seconds", "Time the engine took to drain.").labels()
+        self._cleanup_time = metrics.gauge(
+            f"{prefix}cleanup_time_seconds", "Time the engine took to clean up."
+        ).labels()
 
     def request(self) -> Callable[[], None]:
         """Counts a request in; the result counts it out."""
@@ -49,3 +53,11 @@ class WorkerMetrics:
     def loaded(self, seconds: float) -> None:
         """The engine has started."""
         self._load_time.set(seconds)
+
+    def drained(self, seconds: float) -> None:
+        """The engine has been drained, or was given up."""
+        self._drain_time.set(seconds)
+
+    def cleaned_up(self, seconds: float) -> None:
+        """The engine has been cleaned up, or was given up."""
+        self._cleanup_time.set(seconds)

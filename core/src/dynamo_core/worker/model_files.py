@@ -6,12 +6,26 @@ import hashlib
 from collections.abc import AsyncGenerator, Mapping
 
 from dynamo_core.contracts.call import ServedContext
+from dynamo_core.contracts.engine import WorkerConfig
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol.files import ModelFileChunk, ModelFileRequest
 from dynamo_core.protocol.records import ModelFile
+from dynamo_core.text.folder import CHAT_TEMPLATE, load_folder, load_template
 
 #: Bytes per piece.
 PIECE = 256 * 1024
+
+
+def read_files(config: WorkerConfig) -> dict[str, bytes]:
+    """The files that a worker's model consists of, by bare name; a template of its own takes the folder's place.
+
+    Raises:
+        ConfigError: the folder or the template cannot be used.
+    """
+    files = load_folder(config.model_path) if config.model_path is not None else {}
+    if config.custom_jinja_template is not None:
+        files[CHAT_TEMPLATE] = load_template(config.custom_jinja_template)
+    return files
 
 
 class ModelFiles:

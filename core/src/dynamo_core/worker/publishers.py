@@ -35,13 +35,13 @@ class EnginePublishers:
         self._events: KvEventPublisher | None = None
         self._tasks = TaskSet()
 
-    async def start(self, engine: LLMEngine, plane: EventPlane, lease: Lease) -> None:
-        """Subscribes to every source of a started engine.
+    async def start(self, engine: LLMEngine, plane: EventPlane, lease: Lease, *, kv_events: bool = True) -> None:
+        """Subscribes to every source of a started engine; without `kv_events` it is not asked for those.
 
         Raises:
             DynamoError: the event plane cannot be used.
         """
-        caches = await engine.kv_event_sources()
+        caches = await engine.kv_event_sources() if kv_events else ()
         if caches:
             self._events = KvEventPublisher(lease.id, await self._publisher(plane, KV_EVENTS, lease))
             for cache in caches:

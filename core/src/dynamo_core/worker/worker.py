@@ -1,7 +1,8 @@
 """`Worker`: one engine from start to cleanup, registered while it can serve.
 
 States: INIT → RUNNING → STOPPED, or INIT → START_FAILED → STOPPED. Cleanup is owed in RUNNING and START_FAILED, is
-called exactly once, and never in INIT.
+called exactly once, and never in INIT. A worker that is told to end before its engine starts goes from INIT to STOPPED;
+one that is told so while its engine starts lets it finish, and then stops without serving.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from dynamo_core.contracts.call import Handler, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.endpoints import EMBED, GENERATE, MODEL_FILE
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
@@ -22,18 +24,28 @@ from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.errors import BackendError, DynamoError, as_backend_error
-from dynamo_core.protocol.records import CARDS, INSTANCES, Instance
-from dynamo_core.text.folder import load_folder
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.adapter import EngineAdapter
+from dynamo_core.worker.canary import Beats, Canary, HealthCheck, probe
 from dynamo_core.worker.card import make_card, make_instance
 from dynamo_core.worker.gate import CapacityGate
 from dynamo_core.worker.metrics import WorkerMetrics
-from dynamo_core.worker.model_files import ModelFiles
+from dynamo_core.worker.model_files import ModelFiles, read_files
+from dynamo_core.worker.probe import probe_request
 from dynamo_core.worker.publishers import EnginePublishers
 
 log = logging.getLogger(__name__)
 
 Announce = Callable[..., None]
+
+#: What an engine may be asked in: `EngineConfig.model_input`.
+_MODEL_INPUTS = ("tokens", "text")
+
+#: Seconds that an engine's `drain` has at least, also if the requests have used up the time.
+MIN_DRAIN = 1.0
 
 
 class WorkerState(enum.Enum):
@@ -53,8 +65,8 @@ class WorkerLimits:
     queued_requests: int = 16
     #: How long it serves on after it has left discovery, for callers that have not noticed yet.
     grace_period: float = 5.0
-    #: How long running requests may take to finish after that.
-    drain_timeout: float = 30.0
+    #: How long running requests may take to finish after that, and the engine to drain.
+    drain_timeout: float = 25.0
 
 
 class Worker:
@@ -71,8 +83,13 @@ class Worker:
         limits: WorkerLimits,
         announce: Announce,
         events: EventPlane | None = None,
+        health_check: HealthCheck | None = None,
+        stopping: Callable[[], None] | None = None,
     ) -> None:
-        """`events` is where the engine's cache and load are told; None: the plane that comes with the transport."""
+        """`events` is where the engine's cache and load are told; None: the plane that comes with the transport.
+
+        Without `health_check` the engine is not probed. `stopping` is called when stopping begins, for whatever reason.
+        """
         self._engine = engine
         self._config = config
         self._transport = transport
@@ -81,12 +98,22 @@ class Worker:
         self._limits = limits
         self._announce = announce
         self._events = events or transport.events()
+        self._health_check = health_check
+        self._stopping = stopping
         self._publishers = EnginePublishers()
+        self._worker_metrics = WorkerMetrics(metrics)
         self._lease: Lease | None = None
         self._served: list[Served] = []
-        self._adapter: EngineAdapter | None = None
+        self._adapters: list[EngineAdapter] = []
+        self._canary: Canary | None = None
         self._instance: Instance | None = None
+        #: The canary's last verdict that was carried out; read and written under the lock.
+        self._sound = True
+        self._listing = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
+        self._begun = False
+        self._ending = False
+        self._drain_ends: float | None = None
         self.state = WorkerState.INIT
 
     @property
@@ -100,9 +127,15 @@ class Worker:
         return f"{self._config.namespace}.{self._config.component}"
 
     @property
+    def endpoint(self) -> str:
+        """``namespace.component.endpoint``."""
+        return f"{self.name}.{self._config.endpoint}"
+
+    @property
     def ready(self) -> bool:
-        """Whether it is registered and takes requests."""
-        return self.state is WorkerState.RUNNING and self._instance is not None
+        """Whether it is registered and takes requests, and its engine answers as far as is known."""
+        serves = self.state is WorkerState.RUNNING and self._instance is not None
+        return serves and (self._canary is None or self._canary.answers)
 
     async def lost(self) -> None:
         """Returns when discovery has given up on this worker: its lease could not be kept."""
@@ -112,33 +145,55 @@ class Worker:
     async def start(self, *, system_url: str | None = None) -> None:
         """Starts the engine, then serves, then registers. `system_url` is where its health and metrics are.
 
+        If it is told to end before it is registered, by `interrupt` or `stop`, it has stopped when this returns.
+
         Raises:
             ConfigError: the model folder cannot be used.
             BackendError: the engine could not start; cleanup has been called.
+            DynamoError: the worker could not be registered; cleanup has been called.
         """
+        if self._begun:
+            raise RuntimeError("a worker is started once")
+        self._begun = True
         async with self._lifecycle:
-            await self._start(system_url)
+            try:
+                await self._start(system_url)
+            except BaseException:
+                await self._stop(grace=False)
+                raise
+            if self._is_ending() and self._instance is None:
+                await self._stop(grace=False)
+
+    def interrupt(self) -> None:
+        """Says that the process is to end: an engine that is starting may finish, nothing further begins.
+
+        Once the worker serves this changes nothing; `stop` is what ends it.
+        """
+        self._ending = True
+
+    def _is_ending(self) -> bool:
+        # Asked again after each wait: what type checkers remember of an attribute is out of date by then.
+        return self._ending
 
     async def _start(self, system_url: str | None) -> None:
-        if self.state is not WorkerState.INIT:
-            raise RuntimeError("a worker is started once")
-        folder = self._config.model_path
-        files = ModelFiles(await asyncio.to_thread(load_folder, folder) if folder is not None else {})
+        if self._is_ending():
+            return
+        files = await asyncio.to_thread(read_files, self._config)
         self._lease = await self._discovery.lease()
-        try:
-            engine_config = await self._start_engine(self._lease)
+        if self._is_ending():
+            return
+        engine_config = await self._start_engine(self._lease)
+        if not self._is_ending():
             await self._serve(self._lease, engine_config, files, system_url)
-        except BaseException:
-            await self._stop(grace=False)
-            raise
 
     async def stop(self, *, grace: bool = True, hurried: bool = False) -> None:
         """Unregisters, waits the grace period, lets requests finish, drains, cleans up. Safe twice.
 
-        `hurried` skips the grace period. Without `grace` it does not wait for running requests
-        either. Nor does it once it is cancelled;
-        every later step is still taken. While the worker starts, this waits until it has.
+        `hurried` skips the grace period. Without `grace` it does not wait for running requests either. Nor does it once
+        it is cancelled; every later step is still taken. While the worker starts, this waits until its engine has
+        started, and the worker does not serve.
         """
+        self._ending = True
         async with self._lifecycle:
             await self._stop(grace=grace, hurried=hurried)
 
@@ -148,7 +203,11 @@ class Worker:
         running = self.state is WorkerState.RUNNING
         owed = self.state is not WorkerState.INIT
         self.state = WorkerState.STOPPED
+        if self._stopping is not None:
+            self._stopping()
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [("leave discovery", self._unregister)]
+        if self._canary is not None:
+            steps.append(("end its health checks", self._canary.aclose))
         if running:
             self._say("dynamo_engine_draining")
         if grace:
@@ -159,7 +218,7 @@ class Worker:
         if running:
             steps.append(("drain its engine", self._drain_engine))
         if owed:
-            steps.append(("clean up its engine", self._engine.cleanup))
+            steps.append(("clean up its engine", self._clean_up))
         steps.append(("close its publishers", self._publishers.aclose))
         if self._lease is not None:
             steps.append(("end its lease", self._lease.aclose))
@@ -180,6 +239,8 @@ class Worker:
                 if step == self._close_endpoints:
                     # What was left open by being cut short; the requests have had their time.
                     await self._close_endpoints()
+            except TimeoutError:
+                log.warning("worker %s could not %s in time", self._config.worker, what)
             except Exception:
                 log.exception("worker %s could not %s", self._config.worker, what)
         if cut:
@@ -195,10 +256,10 @@ class Worker:
         self.state = WorkerState.START_FAILED
         try:
             engine_config = await self._engine.start(worker_id)
-            if not engine_config.model:
-                raise BackendError.InvalidArgument("EngineConfig.model is empty")
+            self._worker_metrics.loaded(time.perf_counter() - begun)
+            _check(engine_config)
             await self._engine.setup_metrics(self._metrics)
-            await self._publishers.start(self._engine, self._events, lease)
+            await self._publishers.start(self._engine, self._events, lease, kv_events=self._config.enable_kv_routing)
         except DynamoError:
             raise
         except Exception as error:
@@ -206,24 +267,26 @@ class Worker:
             log.exception("engine %s of worker %s failed to start", self._engine.NAME, self._config.worker)
             raise as_backend_error(error) from error
         self.state = WorkerState.RUNNING
-        self._worker_metrics = WorkerMetrics(self._metrics)
-        self._worker_metrics.loaded(time.perf_counter() - begun)
         self._announce("dynamo_engine_started", worker=self._config, engine_config=engine_config, worker_id=worker_id)
         return engine_config
 
     async def _serve(
-        self, lease: Lease, engine_config: EngineConfig, files: ModelFiles, system_url: str | None
+        self, lease: Lease, engine_config: EngineConfig, files: dict[str, bytes], system_url: str | None
     ) -> None:
         gate = CapacityGate(self._metrics, limit=self._limits.engine_requests, queue=self._limits.queued_requests)
-        self._adapter = adapter = EngineAdapter(
-            self._engine, engine_config, gate, self._worker_metrics, worker=self._config.worker
-        )
-        card = make_card(lease.id, self._config, engine_config, files.listing())
+        adapter = self._adapter(lease, engine_config, gate, self._worker_metrics)
+        model_files = ModelFiles(files)
+        card = make_card(lease.id, self._config, engine_config, model_files.listing())
+        request = await self._probe_request(card, files)
+        beats = Beats()
+        generate: Handler = adapter.generate
+        if request is not None:
+            generate = self._watched(lease, engine_config, adapter, beats)
         address: dict[str, str] = {}
         for endpoint, handler in (
-            (GENERATE, adapter.generate),
+            (GENERATE, generate),
             (EMBED, adapter.embed),
-            (MODEL_FILE, files.serve),
+            (MODEL_FILE, model_files.serve),
         ):
             served = await self._transport.serve(lease.id, endpoint, handler)
             self._served.append(served)
@@ -233,12 +296,85 @@ class Worker:
         await lease.put(CARDS + card.path, msgspec.json.encode(card))
         await lease.put(INSTANCES + instance.path, msgspec.json.encode(instance))
         self._instance = instance
-        log.info("serving %s as instance %x of worker %s", card.name, lease.id, self._config.worker)
+        log.info(
+            "serving %s on %s as instance %x of worker %s", card.name, self.endpoint, lease.id, self._config.worker
+        )
+        if request is not None and self._health_check is not None:
+            self._canary = self._make_canary(instance, request, beats, self._health_check)
+            self._canary.start()
+
+    def _adapter(
+        self, lease: Lease, engine_config: EngineConfig, gate: CapacityGate, metrics: WorkerMetrics
+    ) -> EngineAdapter:
+        adapter = EngineAdapter(self._engine, engine_config, gate, metrics, config=self._config, worker_id=lease.id)
+        self._adapters.append(adapter)
+        return adapter
+
+    # Health checks.
+
+    async def _probe_request(self, card: ModelCard, files: dict[str, bytes]) -> PreprocessedRequest | None:
+        check = self._health_check
+        if check is None:
+            return None
+        offered: object = None
+        if check.payload is None:
+            try:
+                offered = await self._engine.health_check_payload()
+            except Exception as error:
+                raise as_backend_error(error) from error
+        return await probe_request(check.payload, offered, card=card, files=files)
+
+    def _watched(self, lease: Lease, engine_config: EngineConfig, adapter: EngineAdapter, beats: Beats) -> Handler:
+        """The handler of ``generate`` for a worker with a canary: answers are counted, probes are kept apart.
+
+        A probe asks whether the engine answers, not whether there is room: it takes no place from requests, is refused
+        none, and shows in no metric. There is one at a time, so that a stuck engine does not collect them.
+        """
+        private = Metrics()
+        probes = self._adapter(lease, engine_config, CapacityGate(private, limit=1, queue=0), WorkerMetrics(private))
+
+        async def generate(request: PreprocessedRequest, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
+            if request.is_probe:
+                return await probes.generate(request, ctx)
+            return beats.watch(await adapter.generate(request, ctx))
+
+        return generate
+
+    def _make_canary(
+        self, instance: Instance, request: PreprocessedRequest, beats: Beats, check: HealthCheck
+    ) -> Canary:
+        async def ask() -> None:
+            await probe(self._transport, instance, GENERATE, request, check.timeout)
+
+        return Canary(ask, beats, check, self._judged)
+
+    async def _judged(self, answers: bool, why: str) -> None:
+        """The canary's verdict: who does not answer is not routed to."""
+        if self._lease is None or self._instance is None or self._health_check is None:
+            return
+        async with self._listing:
+            if self.state is not WorkerState.RUNNING or self._sound == answers:
+                return
+            if self._health_check.unregister:
+                key = INSTANCES + self._instance.path
+                if answers:
+                    await self._lease.put(key, msgspec.json.encode(self._instance))
+                else:
+                    await self._lease.remove(key)
+            self._sound = answers
+        if answers:
+            log.info("the engine of worker %s answers again", self._config.worker)
+        else:
+            log.error("the engine of worker %s does not answer: %s", self._config.worker, why)
+
+    # Stopping, step by step.
 
     async def _unregister(self) -> None:
         if self._lease is not None and self._instance is not None:
-            await self._lease.remove(INSTANCES + self._instance.path)
-            await self._lease.remove(CARDS + self._instance.path)
+            # A verdict under way has been carried out when the lock is free; later ones change nothing.
+            async with self._listing:
+                await self._lease.remove(INSTANCES + self._instance.path)
+                await self._lease.remove(CARDS + self._instance.path)
 
     async def _wait_for_late_callers(self) -> None:
         if self._instance is not None and self._discovery.CROSS_PROCESS:
@@ -246,15 +382,44 @@ class Worker:
 
     async def _finish_requests(self) -> None:
         timeout = self._limits.drain_timeout
+        self._drain_ends = time.monotonic() + timeout
         if not all(await asyncio.gather(*(served.drain(timeout) for served in self._served))):
             log.warning("worker %s ends requests that did not finish in time", self._config.worker)
 
     async def _close_endpoints(self) -> None:
         for served in self._served:
             await served.aclose()
-        if self._adapter is not None:
-            await self._adapter.aclose()
+        for adapter in self._adapters:
+            await adapter.aclose()
 
     async def _drain_engine(self) -> None:
-        async with asyncio.timeout(self._limits.drain_timeout):
-            await self._engine.drain()
+        left = self._limits.drain_timeout
+        if self._drain_ends is not None:
+            left = min(left, max(self._drain_ends - time.monotonic(), MIN_DRAIN))
+        begun = time.perf_counter()
+        try:
+            async with asyncio.timeout(left):
+                await self._engine.drain()
+        finally:
+            self._worker_metrics.drained(time.perf_counter() - begun)
+
+    async def _clean_up(self) -> None:
+        begun = time.perf_counter()
+        try:
+            await self._engine.cleanup()
+        finally:
+            seconds = time.perf_counter() - begun
+            self._worker_metrics.cleaned_up(seconds)
+            log.info("the engine of worker %s was cleaned up in %.3f s", self._config.worker, seconds)
+            # Collectors of the engine may hold on to what is gone.
+            self._metrics.unbridge()
+
+
+def _check(engine_config: EngineConfig) -> None:
+    """Refuses what nobody could be served with."""
+    if not engine_config.model:
+        raise BackendError.InvalidArgument("EngineConfig.model is empty")
+    if engine_config.model_input not in _MODEL_INPUTS:
+        raise BackendError.InvalidArgument(
+            f"EngineConfig.model_input is {engine_config.model_input!r}; it must be one of {', '.join(_MODEL_INPUTS)}"
+        )

@@ -1,0 +1,137 @@
+"""Spans: one call to open them, whether they are exported or not.
+
+Without export a span is its ids only: log lines carry them and headers pass them on, and nothing is recorded. With it,
+`dynamo_core.telemetry.export` has put a recorder here, which records spans with OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Literal, Protocol, TypeAlias
+
+from dynamo_core.errors import DynamoError
+from dynamo_core.protocol.request import TraceLink
+from dynamo_core.telemetry import tracing
+from dynamo_core.telemetry.tracing import TraceContext
+
+Kind: TypeAlias = Literal["internal", "server", "client", "producer", "consumer"]
+Value: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
+Attributes: TypeAlias = Mapping[str, Value]
+
+#: Characters of an error's text that a span keeps.
+MAX_ERROR = 1024
+
+
+class Span:
+    """A part of a trace. This one is not recorded: it has ids, and all it is told is forgotten.
+
+    Entered, it is the current span: spans opened inside become its children, and log lines carry its ids. Leaving ends
+    it; an exception that passes through sets the error status. It may be entered once, and held across awaits and
+    yields.
+    """
+
+    __slots__ = ("_token", "context")
+
+    def __init__(self, context: TraceContext) -> None:
+        #: The ids, for whoever must name this span: ``context.to_headers()`` makes a receiver its child.
+        self.context = context
+        self._token: Token[TraceContext | None] | None = None
+
+    @property
+    def recording(self) -> bool:
+        """Whether what the span is told is kept. If not, what costs something to find out need not be told."""
+        return False
+
+    @property
+    def link(self) -> TraceLink:
+        """How a later span of another request or worker refers to this one."""
+        return TraceLink(self.context.trace_id, self.context.span_id)
+
+    def set_attribute(self, key: str, value: Value) -> None:
+        """Sets one attribute; the last value stands."""
+
+    def set_attributes(self, attributes: Attributes) -> None:
+        """Sets several attributes."""
+
+    def set_error(self, text: str) -> None:
+        """Sets the status to error; `text` says why."""
+
+    def add_link(self, link: TraceLink) -> None:
+        """Refers to a span that came before; a link that names none is left out."""
+
+    def end(self) -> None:
+        """Ends the span. What it is told later is lost. Safe twice; leaving the span does it."""
+
+    def __enter__(self) -> Span:
+        self._token = tracing.current.set(self.context)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._leave()
+        # Being cancelled or closed is nobody's error.
+        if error is not None and isinstance(error, Exception):
+            self.set_error(describe(error))
+        self.end()
+
+    def _leave(self) -> bool:
+        """Makes the span before current again; False if this is another context than the one that entered."""
+        token, self._token = self._token, None
+        try:
+            if token is not None:
+                tracing.current.reset(token)
+        except ValueError:
+            # A generator may be closed by another task; its context has nothing to restore.
+            return False
+        return True
+
+
+class Recorder(Protocol):
+    """What records spans."""
+
+    def start(
+        self,
+        name: str,
+        kind: Kind,
+        attributes: Attributes | None,
+        links: Sequence[TraceLink],
+        parent: TraceContext | None,
+    ) -> Span:
+        """As `start_span`."""
+
+
+_recorder: Recorder | None = None
+
+
+def set_recorder(recorder: Recorder | None) -> None:
+    """Spans opened from now on are recorded, or no longer. For `dynamo_core.telemetry.export`, and tests."""
+    global _recorder
+    _recorder = recorder
+
+
+def start_span(
+    name: str,
+    *,
+    kind: Kind = "internal",
+    attributes: Attributes | None = None,
+    links: Sequence[TraceLink] = (),
+    parent: TraceContext | None = None,
+) -> Span:
+    """Opens a span: ``with start_span("tokenize") as span: …``, or keep it and call `Span.end`.
+
+    It is a child of `parent`, the context of a span elsewhere; without one, of the current span; without that, the root
+    of a new trace. A span below one that is not sampled is not recorded.
+    """
+    if _recorder is not None:
+        return _recorder.start(name, kind, attributes, links, parent)
+    if parent is None:
+        parent = tracing.current.get()
+    return Span(TraceContext.new() if parent is None else parent.child())
+
+
+def describe(error: BaseException) -> str:
+    """An error as the text of a status."""
+    name = error.kind if isinstance(error, DynamoError) else type(error).__name__
+    text = str(error)
+    return (f"{name}: {text}" if text else name)[:MAX_ERROR]

@@ -1,0 +1,452 @@
+"""The life of a worker process under every condition, with an engine that writes down what is asked of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: A plugin outside the tree: found by its metadata, as any installed one is.
+ENGINE = """
+from __future__ import annotations
+import asyncio, ctypes, os, signal, time
+from dynamo_core import BackendError, EngineConfig, LLMEngine, LLMEngineOutput, PluginConfig, hookimpl
+from prometheus_client import CollectorRegistry, Gauge
+
+DYNAMO_API = 1
+
+
+class LifeConfig(PluginConfig):
+    diary: str
+    start_seconds: float = 0.0
+    fail_start: bool = False
+    signal_when_made: bool = False
+    hang: str = ""
+    itl: float = 0.02
+
+
+class LifeEngine(LLMEngine):
+    NAME = "life"
+    Config = LifeConfig
+
+    def __init__(self, config, worker):
+        super().__init__(config, worker)
+        self.silent = False
+        if config.signal_when_made:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def write(self, line):
+        with open(self.config.diary, "a") as diary:
+            diary.write(line + "\\n")
+
+    async def hanging(self, where):
+        if self.config.hang == where:
+            await asyncio.Event().wait()
+        if self.config.hang == where + " in C":
+            time.sleep(600)
+        if self.config.hang == where + " with the lock":
+            ctypes.PyDLL(None).sleep(600)
+
+    async def start(self, worker_id):
+        self.write("start")
+        await self.hanging("start")
+        await asyncio.sleep(self.config.start_seconds)
+        if self.config.fail_start:
+            raise BackendError.EngineShutdown("no memory")
+        self.write("started")
+        return EngineConfig(model="life-model")
+
+    async def setup_metrics(self, metrics):
+        own = CollectorRegistry()
+        Gauge("life_temperature", "How warm.", registry=own).set(37)
+        Gauge("other_temperature", "Not shown.", registry=own).set(1)
+        metrics.bridge(own, prefixes=["life_"])
+
+    async def generate(self, request, ctx):
+        self.write("probe" if request.is_probe else "generate")
+        if request.is_probe and os.path.exists(self.config.diary + ".silent"):
+            await ctx.stopped()
+            yield LLMEngineOutput.cancelled()
+            return
+        await self.hanging("generate")
+        for number in range(request.stop_conditions.max_tokens or 1):
+            await asyncio.sleep(0 if request.is_probe else self.config.itl)
+            yield LLMEngineOutput([65 + number % 26])
+        yield LLMEngineOutput.length()
+
+    async def drain(self):
+        self.write("drain")
+        await self.hanging("drain")
+
+    async def cleanup(self):
+        self.write("cleanup")
+        await self.hanging("cleanup")
+        self.write("cleaned up")
+
+
+@hookimpl
+def dynamo_register_engines():
+    return [LifeEngine]
+"""
+
+CONFIG = """
+workers:
+  life:
+    model: {name: life-model}
+    engine: {use: life, diary: "%(folder)s/diary", %(engine)s}
+    grace_period: 0.3
+    shutdown_timeout: 10
+    %(worker)s
+client: {drain_grace: 0.1}
+transport: {use: tcp}
+discovery: {use: file, path: "%(folder)s/discovery", ttl: 2}
+"""
+
+
+class Life:
+    """A worker process, its log and the diary of its engine."""
+
+    def __init__(self, folder: Path, plugin: Path, engine: str, worker: str, env: dict[str, str]) -> None:
+        self.folder = folder
+        self.diary_path = folder / "diary"
+        self.config = CONFIG % {"folder": folder, "engine": engine, "worker": worker}
+        path = folder / "worker.yaml"
+        path.write_text(self.config)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
+        imports = os.pathsep.join(filter(None, [str(plugin), kept.get("PYTHONPATH")]))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--only", "workers.life"],
+            env=kept | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": imports} | env,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.log = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+
+    @property
+    def diary(self) -> list[str]:
+        return self.diary_path.read_text().splitlines() if self.diary_path.exists() else []
+
+    def until(self, condition: Callable[[], bool], seconds: float = 15) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"{self.diary}\n{self.log}"
+            time.sleep(0.02)
+
+    def serving(self) -> Life:
+        self.until(lambda: "serving life-model" in self.log)
+        return self
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """The exit code, once the process has ended by itself."""
+        code = self.process.wait(20)
+        self._reader.join(5)
+        return code
+
+    @property
+    def system(self) -> str:
+        """The address of its own health and metrics, as its record in discovery tells."""
+        for path in (self.folder / "discovery").rglob("*"):
+            if path.is_file() and (found := re.search(rb'"system_url":"([^"]+)"', path.read_bytes())):
+                return found[1].decode()
+        raise AssertionError("no record in discovery")
+
+    def ask(self, path: str, system: str | None = None) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen((system or self.system) + path, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(5)
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to import the engine from."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "life_engine.py").write_text(ENGINE)
+    metadata = folder / "life_engine-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: life-engine\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[dynamo]\nengine-life = life_engine\n")
+    return folder
+
+
+@pytest.fixture
+def live(tmp_path: Path, plugin: Path) -> Iterator[Callable[..., Life]]:
+    """Starts workers that live as long as the test."""
+    lives: list[Life] = []
+
+    def start(engine: str = "itl: 0.02", worker: str = "", **env: str) -> Life:
+        lives.append(Life(tmp_path, plugin, engine, worker, env))
+        return lives[-1]
+
+    yield start
+    for life in lives:
+        life.close()
+
+
+def phases(log: str) -> list[str]:
+    return re.findall(r"Phase (\d):", log)
+
+
+WHOLE = ["start", "started", "drain", "cleanup", "cleaned up"]
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+
+
+@SIGNALS
+def test_an_idle_worker_ends_in_order(live: Any, number: int) -> None:
+    life = live().serving()
+
+    life.signal(number)
+
+    assert life.end() == 0, life.log
+    assert life.diary == WHOLE
+    assert phases(life.log) == ["1", "2", "3"]
+
+
+@SIGNALS
+def test_a_signal_while_the_engine_starts_lets_it_finish_and_nothing_is_served(live: Any, number: int) -> None:
+    life = live("start_seconds: 1.0")
+    life.until(lambda: life.diary == ["start"])
+
+    life.signal(number)
+
+    assert life.end() == 0, life.log
+    assert life.diary == WHOLE
+    assert "serving life-model" not in life.log
+
+
+def test_a_signal_before_the_engine_starts_leaves_it_alone(live: Any) -> None:
+    life = live("signal_when_made: true")
+
+    assert life.end() == 0, life.log
+    assert life.diary == []
+    assert phases(life.log) == ["1", "2", "3"]
+
+
+def test_a_second_signal_cuts_the_start(live: Any) -> None:
+    life = live("hang: start")
+    life.until(lambda: life.diary == ["start"])
+
+    life.signal()
+    life.until(lambda: "may finish" in life.log)
+    life.signal()
+
+    assert life.end() == 0, life.log
+    assert life.diary == ["start", "cleanup", "cleaned up"]
+
+
+def test_an_engine_that_fails_to_start_is_cleaned_up_and_the_process_fails(live: Any) -> None:
+    life = live("fail_start: true")
+
+    assert life.end() == 1
+    assert life.diary == ["start", "cleanup", "cleaned up"]
+    assert "no memory" in life.log
+
+
+def test_a_worker_that_cannot_be_registered_goes_down_as_any_other(live: Any) -> None:
+    life = live("start_seconds: 0.5")
+    life.until(lambda: life.diary == ["start"])
+    folder = life.folder / "discovery"
+    moved = folder.rename(life.folder / "moved")
+    folder.write_text("a file where the folder was")
+
+    code = life.end()
+
+    folder.unlink()
+    assert code == 1, life.log
+    assert life.diary == WHOLE
+    assert moved.exists()
+
+
+def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(live: Any, serve: Any) -> None:
+    life = live("itl: 0.03").serving()
+    server = serve(life.config, command="frontend")
+    body = {"model": "life-model", "prompt": "hi", "max_tokens": 60, "stream": True}
+    connection = server.raw("POST", "/v1/completions", body)
+    received = b""
+    while b'"text"' not in received:
+        received += connection.recv(65536)
+
+    life.signal()
+    gone = server.until(lambda: json.loads(server.request("GET", "/v1/models")[2])["data"] == [], 5)
+    ended_before = "cleanup" in life.diary
+    while data := connection.recv(65536):
+        received += data
+    connection.close()
+
+    assert gone
+    assert not ended_before, "the model was still listed when its worker was done"
+    assert b"data: [DONE]" in received
+    text = "".join(re.findall(r'"text":"([^"]*)"', received.decode()))
+    assert len(text) == 60
+    assert life.end() == 0, life.log
+    assert life.diary == ["start", "started", "generate", "drain", "cleanup", "cleaned up"]
+
+
+def test_an_engine_that_does_not_drain_is_cleaned_up_all_the_same(live: Any) -> None:
+    life = live("hang: drain", "drain_timeout: 0.5").serving()
+
+    life.signal()
+
+    assert life.end() == 0, life.log
+    assert life.diary == WHOLE
+    assert "could not drain its engine in time" in life.log
+
+
+@pytest.mark.parametrize(
+    "hang", ["cleanup", "cleanup in C", "drain in C"], ids=["cleanup", "cleanup in C", "drain in C"]
+)
+def test_an_engine_that_cannot_be_stopped_takes_the_process_no_longer_than_the_deadline(live: Any, hang: str) -> None:
+    life = live(f"hang: {hang}", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="-3")
+    life.serving()
+
+    life.signal()
+
+    assert life.end() == 70
+    assert life.diary.count("cleanup") == ("cleanup" in hang)
+    assert "not stopped within" in life.log
+
+
+def test_a_failed_start_with_a_cleanup_that_hangs_has_the_deadline_too(live: Any) -> None:
+    life = live("fail_start: true, hang: cleanup", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1")
+
+    assert life.end() == 70
+    assert life.diary == ["start", "cleanup"]
+
+
+def test_a_signal_is_heard_by_a_process_whose_loop_stands_still(live: Any) -> None:
+    life = live("hang: start in C", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1")
+    life.until(lambda: life.diary == ["start"])
+
+    life.signal()
+
+    assert life.end() == 70
+
+
+def ask_once(server: Any) -> None:
+    body = {"model": "life-model", "prompt": "hi", "max_tokens": 1}
+    threading.Thread(target=server.request, args=("POST", "/v1/completions", body), daemon=True).start()
+
+
+def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(live: Any, serve: Any) -> None:
+    life = live("hang: generate in C", "stall_exit: 1").serving()
+    server = serve(life.config, command="frontend")
+    assert server.until(lambda: len(server.instances()) == 1, 5)
+
+    ask_once(server)
+
+    assert life.end() == 70
+    assert "the event loop stood still for 1 s" in life.log
+    assert "life_engine.py" in life.log, "every thread is shown"
+    assert server.until(lambda: server.instances() == {}, 10), "its lease runs out"
+
+
+def test_a_loop_that_is_held_by_code_that_keeps_the_interpreters_lock_ends_the_process_too(
+    live: Any, serve: Any
+) -> None:
+    life = live("hang: generate with the lock", "stall_exit: 1").serving()
+    server = serve(life.config, command="frontend")
+    assert server.until(lambda: len(server.instances()) == 1, 5)
+
+    ask_once(server)
+
+    assert life.end() == 1
+    assert "life_engine.py" in life.log
+
+
+def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_it_does(live: Any, serve: Any) -> None:
+    life = live(
+        DYN_HEALTH_CHECK_ENABLED="true", DYN_CANARY_WAIT_TIME="0.4", DYN_HEALTH_CHECK_REQUEST_TIMEOUT="0.5"
+    ).serving()
+    server = serve(life.config, command="frontend")
+    system = life.system
+    life.until(lambda: "probe" in life.diary)
+    before = life.ask("/health", system)
+    silent = Path(f"{life.diary_path}.silent")
+
+    silent.touch()
+    left = server.until(lambda: server.instances() == {}, 10)
+    during = life.ask("/health", system)
+    silent.unlink()
+    back = server.until(lambda: len(server.instances()) == 1, 10)
+    life.until(lambda: life.ask("/health", system)[0] == 200)
+    metrics = life.ask("/metrics", system)[1]
+    life.signal()
+
+    assert left, life.log
+    assert back, life.log
+    assert before[0] == 200
+    assert json.loads(before[1])["endpoints"] == {"dynamo.backend.generate": "ready"}
+    assert during[0] == 503
+    assert json.loads(during[1])["status"] == "notready"
+    assert json.loads(during[1])["endpoints"] == {"dynamo.backend.generate": "notready"}
+    assert re.search(r"^dynamo_component_requests_total\{.*\} 0\.0$", metrics, re.MULTILINE), "probes do not count"
+    assert life.end() == 0, life.log
+    assert life.diary[-3:] == ["drain", "cleanup", "cleaned up"]
+
+
+def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live: Any) -> None:
+    life = live().serving()
+
+    text = life.ask("/metrics")[1]
+
+    line = next(line for line in text.splitlines() if line.startswith("life_temperature{"))
+    assert line.endswith(" 37.0")
+    for label in ('dynamo_component="backend"', 'dynamo_endpoint="generate"', 'worker="life-0"'):
+        assert label in line
+    assert "other_temperature" not in text
+    assert re.search(r"^dynamo_component_model_load_time_seconds\{", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/metadata", 404, "Discovery metadata not available"),
+        ("/engine/sleep", 404, "Route not found"),
+        ("/nothing", 404, "Route not found"),
+    ],
+)
+def test_what_a_worker_does_not_have_is_said(live_for_module: Life, path: str, status: int, text: str) -> None:
+    answer = live_for_module.ask(path)
+
+    assert answer[0] == status
+    assert text in answer[1]
+
+
+@pytest.fixture(scope="module")
+def live_for_module(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[Life]:
+    life = Life(tmp_path_factory.mktemp("life"), plugin, "itl: 0.02", "", {})
+    yield life.serving()
+    life.close()

@@ -1,39 +1,38 @@
-"""Runs the engine through its contract, as the framework would."""
+"""Holds the engine to its contract, as the framework would, and then to what it promises itself."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import dynamo_plugin_engine_echo
 import pytest
-from dynamo_core import (
-    EngineContext,
-    FinishReason,
-    GenerateContext,
-    LLMEngineOutput,
-    PreprocessedRequest,
-    StopConditions,
-    WorkerConfig,
-)
+from dynamo_core import FinishReason, LLMEngineOutput, PreprocessedRequest, StopConditions, WorkerConfig
+from dynamo_core.testing import EngineConformance, EngineFactory, mock_context
 from dynamo_plugin_engine_echo.engine import EchoConfig, EchoEngine
+
+
+def make() -> EchoEngine:
+    return EchoEngine(EchoConfig(), WorkerConfig(model_name="a-model"))
+
+
+class TestContract(EngineConformance):
+    """Every promise of an engine, one test each."""
+
+    @pytest.fixture
+    def engine_factory(self) -> EngineFactory:
+        return make
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[EchoEngine]:
-    engine = EchoEngine(EchoConfig(), WorkerConfig(model_name="a-model"))
+    engine = make()
     await engine.start(worker_id=1)
     yield engine
     await engine.cleanup()
 
 
-def context(request_id: str = "r1") -> GenerateContext:
-    return GenerateContext(EngineContext(request_id))
-
-
-async def collect(
-    engine: EchoEngine, prompt: list[int], ctx: GenerateContext, max_tokens: int | None = None
-) -> list[LLMEngineOutput]:
+async def answer(engine: EchoEngine, prompt: list[int], max_tokens: int | None = None) -> list[LLMEngineOutput]:
     request = PreprocessedRequest(token_ids=prompt, stop_conditions=StopConditions(max_tokens=max_tokens))
-    return [item async for item in engine.generate(request, ctx)]
+    return [item async for item in engine.generate(request, mock_context())]
 
 
 def tokens(items: list[LLMEngineOutput]) -> list[int]:
@@ -44,56 +43,26 @@ def test_the_package_offers_the_engine() -> None:
     assert dynamo_plugin_engine_echo.dynamo_register_engines() == [EchoEngine]
 
 
-async def test_the_last_item_and_no_other_has_a_finish_reason(engine: EchoEngine) -> None:
-    items = await collect(engine, [1, 2, 3], context())
+async def test_the_prompt_comes_back(engine: EchoEngine) -> None:
+    items = await answer(engine, [1, 2, 3])
 
-    assert [item.finish_reason for item in items[:-1]] == [None, None, None]
+    assert tokens(items) == [1, 2, 3]
     assert items[-1].finish_reason is FinishReason.STOP
 
 
-async def test_no_more_than_max_tokens_come_out_and_usage_counts_them(engine: EchoEngine) -> None:
-    items = await collect(engine, [1, 2, 3], context(), max_tokens=2)
+async def test_a_limit_cuts_the_answer_and_usage_counts_what_came(engine: EchoEngine) -> None:
+    items = await answer(engine, [1, 2, 3], max_tokens=2)
 
     used = items[-1].completion_usage
-    assert len(tokens(items)) == 2
+    assert tokens(items) == [1, 2]
     assert items[-1].finish_reason is FinishReason.LENGTH
     assert used is not None
     assert (used.prompt_tokens, used.completion_tokens) == (3, 2)
 
 
-async def test_a_request_stopped_before_its_first_token_ends_cancelled(engine: EchoEngine) -> None:
-    ctx = context()
-    ctx.stop_generating()
-
-    [only] = await collect(engine, [1, 2, 3], ctx)
-
-    assert only.finish_reason is FinishReason.CANCELLED
-
-
-async def test_a_request_stopped_midway_ends_cancelled(engine: EchoEngine) -> None:
-    ctx = context()
-    items = []
-
-    async for item in engine.generate(PreprocessedRequest(token_ids=[1, 2, 3]), ctx):
-        items.append(item)
-        ctx.stop_generating()
-
-    assert len(items) == 2
-    assert items[-1].finish_reason is FinishReason.CANCELLED
-
-
 async def test_requests_that_run_side_by_side_do_not_mix(engine: EchoEngine) -> None:
     prompts = [[number, number + 1, number + 2] for number in range(8)]
 
-    answers = await asyncio.gather(
-        *(collect(engine, prompt, context(f"r{number}")) for number, prompt in enumerate(prompts))
-    )
+    answers = await asyncio.gather(*(answer(engine, prompt) for prompt in prompts))
 
-    assert [tokens(answer) for answer in answers] == prompts
-
-
-async def test_cleanup_is_safe_without_start_and_twice() -> None:
-    engine = EchoEngine(EchoConfig(), WorkerConfig())
-
-    await engine.cleanup()
-    await engine.cleanup()
+    assert [tokens(items) for items in answers] == prompts

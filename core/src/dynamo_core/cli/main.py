@@ -13,8 +13,10 @@ COMMANDS = {
     "worker": "Run one worker of a config in this process.",
     "check": "Load a config and its plugins without starting anything.",
     "plugins": "List the plugins that are installed, and what the config loads.",
-    "config": "Show the settings in force, where they come from, and their schema.",
+    "config": "Show the settings in force, their origins, and their schema.",
+    "key": "Make API keys for clients.",
     "new": "Write a new plugin package to start from.",
+    "conformance": "Hold an installed plugin to its contract.",
 }
 
 

@@ -1,24 +1,167 @@
-"""Kits that a plugin's author runs: what every plugin of a kind has promised, as ready-made tests.
+"""Kits that a plugin's author runs: what every plugin of a kind has promised, as ready-made checks.
 
-Needs the extra ``testing``. A kit is a base class of tests; the author's whole test file is a subclass of it with one
-fixture that makes the real thing:
+For engines:
 
-- `dynamo_core.testing.transport_kit.TransportKit` and `dynamo_core.testing.events_kit.EventsKit` for transports,
-- `dynamo_core.testing.discovery_kit.DiscoveryKit` for discovery.
+- `run_conformance` holds an engine to its contract and raises the failure by its name (`StartFailed`, …),
+- `EngineConformance` is the same as a class of tests,
+- `mock_context` and `cancelling_context` are for tests written by hand.
 
-`dynamo_core.testing.strategies` makes requests and outputs for tests with hypothesis.
+The other kits are base classes of tests; the author's whole test file is a subclass with one fixture that makes the
+real thing: `dynamo_core.testing.transport_kit.TransportKit` and `dynamo_core.testing.events_kit.EventsKit` for
+transports, `dynamo_core.testing.discovery_kit.DiscoveryKit` for discovery. `dynamo_core.testing.strategies` makes
+requests and outputs for tests with hypothesis.
+
+Classes of tests need the extra ``testing``, the functions do not. The names below are loaded when first used.
 """
 
 from __future__ import annotations
 
-import pytest
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-# Before any of them is imported: without it a check that fails would say no more than "AssertionError".
-pytest.register_assert_rewrite(
-    "dynamo_core.testing.transport",
-    "dynamo_core.testing.transport_kit",
-    "dynamo_core.testing.events",
-    "dynamo_core.testing.events_kit",
-    "dynamo_core.testing.discovery",
-    "dynamo_core.testing.discovery_kit",
+if TYPE_CHECKING:
+    from dynamo_core.testing.engine.bench import EngineFactory
+    from dynamo_core.testing.engine.contexts import cancelling_context, mock_context
+    from dynamo_core.testing.engine.failures import (
+        AbortFailed,
+        CancellationIgnored,
+        CancellationNotObserved,
+        ChunkAfterTerminal,
+        CleanupFailed,
+        CleanupWithoutStartFailed,
+        CloseFailed,
+        ConcurrentGenerateFailed,
+        ConformanceFailure,
+        DrainFailed,
+        EmbeddingFailed,
+        EmptyModelInConfig,
+        GenerateFailed,
+        HealthCheckPayloadFailed,
+        KvEventsFailed,
+        KvEventSourcesFailed,
+        KvEventSourcesNotIdempotent,
+        LoadSourcesFailed,
+        LoadSourcesNotIdempotent,
+        MaxTokensExceeded,
+        MetricsFailed,
+        NoChunksYielded,
+        NoDisaggregatedParams,
+        NoTerminalChunk,
+        RequestLeaked,
+        SecondCleanupFailed,
+        StartFailed,
+        StreamYieldedError,
+    )
+    from dynamo_core.testing.engine.peer import PrefillPeer
+    from dynamo_core.testing.engine.report import CheckResult, Report
+    from dynamo_core.testing.engine.run import run_conformance
+    from dynamo_core.testing.engine_kit import EngineConformance
+
+_FAILURES = (
+    "AbortFailed",
+    "CancellationIgnored",
+    "CancellationNotObserved",
+    "ChunkAfterTerminal",
+    "CleanupFailed",
+    "CleanupWithoutStartFailed",
+    "CloseFailed",
+    "ConcurrentGenerateFailed",
+    "ConformanceFailure",
+    "DrainFailed",
+    "EmbeddingFailed",
+    "EmptyModelInConfig",
+    "GenerateFailed",
+    "HealthCheckPayloadFailed",
+    "KvEventSourcesFailed",
+    "KvEventSourcesNotIdempotent",
+    "KvEventsFailed",
+    "LoadSourcesFailed",
+    "LoadSourcesNotIdempotent",
+    "MaxTokensExceeded",
+    "MetricsFailed",
+    "NoChunksYielded",
+    "NoDisaggregatedParams",
+    "NoTerminalChunk",
+    "RequestLeaked",
+    "SecondCleanupFailed",
+    "StartFailed",
+    "StreamYieldedError",
 )
+
+_HOME = {
+    "CheckResult": "engine.report",
+    "EngineConformance": "engine_kit",
+    "EngineFactory": "engine.bench",
+    "PrefillPeer": "engine.peer",
+    "Report": "engine.report",
+    "cancelling_context": "engine.contexts",
+    "mock_context": "engine.contexts",
+    "run_conformance": "engine.run",
+    **dict.fromkeys(_FAILURES, "engine.failures"),
+}
+
+__all__ = [
+    "AbortFailed",
+    "CancellationIgnored",
+    "CancellationNotObserved",
+    "CheckResult",
+    "ChunkAfterTerminal",
+    "CleanupFailed",
+    "CleanupWithoutStartFailed",
+    "CloseFailed",
+    "ConcurrentGenerateFailed",
+    "ConformanceFailure",
+    "DrainFailed",
+    "EmbeddingFailed",
+    "EmptyModelInConfig",
+    "EngineConformance",
+    "EngineFactory",
+    "GenerateFailed",
+    "HealthCheckPayloadFailed",
+    "KvEventSourcesFailed",
+    "KvEventSourcesNotIdempotent",
+    "KvEventsFailed",
+    "LoadSourcesFailed",
+    "LoadSourcesNotIdempotent",
+    "MaxTokensExceeded",
+    "MetricsFailed",
+    "NoChunksYielded",
+    "NoDisaggregatedParams",
+    "NoTerminalChunk",
+    "PrefillPeer",
+    "Report",
+    "RequestLeaked",
+    "SecondCleanupFailed",
+    "StartFailed",
+    "StreamYieldedError",
+    "cancelling_context",
+    "mock_context",
+    "run_conformance",
+]
+
+if "pytest" in sys.modules:
+    import pytest
+
+    # Before any of them is imported: without it a check that fails would say no more than "AssertionError".
+    pytest.register_assert_rewrite(
+        "dynamo_core.testing.transport",
+        "dynamo_core.testing.transport_kit",
+        "dynamo_core.testing.events",
+        "dynamo_core.testing.events_kit",
+        "dynamo_core.testing.discovery",
+        "dynamo_core.testing.discovery_kit",
+    )
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,1 @@
+"""The checks of an engine, and what runs them. Nothing here needs pytest."""

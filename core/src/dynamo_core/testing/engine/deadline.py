@@ -1,0 +1,105 @@
+"""Calling an engine without ever waiting for it longer than it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Generic, TypeVar, cast
+
+from dynamo_core.errors import DynamoError
+from dynamo_core.tasks import TaskSet
+
+T = TypeVar("T")
+
+#: Seconds for a call that was cut short to end. One that does not, because it catches the cancelling, is left behind.
+LAST_WORDS = 1.0
+
+
+class Overdue(Exception):
+    """A call took longer than it was given."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"did not return within {seconds:g} s")
+
+
+class Escaped(Exception):
+    """An engine raised what would have ended its caller too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """How a call ended: with `result`, if there is no `error`."""
+
+    result: T | None = None
+    error: Exception | None = None
+
+
+async def within(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """The result of `work`, which is cancelled after `seconds`.
+
+    Raises:
+        Overdue: it took longer; also if it did end, but late, because it blocked the event loop.
+        Escaped: it raised `CancelledError` by itself, or `SystemExit`.
+        Exception: whatever else it raised.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    task = TaskSet().spawn(outcome(work), name="conformance call")
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        late = not task.done() or loop.time() - begun > seconds
+    finally:
+        await end(task)
+    if late:
+        raise Overdue(seconds)
+    ended = task.result()
+    if ended.error is not None:
+        raise ended.error
+    return cast(T, ended.result)
+
+
+async def outcome(work: Coroutine[Any, Any, T]) -> Outcome[T]:
+    """Awaits `work` and raises nothing of what it raises, unless this itself is cancelled."""
+    try:
+        return Outcome(await work)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return Outcome(error=Escaped("raised CancelledError though nothing was cancelled"))
+    except SystemExit as error:
+        return Outcome(error=Escaped(f"raised SystemExit({error.code!r})"))
+    except Exception as error:
+        return Outcome(error=error)
+
+
+async def call(method: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Calls a method that should be async; what goes wrong is raised when this is awaited."""
+    return await method(*args)
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancels a task that still runs, and returns when it has ended or refuses to."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=LAST_WORDS)
+
+
+def told(error: BaseException) -> str:
+    """What was raised, in one line: its kind, its message, and where."""
+    kind = error.kind if isinstance(error, DynamoError) else type(error).__name__
+    text = " ".join(str(error).split())
+    if isinstance(error, Overdue | Escaped):
+        return text
+    return f"raised {kind}{f': {text}' if text else ''}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" ({PurePath(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"

@@ -1,0 +1,229 @@
+"""`dynamo conformance engine`, run as a process over engines that are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import TypeAlias
+
+import pytest
+
+RUN = """
+import sys
+from dynamo_core.cli.main import main
+try:
+    main()
+finally:
+    loaded = {"pytest", "hypothesis", "_pytest"} & set(sys.modules)
+    assert not loaded, loaded
+"""
+
+ENGINES = """
+import asyncio
+import time
+
+from dynamo_core import (
+    DisaggregationMode, EngineConfig, LLMEngine, LLMEngineOutput, PluginConfig, PrefillResult, chunk, hookimpl
+)
+from dynamo_core.errors import BackendError, ConfigError
+from pydantic import Field
+
+DYNAMO_API = 1
+
+
+class Settings(PluginConfig):
+    fault: str = Field(default="", description="What is wrong with it.")
+
+
+class Sound(LLMEngine):
+    NAME = "sound"
+    Config = Settings
+
+    async def start(self, worker_id):
+        fault = self.config.fault
+        if fault == "settings":
+            raise ConfigError("fault: 'settings' is no fault that there is")
+        if fault == "start":
+            raise BackendError.CannotConnect("no accelerator")
+        if fault == "block":
+            time.sleep(600)
+        if fault == "linger":
+            self.task = asyncio.ensure_future(self.linger())
+        return EngineConfig(model="" if fault == "model" else self.worker.model_name)
+
+    async def linger(self):
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                pass
+
+    async def generate(self, request, ctx):
+        if self.worker.disaggregation_mode is DisaggregationMode.DECODE:
+            if request.prefill_result.disaggregated_params != {"room": len(request.token_ids)}:
+                raise BackendError.InvalidArgument("prefill_result: not mine")
+        for token in range(request.stop_conditions.max_tokens or 4):
+            if ctx.is_stopped() and self.config.fault != "cancel":
+                yield LLMEngineOutput.cancelled()
+                return
+            yield chunk.token(token)
+        last = LLMEngineOutput.length()
+        if self.worker.disaggregation_mode is DisaggregationMode.PREFILL:
+            last.disaggregated_params = {"room": len(request.token_ids)}
+        yield last
+        if self.config.fault == "more":
+            yield chunk.token(7)
+
+    async def cleanup(self):
+        pass
+
+
+@hookimpl
+def dynamo_register_engines():
+    return [Sound]
+"""
+
+Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs the command in a process that finds the engine ``sound`` installed."""
+    site = tmp_path / "site"
+    info = site / "acme_engines-1.2.3.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-engines\nVersion: 1.2.3\n")
+    (info / "entry_points.txt").write_text("[dynamo]\nengine-sound = acme_engines\n")
+    (site / "acme_engines.py").write_text(dedent(ENGINES))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DYN_", "PYTEST"))}
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", RUN, "conformance", "engine", *map(str, words)],
+            env=kept | {"PYTHONPATH": os.pathsep.join([str(site), *sys.path]), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=45,
+            check=False,
+        )
+
+    return run
+
+
+def test_a_sound_engine_has_a_line_per_check_and_exit_code_0_without_pytest(run: Run) -> None:
+    done = run("sound")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    head, *lines, last = done.stdout.splitlines()
+    assert head == "engine sound (acme-engines 1.2.3), mode agg"
+    assert {line.split()[0] for line in lines} == {"ok", "skipped"}
+    assert [line.split()[1] for line in lines[:4]] == ["start", "metrics", "kv_event_sources", "load_sources"]
+    assert last.startswith("The engine keeps its contract: 13 checks ok, 3 skipped, in ")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        ("start", "StartFailed"),
+        ("model", "EmptyModelInConfig"),
+        ("more", "ChunkAfterTerminal"),
+        ("cancel", "CancellationIgnored"),
+    ],
+)
+def test_a_broken_engine_is_told_its_failure_the_contract_and_the_remedy(run: Run, fault: str, name: str) -> None:
+    done = run("sound", "--set", f"fault={fault}")
+
+    assert done.returncode == 1
+    *_, seen, check, contract, remedy, last = done.stdout.splitlines()
+    assert seen.startswith(f"FAILED   {name}: ")
+    assert check.strip().startswith("the check: ")
+    assert contract.strip().startswith("the contract: ")
+    assert remedy.strip().startswith("what to do: ")
+    assert last.startswith("The engine does not keep its contract: ")
+    assert done.stderr == ""
+
+
+def test_as_json_the_whole_report_is_one_object(run: Run) -> None:
+    sound = run("sound", "--json", "--model-name", "m", "--mode", "PREFILL")
+    broken = run("sound", "--json", "--set", "fault=more")
+
+    assert sound.returncode == 0
+    report = json.loads(sound.stdout)
+    about = {key: report[key] for key in ("name", "distribution", "version", "engine", "mode", "model", "passed")}
+    assert about == {
+        "name": "sound",
+        "distribution": "acme-engines",
+        "version": "1.2.3",
+        "engine": "Sound",
+        "mode": "prefill",
+        "model": "m",
+        "passed": True,
+    }
+    assert {check["outcome"] for check in report["checks"]} == {"ok", "skipped"}
+    assert broken.returncode == 1
+    *sound_checks, failed = json.loads(broken.stdout)["checks"]
+    assert {check["outcome"] for check in sound_checks} == {"ok"}
+    assert failed["outcome"] == "failed"
+    assert failed["check"] == "generate"
+    assert failed["failure"] == "ChunkAfterTerminal"
+    assert failed["seen"] == "an item with tokens [7] came after the terminal item 'length'"
+    assert failed["contract"]
+    assert failed["remedy"]
+
+
+def test_an_engine_that_decodes_gets_what_the_call_says(run: Run) -> None:
+    bare = run("sound", "--mode", "decode")
+    given = run("sound", "--mode", "decode", "--prefill-result", '{"disaggregated_params": {"room": 3}}')
+    beside = run("sound", "--mode", "decode", "--with-prefill", "--token-ids", "5,6")
+
+    assert bare.returncode == 1
+    assert "GenerateFailed: generate raised Backend(InvalidArgument): prefill_result: not mine" in bare.stdout
+    assert given.returncode == 0, given.stdout
+    assert beside.returncode == 0, beside.stdout
+
+
+def test_an_engine_that_blocks_the_event_loop_ends_the_run_and_is_told_where(run: Run) -> None:
+    done = run("sound", "--set", "fault=block", "--start-timeout", 0.5)
+
+    assert done.returncode == 1
+    assert "FAILED   StartFailed: the event loop was blocked for " in done.stdout
+    assert "(acme_engines.py, line " in done.stdout
+    assert "in start)" in done.stdout
+    assert "The engine does not keep its contract" in done.stdout
+
+
+def test_a_task_that_the_engine_leaves_running_does_not_keep_the_command(run: Run) -> None:
+    done = run("sound", "--set", "fault=linger")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The engine keeps its contract" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["soumd"], "did you mean 'sound'?"),
+        (["sound", "--set", "falt=x"], "--set falt=x: unknown key of engine 'sound'; did you mean 'fault'?"),
+        (["sound", "--set", "fault"], "expected KEY=VALUE"),
+        (["sound", "--set", "fault=settings"], "fault: 'settings' is no fault that there is"),
+        (["sound", "--mode", "encode"], "--mode: there is no role 'encode': it is one of agg, prefill, decode"),
+        (["sound", "--model-path", "/no/such/folder"], "/no/such/folder does not exist"),
+        (["sound", "--token-ids", "1,x"], "--token-ids: expected numbers divided by commas"),
+        (["sound", "--with-prefill"], "are for --mode decode"),
+        (["sound", "--mode", "decode", "--with-prefill", "--prefill-result", "{}"], "exclude each other"),
+        (["sound", "--mode", "decode", "--prefill-result", "{}"], "--prefill-result: is not what a decode engine"),
+    ],
+)
+def test_what_cannot_be_tried_is_one_line_and_exit_code_2(run: Run, words: list[str], said: str) -> None:
+    done = run(*words)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("dynamo: ")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr

@@ -17,6 +17,8 @@ SIGNATURES = {
     "dynamo_register_routers": [],
     "dynamo_register_admission": [],
     "dynamo_register_frontends": [],
+    "dynamo_register_tool_parsers": [],
+    "dynamo_register_reasoning_parsers": [],
     "dynamo_engine_started": ["worker", "engine_config", "worker_id"],
     "dynamo_engine_draining": ["worker", "worker_id"],
     "dynamo_engine_stopped": ["worker", "worker_id"],

@@ -15,12 +15,20 @@ from dynamo_core.protocol.request import PreprocessedRequest
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `deadline` is in seconds of the event loop's clock, None for no wish; higher `priority` goes first."""
+    """Who asks. `deadline` is in seconds of the event loop's clock, None for no wish; higher `priority` goes first.
+
+    `key_id` names the API key, and is empty where none are asked for; `models` are those that it is for, None for all.
+    """
 
     key_id: str = ""
     tenant: str = "default"
     priority: int = 0
     deadline: float | None = None
+    models: frozenset[str] | None = None
+
+    def allows(self, model: str) -> bool:
+        """Whether it may know of this model. One that it may not is as good as not there."""
+        return self.models is None or model in self.models
 
 
 class Permit:

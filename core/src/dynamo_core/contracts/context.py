@@ -189,6 +189,10 @@ class GenerateContext:
         """Calls `callback` when the request is stopped; returns a function that takes the wish back."""
         return self._inner.on_stop(callback)
 
+    def link_child(self, child: EngineContext) -> None:
+        """Stops and kills `child` along with this request."""
+        self._inner.link_child(child)
+
     def notify_first_token(self) -> None:
         """Tells the framework that the first token exists before it is yielded; repeating it does nothing."""
         callback, self._first_token = self._first_token, None

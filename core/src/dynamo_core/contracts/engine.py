@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import Any, Self
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext, GenerateContext
@@ -39,11 +40,46 @@ class DisaggregationMode(enum.StrEnum):
             return next((mode for mode in cls if mode.value == text), None)
         return None
 
+    @classmethod
+    def parse(cls, text: str) -> DisaggregationMode:
+        """The mode that a user wrote: in any case, with blanks around it, ``aggregated`` for ``agg``.
+
+        Raises:
+            BackendError.InvalidArgument: there is no such mode.
+        """
+        try:
+            return cls(text)
+        except ValueError:
+            known = ", ".join(mode.value for mode in cls)
+            raise BackendError.InvalidArgument(
+                f"unknown disaggregation mode '{text}' (expected one of: {known})"
+            ) from None
+
 
 #: The engine answers `LLMEngine.embed`.
 EMBED = "embed"
 #: The engine answers one request with several choices itself (`sampling_options.n`).
 MULTI_CHOICE = "multi_choice"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """How `dynamo_core.run` builds what is around an engine. What is None or empty is left to file and environment.
+
+    A worker that the command `dynamo` starts has its settings already: there they are not looked at.
+    """
+
+    #: Names of plugins; they win over the file and the environment.
+    discovery_backend: str | None = None
+    request_plane: str | None = None
+    event_plane: str | None = None
+    #: The config file and one of its profiles; None means `DYN_CONFIG` and `DYN_PROFILE`.
+    config_file: str | None = None
+    profile: str | None = None
+    #: Settings as `--set` takes them, ``key=value``.
+    overrides: tuple[str, ...] = ()
+    #: Command-line flags by name, as in ``{"--engine-request-limit": 8}``.
+    flags: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +100,21 @@ class WorkerConfig:
     migration_limit: int = 0
     #: Counts the replicas of one worker from 0.
     replica: int = 0
+    #: A file with a chat template, in place of the one in the model's folder.
+    custom_jinja_template: str | None = None
+    #: Plugins that frontends read the model's answers with; for the card only.
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    #: Told on the card, for routers that ask workers for what they hold; never true of a decode worker.
+    enable_local_indexer: bool = True
+    #: False: `LLMEngine.kv_event_sources` is not asked, so that nobody routes by what is cached here.
+    enable_kv_routing: bool = True
+    #: More labels for all metrics of the worker. Only `run` takes them.
+    metrics_labels: Mapping[str, str] = field(default_factory=dict)
+    #: The request to probe the engine with, in place of what the settings or the engine say; see docs/worker.md.
+    health_check_payload: Mapping[str, Any] | str | None = None
+    #: What surrounds the engine. Only `run` looks at it.
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +169,22 @@ class LLMEngine(Plugin, ABC):
     def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
         self.config = config
         self.worker = worker
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str] | None = None) -> tuple[Self, WorkerConfig]:
+        """The engine and its worker as a command line describes them; None means that of this process.
+
+        A convenience beside the contract: nothing in the framework calls it, and an engine may have another or none.
+        The flags are those of `dynamo_core.CommonArgs`, and one for every field of `Config`.
+
+        Raises:
+            ConfigError: a flag, a variable or the config file is wrong.
+            BackendError.InvalidArgument: there is no such disaggregation mode.
+            SystemExit: help was asked for, or a flag is not known.
+        """
+        # By its public name: a contract knows nothing of settings and command lines.
+        made: tuple[Self, WorkerConfig] = import_module("dynamo_core").from_args(cls, argv)
+        return made
 
     @abstractmethod
     async def start(self, worker_id: int) -> EngineConfig:

@@ -14,6 +14,7 @@ from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.output import LLMEngineOutput
@@ -22,6 +23,19 @@ from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, Preprocessed
 from dynamo_core.text.tokenizer import Tokenizer
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+#: Where the listener notes on a request who asks.
+PRINCIPAL = "dynamo.principal"
+_ANYBODY = Principal()
+
+
+def principal_of(http: web.Request) -> Principal:
+    """Who asks, as the listener found out before it called the handler; nobody in particular if no keys are asked for.
+
+    A frontend hands it to the model, and treats a model that it does not allow as one that is not there.
+    """
+    principal: Principal = http.get(PRINCIPAL, _ANYBODY)
+    return principal
 
 
 class ListenerName(enum.StrEnum):
@@ -76,7 +90,11 @@ class TokenStream(Protocol):
 
     @property
     def instance_id(self) -> int | None:
-        """The worker that serves the request now."""
+        """The worker that serves the request now; of two, the one that decodes."""
+
+    @property
+    def prefill_instance_id(self) -> int | None:
+        """The worker that computed the prompt; None if `instance_id` did that too."""
 
     def pause(self) -> None:
         """The reader cannot keep up: asks for no more until `resume`."""
@@ -105,13 +123,26 @@ class ServedModel(Protocol):
 
     @property
     def instance_count(self) -> int:
-        """How many workers serve it."""
+        """How many workers answer for it; prefill workers do not."""
+
+    @property
+    def missing_roles(self) -> Sequence[str]:
+        """Roles (as in `ModelCard.worker_type`) without which it cannot be asked now; empty if it can."""
+
+    @property
+    def parsers(self) -> Parsers:
+        """The parsers that its card names; not for models whose engine gives text."""
 
     def file(self, name: str) -> bytes | None:
         """A file of the model folder, such as ``chat_template.jinja``; None if the card does not list it."""
 
     def precheck(self, principal: Principal) -> None:
-        """Raises `ServiceOverloaded` if a request would be refused anyway."""
+        """A quick look before any work is done for a request.
+
+        Raises:
+            ServiceOverloaded: it would be refused anyway.
+            Unavailable: a role is missing.
+        """
 
     async def generate(self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal) -> TokenStream:
         """Admits, routes and starts a request; returns once a worker has accepted it.
@@ -134,12 +165,18 @@ class ModelDirectory(Protocol):
         """The model with this name.
 
         Raises:
-            Unavailable: no model at all is registered.
+            Unavailable: no model at all is registered, or this one has lost its workers or has prefill workers only.
             ModelNotFound: others are.
         """
 
     def list(self) -> Sequence[ServedModel]:
         """All models, by name."""
+
+    def missing_roles(self, name: str) -> Sequence[str]:
+        """Roles (as in `ModelCard.worker_type`) without which this model cannot be asked now.
+
+        Empty if it can, and if none of its workers is there to tell.
+        """
 
     @property
     def synced(self) -> bool:
@@ -149,8 +186,13 @@ class ModelDirectory(Protocol):
 class RequestLog(Protocol):
     """Begins the accounting of client requests."""
 
-    def begin(self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str]) -> InflightRequest:
-        """Counts a request in. `headers` holds lower-case names; `traceparent` and `x-request-id` are used."""
+    def begin(
+        self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], key_id: str = ""
+    ) -> InflightRequest:
+        """Counts a request in. `headers` holds lower-case names; `traceparent` and `x-request-id` are used.
+
+        `key_id` is that of the principal.
+        """
 
 
 class InflightRequest(Protocol):

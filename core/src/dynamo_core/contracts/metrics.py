@@ -69,3 +69,17 @@ class MetricsScope(Protocol):
         self, name: str, help: str, labels: Sequence[str] = (), buckets: Sequence[float] = ()
     ) -> MetricFamily[HistogramLike]:
         """A histogram with the given upper bounds."""
+
+    def bridge(self, source: CollectorRegistry, *, prefixes: Sequence[str]) -> None:
+        """Shows the metrics of another registry whose names begin with one of `prefixes`, with the common labels added.
+
+        For libraries that register metrics of their own, such as an engine with its ``vllm:…``. They are collected when
+        somebody scrapes. A name that is in use here is left out; a label that is common here gets ``exported_`` in
+        front. A registry that several workers of one process bridge is shown once. Ends after the engine's `cleanup`.
+
+        Raises:
+            ValueError: no prefix is given, or the registry is this one.
+        """
+
+    def unbridge(self) -> None:
+        """Ends what `bridge` of this scope began. Safe twice; the framework calls it."""

@@ -10,7 +10,17 @@ from dynamo_core.contracts.config import PluginConfig
 DYNAMO_API = 1
 
 #: The kinds of plugins: entry points are named ``<kind>-<name>`` in the group ``dynamo``.
-KINDS = ("engine", "transport", "discovery", "router", "admission", "frontend", "hook")
+KINDS = (
+    "engine",
+    "transport",
+    "discovery",
+    "router",
+    "admission",
+    "frontend",
+    "tool_parser",
+    "reasoning_parser",
+    "hook",
+)
 
 
 class Plugin:

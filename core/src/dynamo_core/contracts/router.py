@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,15 +60,33 @@ class BoardView(Protocol):
         """Different KV blocks held by active requests on a rank."""
 
 
+class Phase(enum.StrEnum):
+    """What a worker is chosen for."""
+
+    #: The whole inference.
+    AGGREGATED = "aggregated"
+    #: The prompt: its KV cache is computed and handed to a decode worker.
+    PREFILL = "prefill"
+    #: The answer, from a KV cache that a prefill worker hands over. What the worker holds of the prompt saves nothing:
+    #: a router gives no credit for overlap, does not count on blocks being shared with other requests, and counts no
+    #: tokens to be prefilled (nor does the load board). The request's `router_config_override` says the same.
+    DECODE = "decode"
+
+
 @dataclass(slots=True)
 class RoutingRequest:
     """A request as routers see it. Hashes are computed once, when first asked for."""
 
     request: PreprocessedRequest
     request_id: str
-    #: Workers already tried for this request.
+    #: Workers already tried for this request, in this phase.
     excluded: frozenset[int] = frozenset()
+    phase: Phase = Phase.AGGREGATED
     _hashes: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+
+    def in_phase(self, phase: Phase, request: PreprocessedRequest) -> RoutingRequest:
+        """For the choice of another worker: `request` has the same prompt, so that hashes that are known stay so."""
+        return RoutingRequest(request, self.request_id, phase=phase, _hashes=self._hashes)
 
     def known_hashes(self, block_size: int | None) -> list[int]:
         """The sequence hashes of the prompt if a router has asked for them, else none: they are not computed."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.discovery import Discovery
     from dynamo_core.contracts.engine import LLMEngine
     from dynamo_core.contracts.frontend import Frontend
+    from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
     from dynamo_core.contracts.router import Router
     from dynamo_core.contracts.transport import Transport
 
@@ -49,3 +50,15 @@ def dynamo_register_admission() -> list[type[Admission]]:  # type: ignore[empty-
 def dynamo_register_frontends() -> list[type[Frontend]]:  # type: ignore[empty-body]
     """Frontends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
     stops the start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:  # type: ignore[empty-body]
+    """Parsers of this plugin that find calls of tools. Called once when it is loaded; each class is known by its
+    `NAME`; an exception stops the start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:  # type: ignore[empty-body]
+    """Parsers of this plugin that tell reasoning from content. Called once when it is loaded; each class is known by
+    its `NAME`; an exception stops the start with the plugin's name."""

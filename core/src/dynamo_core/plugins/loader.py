@@ -18,6 +18,10 @@ from dynamo_core.plugins.metadata import Offer, find_offers
 #: The kind of plugins that offer no class and only listen.
 LISTENER_KIND = "hook"
 
+#: The kinds of parsers. One distribution of ours holds them all.
+TOOL_PARSER, REASONING_PARSER = "tool_parser", "reasoning_parser"
+PARSER_KINDS = (TOOL_PARSER, REASONING_PARSER)
+
 #: The admission that lets every request in. It is built in: no plugin is loaded.
 NO_ADMISSION = "none"
 
@@ -43,6 +47,8 @@ CONTRACTS = {
     "router": Contract("dynamo_register_routers", "router", "Router"),
     "admission": Contract("dynamo_register_admission", "admission", "Admission"),
     "frontend": Contract("dynamo_register_frontends", "frontend", "Frontend"),
+    TOOL_PARSER: Contract("dynamo_register_tool_parsers", "parsers", "ToolCallParser"),
+    REASONING_PARSER: Contract("dynamo_register_reasoning_parsers", "parsers", "ReasoningParser"),
 }
 
 
@@ -140,13 +146,16 @@ class PluginLoader:
         listed = [*(f"{word} (built in)" for word in built_in), *names]
         known = f"installed: {', '.join(listed)}" if listed else "none is installed"
         close = difflib.get_close_matches(name, [*built_in, *names], n=1)
+        ours = "ours is dynamo-plugin-parsers"
+        if kind not in PARSER_KINDS:
+            ours = f"ours are called dynamo-plugin-{kind}-NAME"
         # A name that is nearly right is a slip: advice to install it would lead to a package of a stranger.
         hint = (
             f"did you mean {close[0]!r}?"
             if close
-            else f"install the distribution that offers it (ours are called dynamo-plugin-{kind}-NAME)"
+            else f"install the distribution that offers it ({ours})"
         )
-        return f"there is no {kind} {name!r} ({known}): {hint}"
+        return f"there is no {kind.replace('_', ' ')} {name!r} ({known}): {hint}"
 
     def _module(self, offer: Offer) -> ModuleType:
         known = self._modules.get(offer.target)

@@ -1,4 +1,4 @@
-"""Events of workers: what their KV cache holds and how loaded they are."""
+"""Events of workers: what their KV cache holds and how loaded they are; and what frontends have placed on them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import msgspec
 KV_EVENTS = "kv-events"
 #: Subject of loads; each payload is a msgpack list of `ActiveLoad`.
 KV_METRICS = "kv_metrics"
+#: Subject of what frontends have placed on workers; each payload is one msgpack `PlacedLoads`.
+PLACED_LOADS = "placed_loads"
 
 
 class KvBlock(msgspec.Struct, array_like=True, frozen=True):
@@ -62,3 +64,26 @@ class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
     active_decode_blocks: int | None = None
     active_prefill_tokens: int | None = None
     kv_used_blocks: int | None = None
+
+
+class PlacedLoad(msgspec.Struct, array_like=True, frozen=True):
+    """What one frontend has running on one rank of a worker, as its load board counts it; all zero if nothing."""
+
+    worker_id: int
+    dp_rank: int
+    requests: int
+    prefill_tokens: int
+    blocks: int
+
+
+class PlacedLoads(msgspec.Struct, array_like=True, frozen=True):
+    """What one frontend tells the others: how things are on each rank named, never what was added or taken away.
+
+    `frontend` is drawn anew by every process and `number` counts its messages up. With `whole` there is nothing on the
+    ranks that are not named; without, nothing is said of them.
+    """
+
+    frontend: int
+    number: int
+    whole: bool
+    loads: list[PlacedLoad]

@@ -21,6 +21,11 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"
     CONTENT_FILTER = "content_filter"
 
+    @classmethod
+    def _missing_(cls, value: object) -> FinishReason | None:
+        # What some engines call it; written it is always `cancelled`.
+        return cls.CANCELLED if value == "abort" else None
+
     def to_openai(self) -> str:
         """The name of the reason in the OpenAI API."""
         return _OPENAI_REASON[self]

@@ -97,6 +97,8 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     capabilities: list[str] = []
     runtime_config: RuntimeConfig = RuntimeConfig()
     proto: int = PROTO
+    #: Roles that must be there beside this worker's: all of any one list. Empty if it serves alone.
+    needs: list[list[str]] = []
 
     @property
     def path(self) -> str:
@@ -135,3 +137,5 @@ class RequestRecord(msgspec.Struct, kw_only=True, frozen=True):
     trace_id: str
     span_id: str
     x_request_id: str | None
+    #: The name of the API key, never the key; empty where none are asked for.
+    key_id: str = ""

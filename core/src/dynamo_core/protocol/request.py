@@ -90,6 +90,21 @@ class RoutingHints(msgspec.Struct, omit_defaults=True, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     allowed_worker_ids: list[int] | None = None
+    #: Requests of a higher one go first in a router's queue, whatever their arrival.
+    strict_priority: int | None = None
+    #: Seconds that the request is taken to have arrived earlier than it did.
+    priority_jump: float | None = None
+
+
+class RouterConfigOverride(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Settings of a router that hold for one request only. None means the router's own."""
+
+    overlap_score_credit: float | None = None
+    prefill_load_scale: float | None = None
+    router_temperature: float | None = None
+    assume_kv_reuse: bool | None = None
+    track_prefill_tokens: bool | None = None
+    shared_cache_multiplier: float | None = None
 
 
 class PrefillResult(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -132,6 +147,8 @@ class PreprocessedRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     extra_args: dict[str, Any] | None = None
     #: Marks a health probe; named `_HEALTH_CHECK` on the wire.
     is_probe: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
+    #: For the router that gets the request.
+    router_config_override: RouterConfigOverride | None = None
 
 
 class EmbedRequest(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -13,12 +13,13 @@ from dynamo_core.errors import ConfigError, DynamoError
 from dynamo_core.runtime.application import Application
 from dynamo_core.runtime.control import Leash, supervised
 from dynamo_core.runtime.plane import Plane
-from dynamo_core.runtime.roles import Role, role_of
+from dynamo_core.runtime.roles import Hosted, Role, role_for, role_of
 from dynamo_core.runtime.signals import Signals, end_with
 from dynamo_core.runtime.supervisor import Supervisor, parts_of, serve_command
 from dynamo_core.settings import LoadedSettings
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry import logs
+from dynamo_core.telemetry.export import configure_export, shutdown_export
 
 log = logging.getLogger(__name__)
 
@@ -33,24 +34,35 @@ GC_THRESHOLD = (10_000, 20, 20)
 MARGIN = 15.0
 
 
-def serve(loaded: LoadedSettings, *, only: str | None = None, replica: int = 0, arguments: Sequence[str] = ()) -> int:
+def serve(
+    loaded: LoadedSettings,
+    *,
+    only: str | None = None,
+    replica: int = 0,
+    arguments: Sequence[str] = (),
+    hosted: Hosted | None = None,
+) -> int:
     """Runs what the settings describe until SIGINT or SIGTERM; a second signal cuts what runs, a third ends it at once.
 
     With a transport that reaches other processes and without `only`, this process supervises one process per part; each
-    is started with `arguments`, the command line that led here.
+    is started with `arguments`, the command line that led here. With `hosted` this process is that engine's worker.
 
     Raises:
         ConfigError: nothing was started.
     """
     settings = loaded.settings
-    role = role_of(settings, only, replica)
+    role = role_of(settings, only, replica) if hosted is None else role_for(hosted)
     logs.configure(settings.log.level, settings.log.json_lines, process=role.name)
     code = FAILED
     try:
         if role.whole and Plane(loaded, role).transport.CROSS_PROCESS:
             code = run(lambda: _supervise(loaded, arguments))
         else:
-            code = run(lambda: _serve(loaded, role))
+            configure_export(_service_name(role))
+            try:
+                code = run(lambda: _serve(loaded, role))
+            finally:
+                shutdown_export()
     except ConfigError:
         logs.shutdown()
         raise
@@ -60,6 +72,13 @@ def serve(loaded: LoadedSettings, *, only: str | None = None, replica: int = 0, 
         logs.shutdown()
         raise
     return end_with(code)
+
+
+def _service_name(role: Role) -> str:
+    """What this process is called in traces, all replicas of a worker alike."""
+    if role.whole:
+        return "dynamo"
+    return "dynamo-frontend" if role.frontend else f"dynamo-worker-{role.workers[0]}"
 
 
 def run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -77,7 +96,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(loaded: LoadedSettings, role: Role) -> int:
-    application = Application(loaded, role)
     leash = supervised()
     if leash is not None:
         # Ctrl-C reaches the whole process group; the supervisor passes it on, in order.
@@ -86,19 +104,54 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
     with Signals(patience(loaded, role), numbers) as signals:
         if leash is not None:
             Leash(leash, signals).start()
-        if not await _first(application.start(), signals.wait(1)):
-            return OK
-        tasks = TaskSet()
-        tasks.spawn(_announce(application), name="announce")
-        broken = await _first(application.failed(), signals.wait(1))
-        await tasks.aclose()
+        # Made after the signals are heard: one that comes now ends the process in order, before anything has started.
+        application = Application(loaded, role, stopping=signals.expect_end)
+        broken = False
+        if await _started(application, signals):
+            if not role.whole and role.workers:
+                # Nobody starts a process anew that is everything; and whoever looks into it with a debugger stops it.
+                _watch_loop(signals, min(loaded.settings.workers[name].stall_exit for name in role.workers))
+            tasks = TaskSet()
+            tasks.spawn(_announce(application), name="announce")
+            broken = await _first(application.failed(), signals.wait(1))
+            await tasks.aclose()
         if broken:
             log.error("discovery has given up on this process; it ends, to be started anew")
+            signals.expect_end()
         else:
             log.info("stopping; a second signal cuts running requests, a third ends the process at once")
         if not await _first(application.stop(hurried=signals.hurried), signals.wait(2)):
             log.warning("running requests were cut by a second signal")
     return FAILED if broken else OK
+
+
+def _watch_loop(signals: Signals, stall: float) -> None:
+    if stall:
+        signals.watch_loop(stall)
+
+
+async def _started(application: Application, signals: Signals) -> bool:
+    """Starts everything; whether it runs. After a signal nothing begins any more, and an engine that is starting may
+    finish; a second one cuts that too.
+
+    Raises:
+        ConfigError, DynamoError: it could not be started; what had started has been stopped.
+    """
+    if not await _first(application.open(), signals.wait(1)) or signals.count:
+        return False
+
+    async def interrupt() -> None:
+        await signals.wait(1)
+        application.interrupt()
+        log.info("an engine that is starting may finish; a second signal cuts that")
+
+    tasks = TaskSet()
+    tasks.spawn(interrupt(), name="interrupt")
+    try:
+        await _first(application.start_workers(), signals.wait(2))
+    finally:
+        await tasks.aclose()
+    return not signals.count
 
 
 async def _announce(application: Application) -> None:
@@ -140,7 +193,7 @@ def patience(loaded: LoadedSettings, role: Role) -> float:
     """Seconds that stopping may take before the process is ended: its own deadlines, and a margin."""
     settings = loaded.settings
     workers = [settings.workers[name] for name in role.workers]
-    back = max((worker.grace_period + worker.drain_timeout for worker in workers), default=0.0)
+    back = max((worker.grace_period + worker.shutdown_timeout for worker in workers), default=0.0)
     front = settings.client.drain_grace + settings.client.shutdown_timeout if role.frontend else 0.0
     return front + back + (MARGIN if role.frontend else 0.0)
 

@@ -23,17 +23,21 @@ class Application:
         ConfigError: the settings or a plugin are wrong.
     """
 
-    def __init__(self, loaded: LoadedSettings, role: Role | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedSettings, role: Role | None = None, *, stopping: Callable[[], None] | None = None
+    ) -> None:
+        """`stopping` is called when a worker begins to stop, for whatever reason."""
         self._settings = loaded.settings
         self.role = role or role_of(loaded.settings, None)
         self._plane = Plane(loaded, self.role)
         if not self.role.whole and not self._plane.transport.CROSS_PROCESS:
             raise ConfigError(
-                f"transport.use: {self._plane.transport.NAME} keeps everything in one process, where --only has no "
-                "meaning: set it to a transport that reaches other processes, such as tcp"
+                f"transport.use: {self._plane.transport.NAME} keeps everything in one process, "
+                + ("where --only has no meaning" if self.role.hosted is None else "where no frontend finds the engine")
+                + ": set it to a transport that reaches other processes, such as tcp"
             )
         self.front = Front(self._plane) if self.role.frontend else None
-        self.back = Back(self._plane, self.role)
+        self.back = Back(self._plane, self.role, stopping=stopping)
         self._stopped = False
 
     @property
@@ -42,20 +46,42 @@ class Application:
         return self.front.url if self.front is not None else None
 
     async def start(self) -> None:
-        """Opens the listeners first, so that a taken port is told before an engine loads for minutes.
+        """Opens, then starts the workers; raises what either does."""
+        await self.open()
+        await self.start_workers()
+
+    async def open(self) -> None:
+        """Connects, and opens the listeners, so that a taken port is told before an engine loads for minutes.
 
         Raises:
-            ConfigError: an address cannot be bound, or a model folder cannot be used.
-            DynamoError: an engine or a service did not start. What had started has been stopped.
+            ConfigError: an address cannot be bound.
+            DynamoError: a service did not start. What had started has been stopped.
         """
         try:
             await self._plane.start()
             if self.front is not None:
                 await self.front.start()
+            await self.back.open()
+        except BaseException:
+            await self.stop(grace=False)
+            raise
+
+    async def start_workers(self) -> None:
+        """Starts the engines.
+
+        Raises:
+            ConfigError: a model folder cannot be used.
+            DynamoError: an engine did not start, or could not be registered. What had started has been stopped.
+        """
+        try:
             await self.back.start()
         except BaseException:
             await self.stop(grace=False)
             raise
+
+    def interrupt(self) -> None:
+        """While the workers start: an engine that is starting may finish, nothing further begins. Then stop it."""
+        self.back.interrupt()
 
     async def ready(self) -> None:
         """Returns once requests can be answered; never in a process without a frontend."""
@@ -94,13 +120,15 @@ class Application:
         steps: list[Callable[[bool], Awaitable[None]]] = []
         if front is not None:
             steps += [lambda grace: self._drain(front, grace, hurried), lambda _: front.close_listeners()]
-        steps += [lambda grace: back.stop(grace, hurried=hurried), lambda _: back.close_system()]
+        steps.append(lambda grace: back.stop(grace, hurried=hurried))
+        # The engines are down. What is left belongs to the process.
+        steps += [lambda _: _phase("Phase 1: closing what can still be asked"), lambda _: back.close_system()]
         if front is not None:
-            steps += [
-                lambda _: front.close_frontend(),
-                lambda _: front.close_models(),
-                lambda _: front.close_admission(),
-            ]
+            steps.append(lambda _: front.close_frontend())
+        steps.append(lambda _: _phase("Phase 2: waiting for what still runs"))
+        if front is not None:
+            steps += [lambda _: front.close_models(), lambda _: front.close_admission()]
+        steps.append(lambda _: _phase("Phase 3: disconnecting from discovery and transport"))
         return [*steps, lambda _: plane.close_discovery(), lambda _: plane.close_transport()]
 
     async def _drain(self, front: Front, grace: bool, hurried: bool) -> None:
@@ -110,3 +138,7 @@ class Application:
             # Whoever balances the load asks /ready now and then; until it has, requests still come and are served.
             await asyncio.sleep(client.drain_grace)
         await front.drain(client.shutdown_timeout if grace else 0.0)
+
+
+async def _phase(line: str) -> None:
+    log.info(line)

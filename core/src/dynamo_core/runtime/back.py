@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine, WorkerConfig
+from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.http.health import metrics_route, system_routes
 from dynamo_core.http.listener import Listener
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import WorkerSettings
 from dynamo_core.tasks import TaskSet
+from dynamo_core.worker.canary import HealthCheck
 from dynamo_core.worker.worker import Worker, WorkerLimits
 
+#: Labels that all metrics of a worker have.
+COMMON_LABELS = frozenset({"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker"})
 #: A system listener answers a scrape now and then; it takes no bodies.
 _SYSTEM_CONNECTIONS = 100
 _SYSTEM_BODY = 64 * 1024
 
 
 class Back:
-    """Made from a plane and a role; `start` after the plane's, `stop` before it is closed."""
+    """Made from a plane and a role; `open` and `start` after the plane's, `stop` before it is closed."""
 
-    def __init__(self, plane: Plane, role: Role) -> None:
+    def __init__(self, plane: Plane, role: Role, *, stopping: Callable[[], None] | None = None) -> None:
+        """`stopping` is called when a worker begins to stop, for whatever reason."""
         self._plane = plane
+        self._stopping = stopping
+        self._interrupted = False
         self._tasks = TaskSet()
+        self._hosted = role.hosted
         self.workers = [
             self._make_worker(name, plane.settings.workers[name], replica)
             for name in role.workers
@@ -31,19 +39,33 @@ class Back:
         ]
         self._system = None if role.whole else self._make_system(role)
 
-    async def start(self) -> None:
-        """Starts the workers one after the other.
+    async def open(self) -> None:
+        """Opens the system listener, if there is one.
 
         Raises:
-            ConfigError: an address cannot be bound, or a model folder cannot be used.
-            DynamoError: an engine did not start.
+            ConfigError: its address cannot be bound.
         """
-        url = None
         if self._system is not None:
             await self._system.start()
-            url = self._system.url
+
+    async def start(self) -> None:
+        """Starts the workers one after the other; none after `interrupt`.
+
+        Raises:
+            ConfigError: a model folder cannot be used.
+            DynamoError: an engine did not start.
+        """
+        url = self._system.url if self._system is not None else None
         for worker in self.workers:
+            if self._interrupted:
+                return
             await worker.start(system_url=url)
+
+    def interrupt(self) -> None:
+        """While the workers start: an engine that is starting may finish and is stopped, nothing further begins."""
+        self._interrupted = True
+        for worker in self.workers:
+            worker.interrupt()
 
     async def lost(self) -> None:
         """Returns when discovery has given up on a worker for good: it serves on, but nobody will find it."""
@@ -82,10 +104,14 @@ class Back:
 
     def _make_worker(self, name: str, settings: WorkerSettings, replica: int) -> Worker:
         plane = self._plane
-        picked = plane.resolved.workers[name]
-        config = worker_config(plane.settings.namespace, name, settings, replica)
-        engine: LLMEngine = picked.cls(picked.config, config)
+        if self._hosted is not None:
+            engine, config = self._hosted.engine, self._hosted.config
+        else:
+            picked = plane.resolved.workers[name]
+            config = worker_config(plane.settings.namespace, name, settings, replica)
+            engine = picked.cls(picked.config, config)
         scope = plane.metrics.scope(
+            **config.metrics_labels,
             dynamo_namespace=config.namespace,
             dynamo_component=config.component,
             dynamo_endpoint=config.endpoint,
@@ -102,9 +128,11 @@ class Back:
                 engine_requests=settings.engine_request_limit,
                 queued_requests=settings.request_queue_limit,
                 grace_period=settings.grace_period,
-                drain_timeout=settings.drain_timeout,
+                drain_timeout=settings.request_drain,
             ),
             announce=plane.announce,
+            health_check=health_check(settings, config),
+            stopping=self._stopping,
         )
 
     def _make_system(self, role: Role) -> Listener | None:
@@ -127,21 +155,38 @@ class Back:
 
     def _endpoints(self) -> dict[str, bool]:
         """Each worker's endpoint, and whether it serves."""
-        return {f"{worker.name}.generate": worker.ready for worker in self.workers}
+        return {worker.endpoint: worker.ready for worker in self.workers}
+
+
+def health_check(settings: WorkerSettings, config: WorkerConfig) -> HealthCheck | None:
+    """How the worker is probed, if it is. What a program says of the payload wins over the settings."""
+    check = settings.health_check
+    if not check.enabled:
+        return None
+    payload = check.payload if config.health_check_payload is None else config.health_check_payload
+    return HealthCheck(wait=check.wait, timeout=check.timeout, payload=payload, unregister=check.unregister)
 
 
 def worker_config(namespace: str, name: str, settings: WorkerSettings, replica: int) -> WorkerConfig:
     """What the engine of one replica is told."""
+    mode = DisaggregationMode(settings.disaggregation_mode)
+    # Prefill workers stand apart, so that nobody who asks for `backend` is sent to one.
+    component = settings.component or ("prefill" if mode is DisaggregationMode.PREFILL else "backend")
     return WorkerConfig(
         model_name=settings.model.name,
         served_model_name=settings.model.name,
         model_path=settings.model.path,
         namespace=namespace,
-        component=settings.component,
+        component=component,
         endpoint=settings.endpoint,
         worker=name,
         endpoint_types=tuple(settings.endpoint_types),
-        disaggregation_mode=DisaggregationMode(settings.disaggregation_mode),
+        disaggregation_mode=mode,
         migration_limit=settings.model.migration_limit,
         replica=replica,
+        custom_jinja_template=settings.model.custom_jinja_template,
+        tool_call_parser=settings.model.tool_call_parser,
+        reasoning_parser=settings.model.reasoning_parser,
+        enable_local_indexer=settings.enable_local_indexer,
+        enable_kv_routing=settings.enable_kv_routing,
     )

@@ -60,6 +60,8 @@ class Leash:
                 return
 
     def _tell(self, what: Callable[..., None], *arguments: bool) -> None:
+        # Here and now: the loop may be what does not go on.
+        self._signals.expect_end()
         try:
             self._loop.call_soon_threadsafe(what, self._signals, *arguments)
         except RuntimeError:

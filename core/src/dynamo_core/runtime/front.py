@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from ssl import SSLContext
 
 from dynamo_core.client.admission import NoAdmission
 from dynamo_core.client.board import LoadBoard
@@ -15,13 +19,18 @@ from dynamo_core.contracts.admission import Admission
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
 from dynamo_core.contracts.router import Router, RouterServices
+from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys
+from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route
 from dynamo_core.http.listener import Listener
+from dynamo_core.http.tls import server_context
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.runtime.health import Health
+from dynamo_core.runtime.parsers import load_parsers
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.telemetry.inflight import Requests
 from dynamo_core.telemetry.loop_lag import LoopLag
+from dynamo_core.text.prefix_cache import TokenMemory
 
 MB = 1024 * 1024
 
@@ -39,14 +48,17 @@ class Front:
         self.board = LoadBoard()
         self._admission = self._make_admission()
         self._caller = Caller(plane.transport)
+        self._pipeline = self._make_pipeline()
         self.models = Models(
             discovery=plane.discovery,
-            pipeline=self._make_pipeline(),
+            pipeline=self._pipeline,
             caller=self._caller,
             make_router=self._make_router,
             announce=plane.announce,
             expected={worker.model.name for worker in self._settings.workers.values()},
             model_cache=self._make_model_cache(),
+            token_memory=self._make_token_memory(),
+            load_parsers=partial(load_parsers, plane.loader),
         )
         self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)
         self._frontend = self._make_frontend()
@@ -94,8 +106,9 @@ class Front:
         await self._frontend.aclose()
 
     async def close_models(self) -> None:
-        """Ends the watch of discovery and the routers."""
+        """Ends the watch of discovery, the routers, and what is still being cleaned up after requests."""
         await self.models.aclose()
+        await self._pipeline.aclose()
 
     async def close_admission(self) -> None:
         """Ends admission's background work, and the timer that measures the loop."""
@@ -116,6 +129,24 @@ class Front:
             return None
         return ModelCache.from_setting(self._settings.client.model_cache)
 
+    def _make_token_memory(self) -> TokenMemory | None:
+        limit = self._settings.client.token_cache_mb
+        if not limit:
+            return None
+        metrics, name = self._plane.metrics, f"{self._settings.http.metrics_prefix}_token_cache"
+        return TokenMemory(
+            limit * MB,
+            hit=metrics.counter(f"{name}_hits_total", "Prompts and pieces of prompts whose tokens were known.")
+            .labels()
+            .inc,
+            miss=metrics.counter(f"{name}_misses_total", "Prompts and pieces of prompts that were tokenized.")
+            .labels()
+            .inc,
+            level=metrics.gauge(f"{name}_bytes", "Bytes of the prompts that are remembered, with their tokens.")
+            .labels()
+            .set,
+        )
+
     def _make_pipeline(self) -> Pipeline:
         client = self._settings.client
         return Pipeline(
@@ -127,6 +158,7 @@ class Front:
                 accept=client.accept_timeout,
                 first_item=client.first_item_timeout,
                 total=client.total_timeout,
+                decode_wait=client.decode_wait,
             ),
         )
 
@@ -160,21 +192,70 @@ class Front:
         return picked.cls(picked.config, services)
 
     def _make_listeners(self) -> list[Listener]:
-        routes = [*self._frontend.routes()]
-        public = [route for route in routes if route.listener is ListenerName.PUBLIC]
-        admin = [route for route in routes if route.listener is ListenerName.ADMIN]
+        routes = [*self._frontend.routes(), metrics_route(self._plane.metrics.render, listener=ListenerName.ADMIN)]
+        public, admin = self._guarded(routes)
         health = health_routes(self._health)
-        admin.append(metrics_route(self._plane.metrics.render))
         front, operators = self._settings.frontend, self._settings.admin
         if operators.port is None:
-            return [self._make_listener("frontend", front.host, front.port, [*public, *admin, *health])]
-        return [
-            self._make_listener("frontend", front.host, front.port, [*public, *health]),
-            self._make_listener("admin", operators.host, operators.port, [*admin, *health], "admin.port"),
+            public += admin
+        listeners = [
+            self._make_listener(
+                "frontend",
+                front.host,
+                front.port,
+                [*public, *health],
+                ssl=server_context("frontend.tls", front.tls),
+                cors=self._make_cors(),
+            )
         ]
+        if operators.port is not None:
+            listeners.append(
+                self._make_listener(
+                    "admin",
+                    operators.host,
+                    operators.port,
+                    [*admin, *health],
+                    ssl=server_context("admin.tls", operators.tls),
+                    port_option="admin.port",
+                )
+            )
+        return listeners
+
+    def _guarded(self, routes: list[HttpRoute]) -> tuple[list[HttpRoute], list[HttpRoute]]:
+        """The routes of either listener, each behind what its callers must show."""
+        public = [route for route in routes if route.listener is ListenerName.PUBLIC]
+        admin = [route for route in routes if route.listener is ListenerName.ADMIN]
+        prefix = self._settings.http.metrics_prefix
+        failures = self._plane.metrics.counter(
+            f"{prefix}_unauthorized_requests_total", "Requests without a key that is known.", ("listener", "reason")
+        )
+
+        def failed(listener: str) -> Callable[[str], None]:
+            counters = {reason: failures.labels(listener, reason) for reason in (MISSING, UNKNOWN)}
+            return lambda reason: counters[reason].inc()
+
+        keys = ApiKeys.load(self._settings.auth, os.environ, failed(ListenerName.PUBLIC))
+        if keys is not None:
+            public = [keys.protect(route) for route in public]
+        if self._settings.admin.token is not None:
+            token = AdminToken(self._settings.admin.token, failed(ListenerName.ADMIN))
+            admin = [token.protect(route) for route in admin]
+        return public, admin
+
+    def _make_cors(self) -> Cors | None:
+        origins = self._settings.http.cors.origins
+        return Cors(origins) if origins else None
 
     def _make_listener(
-        self, name: str, host: str, port: int, routes: list[HttpRoute], port_option: str = "--http-port"
+        self,
+        name: str,
+        host: str,
+        port: int,
+        routes: list[HttpRoute],
+        *,
+        ssl: SSLContext | None,
+        cors: Cors | None = None,
+        port_option: str = "--http-port",
     ) -> Listener:
         http = self._settings.http
         return Listener(
@@ -185,5 +266,9 @@ class Front:
             body_limit=http.body_limit_mb * MB,
             max_connections=http.max_connections,
             idle_timeout=http.idle_timeout,
+            header_timeout=http.header_timeout,
+            write_stall=self._settings.client.write_stall,
+            ssl=ssl,
+            cors=cors,
             port_option=port_option,
         )

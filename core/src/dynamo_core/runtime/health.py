@@ -23,13 +23,17 @@ class Health:
         return self._models.instances()
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready once discovery's snapshot is in and every model of the config has enough workers."""
+        """Ready once discovery's snapshot is in and every model of the config has enough workers of every role."""
         if self.shutting_down:
             return False, "shutting down"
         if not self._models.synced:
             return False, "the first snapshot of discovery is not in yet"
-        counts = {model.name: model.instance_count for model in self._models.list()}
-        for name in self._required:
-            if counts.get(name, 0) < self._minimum:
-                return False, f"model {name} has {counts.get(name, 0)} of {self._minimum} workers"
+        models = {model.name: model for model in self._models.list()}
+        for name in self._required if self._minimum else ():
+            model = models.get(name)
+            count = model.instance_count if model is not None else 0
+            if count < self._minimum:
+                return False, f"model {name} has {count} of {self._minimum} workers"
+            if model is not None and model.missing_roles:
+                return False, f"model {name} has no {' and no '.join(model.missing_roles)} worker"
         return True, "ready"

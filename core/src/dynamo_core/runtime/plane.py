@@ -24,7 +24,7 @@ class Plane:
         self.settings = loaded.settings
         self.loader = PluginLoader()
         self.loader.register_builtin(AccessLog(), "access-log")
-        self.resolved: Resolved = resolve(loaded, self.loader, frontend=role.frontend, workers=role.workers)
+        self.resolved: Resolved = resolve(loaded, self.loader, frontend=role.frontend, workers=_picked(role))
         self.metrics = Metrics()
         picked = self.resolved.transport
         self.transport: Transport = picked.cls(picked.config, self.metrics)
@@ -58,3 +58,8 @@ class Plane:
         if self._events is not self.transport:
             await self._events.aclose()
         await self.transport.aclose()
+
+
+def _picked(role: Role) -> tuple[str, ...]:
+    """The workers whose engines are plugins."""
+    return () if role.hosted is not None else role.workers

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,7 +19,16 @@ from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import ConfigError, PluginError
-from dynamo_core.plugins.loader import LISTENER_KIND, NO_ADMISSION, PluginLoader
+from dynamo_core.http.auth import AdminToken, ApiKeys
+from dynamo_core.http.tls import server_context
+from dynamo_core.plugins.loader import (
+    LISTENER_KIND,
+    NO_ADMISSION,
+    PARSER_KINDS,
+    REASONING_PARSER,
+    TOOL_PARSER,
+    PluginLoader,
+)
 from dynamo_core.settings import LoadedSettings, Settings
 from dynamo_core.settings.tree import place
 from dynamo_core.text.folder import TOKENIZER
@@ -34,7 +46,7 @@ class Named(NamedTuple):
     @property
     def key(self) -> str:
         """The key of the config file that holds the name."""
-        return self.section if self.kind == LISTENER_KIND else f"{self.section}.use"
+        return self.section if self.kind in (LISTENER_KIND, *PARSER_KINDS) else f"{self.section}.use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,10 @@ def named_plugins(settings: Settings) -> Iterator[Named]:
     yield Named("discovery", "discovery", settings.discovery.use)
     for name, worker in settings.workers.items():
         yield Named(f"workers.{name}.engine", "engine", worker.engine.use)
+        if worker.model.tool_call_parser is not None:
+            yield Named(f"workers.{name}.model.tool_call_parser", TOOL_PARSER, worker.model.tool_call_parser)
+        if worker.model.reasoning_parser is not None:
+            yield Named(f"workers.{name}.model.reasoning_parser", REASONING_PARSER, worker.model.reasoning_parser)
     for name in settings.hooks:
         yield Named("hooks", LISTENER_KIND, name)
 
@@ -102,10 +118,11 @@ def resolve(
     if frontend:
         needed |= {"frontend", "router", "admission"}
     for named in named_plugins(loaded.settings):
-        if named.section not in needed:
+        # Answers are parsed where the frontend is.
+        if not (frontend if named.kind in PARSER_KINDS else named.section in needed):
             continue
         cls = load_plugin(named, loaded, loader)
-        if cls is not None:
+        if cls is not None and named.kind not in PARSER_KINDS:
             offer = loader.find(named.kind, named.name)
             picks[named.section] = Picked(
                 cls=cls,
@@ -130,7 +147,9 @@ def resolve(
     )
     _check_reach(loaded, resolved)
     _check_workers(loaded, resolved)
-    _check_listeners(loaded)
+    if frontend:
+        _check_listeners(loaded)
+        _check_access(loaded)
     return resolved
 
 
@@ -199,6 +218,37 @@ def _check_listeners(loaded: LoadedSettings) -> None:
             f"{_place(loaded, 'admin.port')}: {admin.port} is the port of the frontend too: choose another, or leave "
             "admin.port out to serve its routes on the public listener"
         )
+
+
+def _check_access(loaded: LoadedSettings) -> None:
+    """Looks at certificates and keys, so that what is wrong with them is told before anything starts."""
+    settings = loaded.settings
+    with _placed(loaded):
+        server_context("frontend.tls", settings.frontend.tls)
+        server_context("admin.tls", settings.admin.tls)
+        keys = ApiKeys.load(settings.auth, os.environ)
+        if settings.admin.token is not None:
+            AdminToken(settings.admin.token)
+    if keys is not None and settings.admin.port is None and settings.admin.token is None:
+        raise ConfigError(
+            f"{_place(loaded, 'auth.keys')}: keys guard the models, but /metrics and the operators' routes are on the "
+            "same listener, open to all: set admin.port to give them their own, or admin.token"
+        )
+    if settings.admin.tls.cert is not None and settings.admin.port is None:
+        raise ConfigError(
+            f"{_place(loaded, 'admin.tls.cert')}: there is no admin listener to use it: set admin.port, or leave it out"
+        )
+
+
+@contextmanager
+def _placed(loaded: LoadedSettings) -> Iterator[None]:
+    """Puts the origin of a key in front of errors that begin with the key."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        key = re.split(r"[^\w.]", text, maxsplit=1)[0]
+        raise ConfigError(f"{_place(loaded, key)}{text.removeprefix(key)}") from error
 
 
 def _meet(one: str, other: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings import Settings
 
@@ -13,12 +14,24 @@ WORKERS = "workers."
 
 
 @dataclass(frozen=True, slots=True)
+class Hosted:
+    """An engine that was made elsewhere and is handed over, and what it was told of its worker."""
+
+    engine: LLMEngine
+    config: WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
 class Role:
-    """The parts of the config that this process runs. `replica` is set for a worker of a process of its own."""
+    """The parts of the config that this process runs. `replica` is set for a worker of a process of its own.
+
+    With `hosted` the only worker's engine is not one that the config picks.
+    """
 
     frontend: bool
     workers: tuple[str, ...]
     replica: int | None = None
+    hosted: Hosted | None = None
 
     @property
     def whole(self) -> bool:
@@ -48,3 +61,8 @@ def role_of(settings: Settings, only: str | None, replica: int = 0) -> Role:
         known = ", ".join([FRONTEND, *(WORKERS + worker for worker in settings.workers)])
         raise ConfigError(f"--only {only}: there is no such part; this config has {known}")
     return Role(False, (name,), replica)
+
+
+def role_for(hosted: Hosted) -> Role:
+    """The role of a process that runs one engine which was handed over."""
+    return Role(False, (hosted.config.worker,), hosted.config.replica, hosted)

@@ -203,7 +203,7 @@ def _cause(code: int) -> str:
             return signal.Signals(-code).name
         except ValueError:
             return f"signal {-code}"
-    return f"exit code {code}" + (" (did not stop in time)" if code == OVERDUE else "")
+    return f"exit code {code}" + (" (did not stop in time, or stood still)" if code == OVERDUE else "")
 
 
 def serve_command(arguments: Sequence[str]) -> list[str]:

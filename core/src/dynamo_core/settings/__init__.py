@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dynamo_core.settings.loader import LoadedSettings, SettingsView, load_settings, view_settings
     from dynamo_core.settings.model import (
         AdminSettings,
+        AuthSettings,
         ClientSettings,
         EventsSection,
         FrontendSection,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         ModelSettings,
         PluginSection,
         Settings,
+        TlsSettings,
         WorkerSettings,
     )
     from dynamo_core.settings.schema import config_schema
@@ -34,6 +36,7 @@ _HOME = {
     "load_settings": "loader",
     "view_settings": "loader",
     "AdminSettings": "model",
+    "AuthSettings": "model",
     "ClientSettings": "model",
     "EventsSection": "model",
     "FrontendSection": "model",
@@ -42,6 +45,7 @@ _HOME = {
     "ModelSettings": "model",
     "PluginSection": "model",
     "Settings": "model",
+    "TlsSettings": "model",
     "WorkerSettings": "model",
     "config_schema": "schema",
 }
@@ -50,6 +54,7 @@ __all__ = [
     "FLAGS",
     "PROCESS_NAMES",
     "AdminSettings",
+    "AuthSettings",
     "ClientSettings",
     "EventsSection",
     "Flag",
@@ -61,6 +66,7 @@ __all__ = [
     "PluginSection",
     "Settings",
     "SettingsView",
+    "TlsSettings",
     "WorkerSettings",
     "config_schema",
     "load_settings",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-ValueType: TypeAlias = type[str] | type[int] | type[bool]
+ValueType: TypeAlias = type[str] | type[int] | type[float] | type[bool]
 
 #: Variables that begin with ``DYN_`` but steer the process rather than set a key.
 PROCESS_NAMES: tuple[str, ...] = ("DYN_CONFIG", "DYN_PROFILE", "DYN_STREAM_VALIDATOR", "DYN_SUPERVISOR_FD")
@@ -19,6 +19,7 @@ class Flag:
     """One setting's short names. A key ``workers.*.x`` stands for that key of every worker.
 
     `flag` is None for settings that have a flat environment name only, `env` is None for those that have a flag only.
+    With `forgiving` a variable that is no number is told of and left out, and one below zero is zero.
     """
 
     flag: str | None
@@ -26,6 +27,7 @@ class Flag:
     key: str
     type: ValueType
     help: str
+    forgiving: bool = False
 
     @property
     def env_only(self) -> bool:
@@ -47,6 +49,15 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--discovery-backend", "DYN_DISCOVERY_BACKEND", "discovery.use", str, "The discovery plugin."),
     Flag("--request-plane", "DYN_REQUEST_PLANE", "transport.use", str, "The transport plugin."),
     Flag("--event-plane", "DYN_EVENT_PLANE", "events.use", str, "The event plane; the transport's own if not set."),
+    Flag("--component", "DYN_COMPONENT", "workers.*.component", str, "The middle part of the workers' address."),
+    Flag("--endpoint", "DYN_ENDPOINT", "workers.*.endpoint", str, "The last part of the workers' address."),
+    Flag(
+        "--endpoint-types",
+        "DYN_ENDPOINT_TYPES",
+        "workers.*.endpoint_types",
+        str,
+        "What the model can be asked for, with commas between: chat, completions, embeddings.",
+    ),
     Flag(
         "--engine-request-limit",
         "DYN_ENGINE_REQUEST_LIMIT",
@@ -77,8 +88,65 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("--model-name", "DYN_MODEL_NAME", "workers.*.model.name", str, "The model's public name."),
     Flag("--model-path", "DYN_MODEL_PATH", "workers.*.model.path", str, "The model's folder."),
+    Flag(
+        "--custom-jinja-template",
+        "DYN_CUSTOM_JINJA_TEMPLATE",
+        "workers.*.model.custom_jinja_template",
+        str,
+        "A file with a chat template, in place of the one in the model's folder.",
+    ),
+    Flag(
+        "--system-port",
+        "DYN_SYSTEM_PORT",
+        "workers.*.system_port",
+        int,
+        "Port of a worker process's own health and metrics; 0 for a free one.",
+    ),
+    Flag(
+        None,
+        "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS",
+        "workers.*.grace_period",
+        float,
+        "Seconds that a stopping worker still accepts requests after leaving discovery.",
+        forgiving=True,
+    ),
+    Flag(
+        None,
+        "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT",
+        "workers.*.shutdown_timeout",
+        int,
+        "Seconds beyond the grace period after which a stopping worker process ends at once, with exit code 70.",
+    ),
+    Flag(None, "DYN_HEALTH_CHECK_ENABLED", "workers.*.health_check.enabled", bool, "Probe engines that are silent."),
+    Flag(
+        None,
+        "DYN_CANARY_WAIT_TIME",
+        "workers.*.health_check.wait",
+        float,
+        "Seconds of silence before an engine is probed.",
+    ),
+    Flag(
+        None,
+        "DYN_HEALTH_CHECK_REQUEST_TIMEOUT",
+        "workers.*.health_check.timeout",
+        float,
+        "Seconds for the first item of the answer to a probe.",
+    ),
+    Flag(
+        None,
+        "DYN_HEALTH_CHECK_PAYLOAD",
+        "workers.*.health_check.payload",
+        str,
+        "The request of a probe, as JSON, or as @ and the name of a file.",
+    ),
     Flag("--metrics-prefix", "DYN_METRICS_PREFIX", "http.metrics_prefix", str, "Prefix of the frontend's metrics."),
     Flag(None, "DYN_HTTP_BODY_LIMIT_MB", "http.body_limit_mb", int, "Largest request body, in MB."),
+    Flag(None, "DYN_HTTP_SVC_CHAT_PATH", "frontend.chat_path", str, "Path of chat completions."),
+    Flag(None, "DYN_HTTP_SVC_CMP_PATH", "frontend.completions_path", str, "Path of text completions."),
+    Flag(None, "DYN_HTTP_SVC_EMB_PATH", "frontend.embeddings_path", str, "Path of embeddings."),
+    Flag(None, "DYN_HTTP_SVC_RESPONSES_PATH", "frontend.responses_path", str, "Path of the Responses API."),
+    Flag(None, "DYN_HTTP_SVC_ANTHROPIC_PATH", "frontend.messages_path", str, "Path of the Anthropic API."),
+    Flag(None, "DYN_HTTP_SVC_MODELS_PATH", "frontend.models_path", str, "Path of the model list."),
     Flag("--log-level", "DYN_LOG", "log.level", str, "Log level: debug, info, warning or error."),
     Flag(None, "DYN_LOGGING_JSONL", "log.json", bool, "Write the log as JSON lines."),
 )

@@ -90,6 +90,8 @@ def load_settings(
     env: Mapping[str, str],
     sets: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
+    below: Table | None = None,
+    above: Table | None = None,
 ) -> LoadedSettings:
     """Merges all layers and validates what belongs to core. Nothing but `env` is read as the environment.
 
@@ -99,11 +101,13 @@ def load_settings(
         env: the environment, for ``DYN_…`` settings and for ``${env:…}``.
         sets: ``--set`` arguments, ``key=value`` each.
         flags: values by flag name, such as ``{"--http-port": 8000}``; None means not given.
+        below: a layer under the file, in place of the built-in example.
+        above: a layer over everything else.
 
     Raises:
         ConfigError: one line saying where, what, and how to mend it.
     """
-    tree = _merged(path, profile, env, sets, flags)
+    tree = _merged(path, profile, env, sets, flags, below, above)
     settings, tree = validate(_build, resolve(tree, env), _subject(path))
     return LoadedSettings(settings, tree)
 
@@ -140,16 +144,20 @@ def _merged(
     env: Mapping[str, str],
     sets: Sequence[str],
     flags: Mapping[str, object] | None,
+    below: Table | None = None,
+    above: Table | None = None,
 ) -> Table:
     """All layers, one over the other, with the defaults below them."""
     shape = _shape()
-    tree = _file_layers(_Named.by(path, "DYN_CONFIG", env), _Named.by(profile, "DYN_PROFILE", env), shape)
+    tree = _file_layers(_Named.by(path, "DYN_CONFIG", env), _Named.by(profile, "DYN_PROFILE", env), shape, below)
     written = worker_names(tree)
     tree = merge(tree, environment_layer(env, shape, written), shape)
     # A flag that picks a plugin picks it for the keys that --set gives on the same command line too.
     tree = merge(tree, picks(flag_layer(flags or {}, worker_names(tree))), shape)
     tree = merge(tree, set_layer(sets, shape), shape)
     tree = merge(tree, flag_layer(flags or {}, worker_names(tree)), shape)
+    if above is not None:
+        tree = merge(tree, above, shape)
     _refuse_halves(tree, written)
     return fill(tree, shape)
 
@@ -175,19 +183,21 @@ def _generic(path: Sequence[str]) -> tuple[str, ...]:
     return tuple("*" if index == 1 and path[0] == "workers" else key for index, key in enumerate(path))
 
 
-def _file_layers(file: _Named | None, profile: _Named | None, shape: Shape) -> Table:
+def _file_layers(file: _Named | None, profile: _Named | None, shape: Shape, below: Table | None) -> Table:
     if file is None:
         if profile is not None:
             raise ConfigError(
                 f"{profile.blame}profile '{profile.name}': there is no config file to take it from; name one too"
             )
+        if below is not None:
+            return below
         workers = from_plain(EXAMPLE, EXAMPLE_ORIGIN)
         return Table(DEFAULT, workers.children if isinstance(workers, Table) else {})
     document = read_document(FilePath(file.name), file.blame)
     profiles = _profiles(document, shape)
     settings = Table(document.origin, {key: node for key, node in document.children.items() if key != "profiles"})
     check(settings, shape)
-    tree = merge(Table(DEFAULT), settings, shape)
+    tree = merge(below or Table(DEFAULT), settings, shape)
     if profile is None:
         return tree
     if profile.name not in profiles:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticKnownError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from dynamo_core.contracts.engine import DisaggregationMode
+from dynamo_core.errors import BackendError
 
 
 def _not_a_bool(value: object) -> object:
@@ -32,8 +36,12 @@ def _level(value: object) -> object:
 
 
 def _mode(value: object) -> object:
-    value = _lower(value)
-    return "agg" if value == "aggregated" else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return DisaggregationMode.parse(value).value
+    except BackendError as error:
+        raise ValueError(str(error)) from error
 
 
 def _split(value: object) -> object:
@@ -54,6 +62,12 @@ Positive = Annotated[int, Field(ge=1), NotBool]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 WorkerName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")]
 Text = Annotated[str, StringConstraints(min_length=1)]
+#: A scheme and a host, perhaps a port, and nothing behind them: browsers send no more.
+Origin = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+.-]*://[^/?#*\s]+$")]
+_HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
+
+#: Seconds that a stopping worker has for its cleanup, if its time is not divided otherwise.
+CLEANUP_TIME = 5.0
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -75,12 +89,38 @@ class PluginSection(BaseModel):
         return [(name, getattr(self, name)) for name in type(self).model_fields]
 
 
+class TlsSettings(BaseModel):
+    """The certificate of a listener; without one it speaks plain HTTP."""
+
+    model_config = _STRICT
+
+    cert: Text | None = Field(
+        default=None,
+        description="PEM file with the certificate of this host and those up to the root; null means no TLS.",
+    )
+    key: Text | None = Field(default=None, description="PEM file with its private key; null means it is in `cert` too.")
+    client_ca: Text | None = Field(
+        default=None,
+        description="PEM file with the authorities of clients: who has no certificate of theirs is refused.",
+    )
+
+    @model_validator(mode="after")
+    def _check_cert(self) -> TlsSettings:
+        if self.cert is None and (self.key is not None or self.client_ca is not None):
+            given = "key" if self.key is not None else "client_ca"
+            raise ValueError(
+                f"{given} is given without cert, so there would be no TLS: set cert too, or leave both out"
+            )
+        return self
+
+
 class FrontendSection(PluginSection):
     """The API for clients, and the address of the public listener."""
 
     use: Text = Field(default="openai", description="The frontend plugin: the API that clients see.")
     host: Text = Field(default="127.0.0.1", description="Address that the public listener binds.")
     port: Port = Field(default=8000, description="Port of the public listener; 0 takes any free one.")
+    tls: TlsSettings = Field(default_factory=TlsSettings)
 
 
 class AdmissionSection(PluginSection):
@@ -140,6 +180,58 @@ class AdminSettings(BaseModel):
     port: Port | None = Field(
         default=None, description="Port of the admin listener; null serves its routes on the public listener."
     )
+    tls: TlsSettings = Field(default_factory=TlsSettings)
+    token: Text | None = Field(
+        default=None,
+        description="What operators must send as a bearer token, or `sha256:` and its hash; null asks for none.",
+    )
+
+
+class KeySettings(BaseModel):
+    """An API key: where its hash is, and what it is for."""
+
+    model_config = _STRICT
+
+    id: Word = Field(description="Its name in logs and for admission.")
+    hash: str | None = Field(default=None, description="`sha256:` and the hash, as `dynamo key new` prints it.")
+    env: Text | None = Field(
+        default=None, description="The environment variable that holds the key, in place of `hash`."
+    )
+    models: tuple[Text, ...] | None = Field(default=None, description="The models it may ask for; null means all.")
+    tenant: Text = Field(default="default", description="Whose key it is, for admission.")
+    priority: Annotated[int, NotBool] = Field(default=0, description="Higher goes first, where admission goes by it.")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> KeySettings:
+        if (self.hash is None) is (self.env is None):
+            raise ValueError(f"key {self.id!r} needs either hash or env")
+        if self.hash is not None and not _HASH.fullmatch(self.hash):
+            # What was written is not repeated: it may be the key itself.
+            raise ValueError(
+                f"the hash of key {self.id!r} is not `sha256:` and 64 hexadecimal digits, as `dynamo key new` prints it"
+            )
+        return self
+
+
+class AuthSettings(BaseModel):
+    """Who may ask models. Without keys, whoever reaches the listener."""
+
+    model_config = _STRICT
+
+    keys: tuple[KeySettings, ...] = Field(
+        default=(), description="API keys: `id`, `hash` or `env`, `models`, `tenant`, `priority`; none asks for no key."
+    )
+
+    @model_validator(mode="after")
+    def _check_doubles(self) -> AuthSettings:
+        for name in ("id", "hash", "env"):
+            seen: set[str | None] = set()
+            for key in self.keys:
+                value = getattr(key, name)
+                if value is not None and value in seen:
+                    raise ValueError(f"two keys have the same {name}; the second is {key.id!r}")
+                seen.add(value)
+        return self
 
 
 class ClientSettings(BaseModel):
@@ -155,6 +247,9 @@ class ClientSettings(BaseModel):
     )
     keep_alive: Seconds = Field(default=15, description="Seconds of silence after which a stream gets a comment line.")
     accept_timeout: Seconds = Field(default=5, description="Seconds for a worker to accept or refuse a request.")
+    decode_wait: SecondsOrZero = Field(
+        default=30, description="Seconds that a prefilled request waits for a decode worker while all are busy."
+    )
     min_initial_workers: Count = Field(default=1, description="Workers that a model needs before `/ready` says 200.")
     shutdown_timeout: Seconds = Field(
         default=30, description="Seconds for running streams to end when the frontend stops."
@@ -162,10 +257,23 @@ class ClientSettings(BaseModel):
     drain_grace: SecondsOrZero = Field(
         default=5, description="Seconds that a stopping frontend process still accepts requests; `/ready` says 503."
     )
+    token_cache_mb: Count = Field(
+        default=64, description="MB in which the frontend remembers prompts with their tokens; 0 remembers none."
+    )
     model_cache: str | None = Field(
         default=None,
         description="Folder for model files fetched from workers; null means the user's own cache folder, "
         "empty means none.",
+    )
+
+
+class CorsSettings(BaseModel):
+    """Web pages that may ask from a browser."""
+
+    model_config = _STRICT
+
+    origins: tuple[Origin, ...] = Field(
+        default=(), description="Origins such as `https://chat.example.com`, exactly; none answers no browser."
     )
 
 
@@ -176,7 +284,11 @@ class HttpSettings(BaseModel):
 
     body_limit_mb: Positive = Field(default=45, description="Largest request body, in MB.")
     max_connections: Positive = Field(default=10000, description="Connections open at once.")
+    header_timeout: Seconds = Field(
+        default=10, description="Seconds for a TLS handshake, and for the first header of a connection."
+    )
     idle_timeout: Seconds = Field(default=75, description="Seconds after which an idle connection is closed.")
+    cors: CorsSettings = Field(default_factory=CorsSettings)
     metrics_prefix: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")] = Field(
         default="dynamo_frontend", description="Prefix of the frontend's metrics."
     )
@@ -206,6 +318,33 @@ class ModelSettings(BaseModel):
     migration_limit: Count = Field(
         default=0, description="How often a request may move to another worker; 0 means never."
     )
+    custom_jinja_template: Text | None = Field(
+        default=None, description="A file with a chat template; null means the one in the model's folder."
+    )
+    tool_call_parser: Text | None = Field(
+        default=None, description="The plugin that finds calls of tools in the model's answers; null finds none."
+    )
+    reasoning_parser: Text | None = Field(
+        default=None, description="The plugin that tells reasoning from content in the model's answers; null does not."
+    )
+
+
+class HealthCheckSettings(BaseModel):
+    """How a worker finds out that its engine does not answer any more."""
+
+    model_config = _STRICT
+
+    enabled: bool = Field(default=False, description="Whether the engine is probed when it is silent.")
+    wait: Seconds = Field(default=10, description="Seconds that the engine is silent before it is probed.")
+    timeout: Seconds = Field(default=3, description="Seconds for the first item of the answer to a probe.")
+    payload: dict[str, Any] | str | None = Field(
+        default=None,
+        description="The request of a probe: fields of a `PreprocessedRequest`, as a mapping, as JSON, or as `@` and "
+        "the name of a file. Null leaves it to the engine; one token after one token if that says nothing.",
+    )
+    unregister: bool = Field(
+        default=True, description="Whether a worker whose engine does not answer leaves discovery until it does."
+    )
 
 
 class WorkerSettings(BaseModel):
@@ -225,11 +364,21 @@ class WorkerSettings(BaseModel):
     request_queue_limit: Annotated[int, Field(ge=2), NotBool] = Field(
         default=16, description="Requests that wait once `engine_request_limit` is reached."
     )
+    enable_kv_routing: bool = Field(
+        default=True, description="Whether the worker tells what its KV cache holds, for routers that go by it."
+    )
+    enable_local_indexer: bool = Field(
+        default=True, description="What the model card says of it; never true of a decode worker."
+    )
     system_host: Text = Field(default="127.0.0.1", description="Address of a worker process's own health and metrics.")
     system_port: Port | None = Field(
         default=0, description="Their port, plus the replica's number; 0 takes any free one, null offers none."
     )
-    component: Word = Field(default="backend", description="The middle part of the worker's address.")
+    component: Word | None = Field(
+        default=None,
+        description="The middle part of the worker's address; null means `prefill` in the role of that name, else "
+        "`backend`.",
+    )
     endpoint: Word = Field(default="generate", description="The last part of the worker's address.")
     endpoint_types: Annotated[
         tuple[Literal["chat", "completions", "embeddings"], ...], Field(min_length=1), BeforeValidator(_split)
@@ -237,7 +386,38 @@ class WorkerSettings(BaseModel):
     grace_period: SecondsOrZero = Field(
         default=5, description="Seconds that a stopping worker still accepts requests after leaving discovery."
     )
-    drain_timeout: Seconds = Field(default=30, description="Seconds for the requests of a stopping worker to end.")
+    drain_timeout: Seconds | None = Field(
+        default=None,
+        description="Seconds for the requests of a stopping worker to end, and for its engine to drain; null means "
+        "`shutdown_timeout` less 5, but at least half of it.",
+    )
+    shutdown_timeout: Seconds = Field(
+        default=30,
+        description="Seconds beyond `grace_period` after which a stopping worker process ends at once, with exit code "
+        "70.",
+    )
+    stall_exit: SecondsOrZero = Field(
+        default=120,
+        description="Seconds that the event loop of a worker process may stand still before the process ends with exit "
+        "code 70; 0 means for ever.",
+    )
+    health_check: HealthCheckSettings = Field(default_factory=HealthCheckSettings)
+
+    @model_validator(mode="after")
+    def _check_deadlines(self) -> WorkerSettings:
+        if self.drain_timeout is not None and self.drain_timeout >= self.shutdown_timeout:
+            raise ValueError(
+                f"drain_timeout ({self.drain_timeout:g} s) must be less than shutdown_timeout "
+                f"({self.shutdown_timeout:g} s), or there is no time left to clean up: raise shutdown_timeout"
+            )
+        return self
+
+    @property
+    def request_drain(self) -> float:
+        """`drain_timeout`, or what stands for it."""
+        if self.drain_timeout is not None:
+            return self.drain_timeout
+        return max(self.shutdown_timeout - CLEANUP_TIME, self.shutdown_timeout / 2)
 
 
 class Settings(BaseSettings):
@@ -249,6 +429,7 @@ class Settings(BaseSettings):
     hooks: tuple[Text, ...] = Field(default=(), description="Plugins that only listen, by name.")
     frontend: FrontendSection = Field(default_factory=FrontendSection)
     admin: AdminSettings = Field(default_factory=AdminSettings)
+    auth: AuthSettings = Field(default_factory=AuthSettings)
     admission: AdmissionSection = Field(default_factory=AdmissionSection)
     router: RouterSection = Field(default_factory=RouterSection)
     transport: TransportSection = Field(default_factory=TransportSection)

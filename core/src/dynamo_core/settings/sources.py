@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from dynamo_core.errors import ConfigError
@@ -12,6 +14,8 @@ from dynamo_core.settings.layers import assign, check, expand
 from dynamo_core.settings.redaction import HIDDEN, redacted
 from dynamo_core.settings.shape import Shape
 from dynamo_core.settings.tree import Path, Table, find, from_plain, plain, replace_at
+
+log = logging.getLogger(__name__)
 
 PREFIX = "DYN_"
 _SEPARATOR = "__"
@@ -48,12 +52,25 @@ def environment_layer(env: Mapping[str, str], shape: Shape, workers: Sequence[st
             layer = assign(layer, path, node)
     everyone = _with_new_workers(workers, layer)
     for name in short:
-        if env[name]:
-            node = parse_text(env[name], f"environment {name}")
+        text = _forgiven(name, env[name]) if flat[name.upper()].forgiving else env[name]
+        if text:
+            node = parse_text(text, f"environment {name}")
             for path in expand(flat[name.upper()].path, everyone):
                 if find(layer, path) is None:
                     layer = assign(layer, path, node)
     return layer
+
+
+def _forgiven(name: str, text: str) -> str:
+    """What to read in place of a number that is below zero, or that is none; empty means the default."""
+    try:
+        number = float(text or 0)
+        if not math.isfinite(number):
+            raise ValueError(text)
+    except ValueError:
+        log.warning("environment %s: %r is not a number of seconds; the default is used", name, text)
+        return ""
+    return text.strip() if number >= 0 else "0"
 
 
 def set_layer(sets: Sequence[str], shape: Shape) -> Table:
@@ -97,6 +114,16 @@ def flag_layer(flags: Mapping[str, object], workers: Sequence[str]) -> Table:
             raise ConfigError(f"flag {name}: unknown flag{_closest(name, known)}")
         for path in expand(known[name].path, workers):
             layer = assign(layer, path, from_plain(value, f"flag {name}"))
+    return layer
+
+
+def option_layer(options: Mapping[str, tuple[str, object]]) -> Table:
+    """Flags that are not in the table: the key that each sets, and its value. Texts are read as those of ``--set``."""
+    layer = Table("flags")
+    for name, (key, value) in options.items():
+        origin = f"flag {name}"
+        node = parse_text(value, origin) if isinstance(value, str) else from_plain(value, origin)
+        layer = assign(layer, tuple(key.split(".")), node)
     return layer
 
 

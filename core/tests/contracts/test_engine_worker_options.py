@@ -1,0 +1,119 @@
+"""What a worker config says of a worker, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_core import (
+    DisaggregationMode,
+    EngineConfig,
+    GenerateContext,
+    KvEventSource,
+    LLMEngine,
+    LLMEngineOutput,
+    LoadSource,
+    PluginConfig,
+    PreprocessedRequest,
+    WorkerConfig,
+)
+from dynamo_core.errors import ConfigError
+from dynamo_core.protocol.records import ModelFile
+from dynamo_core.text.folder import CHAT_TEMPLATE, TOKENIZER
+from dynamo_core.worker.card import make_card
+from dynamo_core.worker.model_files import ModelFiles, read_files
+from dynamo_core.worker.publishers import EnginePublishers
+
+
+@pytest.mark.parametrize(
+    ("config", "indexed"),
+    [
+        (WorkerConfig(), True),
+        (WorkerConfig(enable_local_indexer=False), False),
+        (WorkerConfig(disaggregation_mode=DisaggregationMode.PREFILL), True),
+        (WorkerConfig(disaggregation_mode=DisaggregationMode.DECODE), False),
+    ],
+)
+def test_the_card_says_whether_the_worker_can_be_asked_what_it_holds(config: WorkerConfig, indexed: bool) -> None:
+    card = make_card(1, config, EngineConfig(model="m"), [])
+
+    assert card.runtime_config.enable_local_indexer is indexed
+
+
+def test_a_template_of_its_own_takes_the_place_of_the_folders(tmp_path: Path) -> None:
+    (tmp_path / TOKENIZER).write_text("{}")
+    (tmp_path / CHAT_TEMPLATE).write_text("the folder's")
+    (tmp_path / "own.jinja").write_text("my own")
+
+    plain = read_files(WorkerConfig(model_path=str(tmp_path)))
+    own = read_files(WorkerConfig(model_path=str(tmp_path), custom_jinja_template=str(tmp_path / "own.jinja")))
+
+    assert plain[CHAT_TEMPLATE] == b"the folder's"
+    assert own == plain | {CHAT_TEMPLATE: b"my own"}
+
+
+def test_a_template_alone_leaves_the_byte_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("my own")
+
+    files = read_files(WorkerConfig(custom_jinja_template=str(tmp_path / "own.jinja")))
+    card = make_card(1, WorkerConfig(), EngineConfig(model="m"), ModelFiles(files).listing())
+
+    assert list(files) == [CHAT_TEMPLATE]
+    assert card.tokenizer == "bytes"
+    assert [file.name for file in card.files] == [CHAT_TEMPLATE]
+
+
+def test_workers_with_different_templates_do_not_serve_one_model() -> None:
+    def listing(text: bytes) -> list[ModelFile]:
+        return ModelFiles({CHAT_TEMPLATE: text}).listing()
+
+    one, same, other = (
+        make_card(1, WorkerConfig(), EngineConfig(model="m"), listing(text)) for text in (b"a", b"a", b"b")
+    )
+
+    assert one.checksum == same.checksum
+    assert one.checksum != other.checksum
+
+
+def test_a_template_that_is_not_there_is_a_mistake_of_the_set_up(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"chat template .*/none.jinja does not exist; set model.custom_jinja_template"
+    ):
+        read_files(WorkerConfig(custom_jinja_template=str(tmp_path / "none.jinja")))
+
+
+class Telling(LLMEngine):
+    """Says that its cache can be known, and whether it was asked."""
+
+    asked = False
+    loads_asked = False
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="m")
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        yield LLMEngineOutput.stop()
+
+    async def cleanup(self) -> None:
+        pass
+
+    async def kv_event_sources(self) -> Sequence[KvEventSource]:
+        self.asked = True
+        return []
+
+    async def load_sources(self) -> Sequence[LoadSource]:
+        self.loads_asked = True
+        return []
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_an_engine_is_asked_about_its_cache_only_if_others_may_route_by_it(wanted: bool) -> None:
+    engine = Telling(PluginConfig(), WorkerConfig())
+    nothing: Any = None  # a plane and a lease: nobody publishes where there are no sources
+
+    await EnginePublishers().start(engine, nothing, nothing, kv_events=wanted)
+
+    assert engine.asked is wanted
+    assert engine.loads_asked

@@ -1,0 +1,186 @@
+"""The thread that ends a process: when it does, and when it must not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from dynamo_core.runtime.watchdog import Watchdog, stacks
+
+
+class Ends:
+    """Takes the place of the process's end."""
+
+    def __init__(self) -> None:
+        self.why: list[str] = []
+        self.come = threading.Event()
+
+    def __call__(self, why: str) -> None:
+        self.why.append(why)
+        self.come.set()
+
+    async def wait(self) -> bool:
+        return await asyncio.to_thread(self.come.wait, 10)
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Callable[..., tuple[Watchdog, Ends]]]:
+    made: list[tuple[Watchdog, Ends]] = []
+
+    def start(deadline: float = 60) -> tuple[Watchdog, Ends]:
+        ends = Ends()
+        watchdog = Watchdog(deadline, end=ends)
+        watchdog.start()
+        made.append((watchdog, ends))
+        return made[-1]
+
+    yield start
+    for watchdog, ends in made:
+        if ends.why:
+            watchdog._thread.join(5)
+        watchdog.close()
+
+
+async def test_the_deadline_ends_a_process_that_expects_its_end(make: Callable[..., tuple[Watchdog, Ends]]) -> None:
+    watchdog, ends = make(0.05)
+
+    watchdog.expect_end()
+    watchdog.expect_end()
+
+    assert await ends.wait()
+    assert ends.why == ["not stopped within 0.05 s"]
+
+
+async def test_the_deadline_outlives_the_loop(make: Callable[..., tuple[Watchdog, Ends]]) -> None:
+    watchdog, ends = make(0.05)
+
+    watchdog.expect_end()
+    watchdog.close()
+
+    assert await ends.wait()
+
+
+async def test_a_loop_that_stands_still_is_ended_and_every_thread_is_shown(
+    make: Callable[..., tuple[Watchdog, Ends]], caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog, ends = make()
+    watchdog.watch_loop(0.2)
+
+    stood = ends.come.wait(10)
+
+    assert stood
+    assert ends.why == ["the event loop stood still for 0.2 s"]
+    assert "MainThread" in caplog.text
+    assert "test_a_loop_that_stands_still" in caplog.text
+
+
+async def test_a_loop_that_goes_on_is_left_alone(make: Callable[..., tuple[Watchdog, Ends]]) -> None:
+    watchdog, ends = make()
+    watchdog.watch_loop(0.8)
+
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+
+    assert not ends.why
+
+
+async def test_a_loop_may_take_its_time_once_the_end_is_expected(
+    make: Callable[..., tuple[Watchdog, Ends]],
+) -> None:
+    watchdog, ends = make(1.0)
+    watchdog.watch_loop(0.1)
+
+    watchdog.expect_end()
+    ends.come.wait(10)
+
+    assert ends.why == ["not stopped within 1 s"]
+
+
+async def test_a_watchdog_that_is_closed_ends_nothing_and_its_thread_is_gone(
+    make: Callable[..., tuple[Watchdog, Ends]],
+) -> None:
+    watchdog, ends = make()
+    watchdog.watch_loop(0.1)
+
+    watchdog.close()
+    watchdog.close()
+    watchdog._thread.join(5)
+
+    assert not watchdog._thread.is_alive()
+    assert not ends.why
+
+
+async def test_a_signal_starts_the_deadline_while_the_loop_stands_still_and_reaches_the_loop_after_that(
+    make: Callable[..., tuple[Watchdog, Ends]],
+) -> None:
+    heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, heard.set)
+    watchdog, ends = make(0.05)
+    watchdog.listen_to([signal.SIGUSR1])
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while_still = ends.come.wait(10)
+        async with asyncio.timeout(5):
+            await heard.wait()
+    finally:
+        watchdog.forget_signals()
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+    assert while_still
+
+
+async def test_other_signals_reach_the_loop_and_start_nothing(make: Callable[..., tuple[Watchdog, Ends]]) -> None:
+    heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR2, heard.set)
+    watchdog, ends = make(0.05)
+    watchdog.listen_to([signal.SIGUSR1])
+    try:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        async with asyncio.timeout(5):
+            await heard.wait()
+    finally:
+        watchdog.forget_signals()
+        loop.remove_signal_handler(signal.SIGUSR2)
+
+    assert watchdog._ends_at is None
+    assert not ends.why
+
+
+async def test_another_wakeup_descriptor_is_left_where_it_is(make: Callable[..., tuple[Watchdog, Ends]]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, lambda: None)
+    watchdog, _ = make()
+    watchdog.listen_to([signal.SIGUSR1])
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+
+    watchdog.forget_signals()
+
+    there = signal.set_wakeup_fd(-1)
+    loop.remove_signal_handler(signal.SIGUSR1)
+    os.close(reader)
+    os.close(writer)
+    assert before != writer
+    assert there == writer
+
+
+def test_stacks_show_the_main_thread_first_and_every_other_by_name() -> None:
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait, name="somebody", daemon=True)
+    thread.start()
+    time.sleep(0)
+
+    text = stacks()
+    go.set()
+    thread.join(5)
+
+    assert text.startswith("Thread MainThread:")
+    assert "Thread somebody:" in text

@@ -1,0 +1,31 @@
+"""Parsers of calls of tools and of reasoning, by the names that a worker's model section picks them with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
+
+DYNAMO_API = 1
+
+
+@hookimpl
+def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
+    """One class for each way in which models write calls."""
+    from dynamo_plugin_parsers.hermes import HermesParser
+    from dynamo_plugin_parsers.llama3_json import Llama3JsonParser
+    from dynamo_plugin_parsers.mistral import MistralParser
+    from dynamo_plugin_parsers.pythonic import PythonicParser
+
+    return [HermesParser, Llama3JsonParser, MistralParser, PythonicParser]
+
+
+@hookimpl
+def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:
+    """One class for each way in which models mark what they think."""
+    from dynamo_plugin_parsers.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
+
+    return [ThinkParser, Qwen3Parser, DeepSeekR1Parser]

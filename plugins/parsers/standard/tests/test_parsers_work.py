@@ -1,0 +1,132 @@
+"""How much parsers do for a long text: counted in lines of Python and in the text that they keep, not in seconds."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
+from dynamo_plugin_parsers.hermes import HermesParser
+from dynamo_plugin_parsers.llama3_json import Llama3JsonParser
+from dynamo_plugin_parsers.mistral import MistralParser
+from dynamo_plugin_parsers.pythonic import PythonicParser
+from dynamo_plugin_parsers.think import ThinkParser
+
+MB = 1024 * 1024
+#: Characters in a piece of text.
+PIECE = 64
+#: Generous, and the same from first to last: lines of Python per piece, characters in the longest text that is kept,
+#: bytes allocated at once for a piece.
+LINES, KEPT, ALLOCATED = 120, 4 * PIECE, 16 * 1024
+
+Parser = ToolCallParser | ReasoningParser
+Make = Callable[[Any], Parser]
+
+CASES: dict[str, tuple[Make, str, str]] = {
+    "hermes, a long argument": (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": "', "the quick brown fox "),
+    "hermes, arguments before the name": (HermesParser, '<tool_call>{"arguments": {"a": "', "the quick brown fox "),
+    "hermes, arguments as text": (HermesParser, '<tool_call>{"name": "f", "arguments": "', "the quick brown fox "),
+    "hermes, another key": (HermesParser, '<tool_call>{"x": "', "the quick brown fox "),
+    "hermes, content": (HermesParser, "", "the quick brown fox "),
+    "hermes, content that looks like markup": (HermesParser, "", "<tool_cal <tool_cal "),
+    "hermes, nothing but space": (HermesParser, "", " \n"),
+    "hermes, space before the closing tag": (HermesParser, '<tool_call>{"name": "f"}', " \n"),
+    "llama3_json, a long argument": (Llama3JsonParser, '{"name": "f", "parameters": {"a": "', "the quick brown fox "),
+    "llama3_json, an answer in JSON": (Llama3JsonParser, '{"answer": "', "the quick brown fox "),
+    "mistral, a long argument": (MistralParser, '[TOOL_CALLS]f[ARGS]{"a": "', "the quick brown fox "),
+    "mistral, a long list": (
+        MistralParser,
+        "[TOOL_CALLS] [",
+        f'{{"name": "f", "arguments": {{"a": "{"b" * 999}"}}}}, ',
+    ),
+    "mistral, space in the header": (MistralParser, "[TOOL_CALLS] ", " \n"),
+    "pythonic, a long argument": (PythonicParser, '[f(a="', "the quick brown fox "),
+    "think, reasoning": (lambda tools: ThinkParser(""), "<think>", "the quick brown fox\n"),
+    "think, newlines": (lambda tools: ThinkParser(""), "<think>", "\n"),
+    "think, content": (lambda tools: ThinkParser(""), "So ", "the quick brown fox "),
+    "think, nothing but space": (lambda tools: ThinkParser(""), "", " \n"),
+}
+
+
+class Lines:
+    """Counts the lines of Python that run inside of ``with``."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Lines:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            self.count += 1
+        return self._trace
+
+
+def longest_text(root: object) -> int:
+    """The length of the longest text that an object holds, however deep."""
+    longest, seen, left = 0, {id(root)}, [root]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            longest = max(longest, len(each))
+        elif type(each).__module__.startswith(("dynamo_", "builtins")) and not isinstance(each, type):
+            for other in gc.get_referents(each):
+                if id(other) not in seen and not isinstance(other, type) and not hasattr(other, "__globals__"):
+                    seen.add(id(other))
+                    left.append(other)
+    return longest
+
+
+def allocated_by(parser: Parser, piece: str) -> int:
+    """The most bytes that were held more than before while a piece was fed."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        parser.feed(piece)
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_piece_of_text_costs_the_same_after_a_megabyte_as_at_first(case: str, tools: Any) -> None:
+    make, head, body = CASES[case]
+    parser = make(tools)
+    parser.feed(head)
+    text = (body * (2 * PIECE // len(body) + 2))[: 2 * PIECE + len(body)]
+
+    with Lines() as lines:
+        for at in range(MB // PIECE):
+            start = at * PIECE % len(body)
+            parser.feed(text[start : start + PIECE])
+
+    assert lines.count / (MB // PIECE) < LINES
+    assert longest_text(parser) <= KEPT
+    assert min(allocated_by(parser, text[:PIECE]) for _ in range(3)) < ALLOCATED
+
+
+def test_structure_costs_a_fixed_number_of_lines_per_character(tools: Any) -> None:
+    parser = HermesParser(tools)
+    parser.feed('<tool_call>{"name": "f", "arguments": {"a": [')
+    text = '{"b": [1, -2.5e3, true, null, "\\u0041"]}, ' * 25
+
+    counts = []
+    for _ in range(4):
+        with Lines() as lines:
+            for _ in range(25):
+                parser.feed(text)
+        counts.append(lines.count)
+
+    assert max(counts) < 40 * 25 * len(text)
+    assert max(counts) == min(counts)

@@ -1,0 +1,366 @@
+"""Engines that run alone: a main of three lines, no plugin, no config file, and a frontend that finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_DEADLINE = 20.0
+STOP_DEADLINE = 15.0
+
+#: An engine that imports nothing of transports, discovery or settings, and is made from no class of the framework.
+ENGINE = """
+import asyncio
+from dynamo_core import EngineConfig, LLMEngineOutput, WorkerConfig, run, usage
+
+class Parrot:
+    def __init__(self):
+        self.worker_id = None
+
+    async def start(self, worker_id):
+        print("start", worker_id, flush=True)
+        self.worker_id = worker_id
+        return EngineConfig(model="parrot")
+
+    async def generate(self, request, ctx):
+        if request.token_ids == [33]:
+            raise RuntimeError("a secret of the engine")
+        for at, token in enumerate(request.token_ids):
+            if ctx.is_stopped():
+                yield LLMEngineOutput.cancelled()
+                return
+            yield LLMEngineOutput([token])
+            await asyncio.sleep(DELAY)
+        yield LLMEngineOutput.stop().with_usage(usage(len(request.token_ids), len(request.token_ids)))
+
+    async def abort(self, ctx):
+        print("abort", type(ctx).__name__, flush=True)
+
+    async def drain(self):
+        print("drain", flush=True)
+
+    async def cleanup(self):
+        print("cleanup", flush=True)
+"""
+
+#: The whole main.
+MAIN = """
+engine = Parrot()
+config = WorkerConfig(model_name="parrot", metrics_labels={"team": "blue"})
+run(engine, config, overrides=["workers.parrot.grace_period=0.2"])
+"""
+
+FRONTEND = """
+transport: {use: tcp}
+discovery: {use: file, path: "%s", ttl: 2}
+client: {drain_grace: 0.1}
+"""
+
+
+class Alone:
+    """A process of an engine, and what it says."""
+
+    def __init__(self, words: list[str], env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.said: list[str] = []
+        self.log: list[str] = []
+        self._new: queue.Queue[str | None] = queue.Queue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(self.process.stdout, self.said, None), daemon=True),
+            threading.Thread(target=self._read, args=(self.process.stderr, self.log, self._new), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(stream: Any, lines: list[str], new: queue.Queue[str | None] | None) -> None:
+        for line in stream:
+            lines.append(line.rstrip("\n"))
+            if new is not None:
+                new.put(line)
+        if new is not None:
+            new.put(None)
+
+    def until(self, words: str) -> str:
+        """The next line of the log with these words."""
+        deadline = time.monotonic() + START_DEADLINE
+        while True:
+            line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
+            assert line is not None, f"the process ended before it said {words!r}:\n" + "\n".join(self.log)
+            if words in line:
+                return line
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Signals it, and gives its exit code."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(STOP_DEADLINE)
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+Start = Callable[..., Alone]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Start]:
+    """Starts engines that live as long as the test, from a module or from the text of a script."""
+    started: list[Alone] = []
+
+    def start(*words: str, script: str | None = None, **env: str) -> Alone:
+        if script is not None:
+            path = tmp_path / "main.py"
+            path.write_text(script)
+            words = (str(path), *words)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
+        place = {"DYN_DISCOVERY__PATH": str(tmp_path / "discovery"), "PYTHONUNBUFFERED": "1"}
+        engine = Alone(list(words), kept | place | env)
+        started.append(engine)
+        return engine
+
+    yield start
+    for engine in started:
+        engine.close()
+
+
+@pytest.fixture
+def frontend(serve: Any, tmp_path: Path) -> Any:
+    """A frontend over tcp and the folder in which the engines of the test are found."""
+    return serve(FRONTEND % (tmp_path / "discovery"), command="frontend")
+
+
+def ask(frontend: Any, model: str, prompt: Any, **more: Any) -> tuple[int, Any]:
+    status, _, body = frontend.request("POST", "/v1/completions", {"model": model, "prompt": prompt, **more})
+    return status, json.loads(body)
+
+
+def served(frontend: Any, model: str) -> bool:
+    listed = json.loads(frontend.request("GET", "/v1/models")[2])
+    return model in [entry["id"] for entry in listed["data"]]
+
+
+def parrot(delay: float = 0.0, main: str = MAIN) -> str:
+    return ENGINE.replace("DELAY", str(delay)) + main
+
+
+def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend: Any, alone: Start) -> None:
+    engine = alone(script=parrot())
+    engine.until("serving parrot")
+    assert frontend.until(lambda: served(frontend, "parrot"), 10)
+
+    status, answer = ask(frontend, "parrot", "Polly?", max_tokens=20)
+    health = json.loads(frontend.request("GET", "/health")[2])["instances"]
+    code = engine.end()
+
+    assert (status, answer["choices"][0]["text"]) == (200, "Polly?")
+    assert [(entry["pid"], entry["worker"]) for entry in health] == [(engine.process.pid, "parrot")]
+    assert code == 0, engine.log
+    # The id that the engine was started with is the one in discovery; cleanup is called once, after drain.
+    assert engine.said == [f"start {health[0]['instance_id']}", "drain", "cleanup"]
+    assert frontend.until(lambda: not served(frontend, "parrot"), 10)
+
+
+def test_a_stream_that_runs_when_the_signal_comes_is_finished(
+    frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
+) -> None:
+    engine = alone(script=parrot(delay=0.02))
+    engine.until("serving parrot")
+    assert frontend.until(lambda: served(frontend, "parrot"), 10)
+    body = {"model": "parrot", "messages": [{"role": "user", "content": "abcdefghij" * 3}], "stream": True}
+
+    with frontend.raw("POST", "/v1/chat/completions", body) as connection:
+        until_content(connection)
+        engine.process.send_signal(signal.SIGTERM)
+        rest = b""
+        while data := connection.recv(65536):
+            rest += data
+
+    assert b"[DONE]" in rest
+    assert engine.wait() == 0
+    assert engine.said[-2:] == ["drain", "cleanup"]
+
+
+def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(
+    frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
+) -> None:
+    engine = alone(script=parrot(delay=0.05))
+    engine.until("serving parrot")
+    assert frontend.until(lambda: served(frontend, "parrot"), 10)
+    body = {"model": "parrot", "messages": [{"role": "user", "content": "abcdefghij" * 20}], "stream": True}
+
+    with frontend.raw("POST", "/v1/chat/completions", body) as connection:
+        until_content(connection)
+
+    assert frontend.until(lambda: len(engine.said) == 2, 10)
+    assert engine.said[1] == "abort ServedContext"
+    assert engine.end() == 0
+
+
+def test_what_an_engine_lets_slip_is_in_its_log_and_not_in_the_answer(frontend: Any, alone: Start) -> None:
+    engine = alone(script=parrot())
+    engine.until("serving parrot")
+    assert frontend.until(lambda: served(frontend, "parrot"), 10)
+
+    status, answer = ask(frontend, "parrot", [33])
+
+    assert status == 500
+    assert "secret" not in json.dumps(answer)
+    engine.until("a secret of the engine")
+    assert engine.end(signal.SIGINT) == 0
+
+
+def test_the_labels_of_a_worker_are_on_its_metrics(alone: Start) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    engine = alone(script=parrot(), DYN_SYSTEM_PORT=str(port))
+    engine.until("serving parrot")
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+
+    own = [line for line in lines if line.startswith("dynamo_component_")]
+    assert own
+    assert all('team="blue"' in line and 'worker="parrot-0"' in line for line in own)
+    assert engine.end() == 0
+
+
+def test_the_mocker_runs_by_its_module_with_flags_over_variables(frontend: Any, alone: Start) -> None:
+    engine = alone(
+        *("-m", "dynamo_plugin_engine_mocker", "--model-name", "by-flag", "--output", "echo"),
+        *("--set", "workers.mocker.grace_period=0"),
+        DYN_MODEL_NAME="by-variable",
+        DYN_WORKERS__MOCKER__ENGINE__OUTPUT="random",
+    )
+    engine.until("serving by-flag")
+    assert frontend.until(lambda: served(frontend, "by-flag"), 10)
+
+    status, answer = ask(frontend, "by-flag", "again", max_tokens=20)
+
+    assert (status, answer["choices"][0]["text"]) == (200, "again")
+    assert engine.end() == 0
+
+
+def test_the_program_of_the_documentation_runs_as_it_stands(frontend: Any, alone: Start, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engine-contract.md").read_text()
+    files = dict(re.findall(r"```\w+\n# file: (\S+)\n(.*?)```", page, re.DOTALL))
+    (tmp_path / "fleet.yaml").write_text(files["fleet.yaml"])
+
+    engine = alone(
+        *("--config", str(tmp_path / "fleet.yaml"), "--model-name", "echo"),
+        *("--set", "workers.my_engine.grace_period=0"),
+        script=files["my_engine.py"],
+    )
+    engine.until("serving echo")
+    assert frontend.until(lambda: served(frontend, "echo"), 10)
+    status, answer = ask(frontend, "echo", "Hello")
+
+    assert (status, answer["choices"][0]["text"]) == (200, "Hello")
+    assert engine.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("main", "code", "words"),
+    [
+        (
+            """
+async def start(self, worker_id):
+    raise BackendError.CannotConnect("no accelerator was found")
+Parrot.start = start
+""",
+            1,
+            "not started: Backend(CannotConnect): no accelerator was found",
+        ),
+        (
+            """
+async def start(self, worker_id):
+    return EngineConfig(model="")
+Parrot.start = start
+""",
+            1,
+            "not started: Backend(InvalidArgument): EngineConfig.model is empty",
+        ),
+    ],
+    ids=["start-raises", "no-model"],
+)
+def test_an_engine_that_does_not_start_is_cleaned_up_once_and_its_reason_is_told(
+    alone: Start, main: str, code: int, words: str
+) -> None:
+    engine = alone(script=parrot(main="from dynamo_core import BackendError\n" + main + MAIN))
+
+    assert engine.wait() == code
+    assert engine.said == ["cleanup"]
+    assert words in engine.log[-1]
+    assert "Traceback" not in "\n".join(engine.log)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (
+            ["--disaggregation-mode", "both"],
+            "unknown disaggregation mode 'both' (expected one of: agg, prefill, decode)",
+        ),
+        (["--request-plane", "pigeon"], "flag --request-plane: transport.use: there is no transport 'pigeon'"),
+        (["--request-plane", "inproc", "--discovery-backend", "memory"], "inproc keeps everything in one process"),
+        (["--discovery-backend", "memory"], "set discovery.use to one that all processes see"),
+        (["--block-size", "none"], "flag --block-size: workers.mocker.engine.block_size: expected an integer"),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
+        (["--model-path", "/nowhere"], "model folder /nowhere does not exist"),
+        (["--custom-jinja-template", "/nowhere.jinja"], "chat template /nowhere.jinja does not exist"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(alone: Start, words: list[str], complaint: str) -> None:
+    engine = alone("-m", "dynamo_plugin_engine_mocker", *words)
+
+    assert engine.wait() == 2
+    told = [line for line in engine.log if line.startswith("dynamo: ")]
+    assert len(told) == 1
+    assert complaint in told[0]
+    assert "Traceback" not in "\n".join(engine.log)
+
+
+def test_a_template_given_by_flag_is_the_one_that_chats_are_made_with(
+    frontend: Any, alone: Start, tmp_path: Path
+) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("<{{ messages[0]['content'] }}>")
+    engine = alone(
+        *("-m", "dynamo_plugin_engine_mocker", "--output", "echo", "--custom-jinja-template", str(template)),
+        *("--set", "workers.mocker.grace_period=0"),
+    )
+    engine.until("serving mocker-model")
+    assert frontend.until(lambda: served(frontend, "mocker-model"), 10)
+
+    body = {"model": "mocker-model", "messages": [{"role": "user", "content": "hi"}]}
+    status, _, answer = frontend.request("POST", "/v1/chat/completions", body)
+
+    assert (status, json.loads(answer)["choices"][0]["message"]["content"]) == (200, "<hi>")
+    assert engine.end() == 0

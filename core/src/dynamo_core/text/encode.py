@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 
 from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.text.prefix_cache import Remembers
 from dynamo_core.text.tokenizer import Tokenizer
 
 #: Up to this many characters a text is encoded at once: handing it to a thread would take longer.
 INLINE = 4096
+#: Up to this many characters a text is looked up at once: cutting it up and finding the pieces takes milliseconds.
+LOOK_UP = 1 << 19
 #: How many long texts may be encoded or wait for it at a time.
 MAX_WAITING = 256
 
@@ -19,7 +22,7 @@ _waiting = 0
 
 
 async def encode_async(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a text; a text longer than `INLINE` characters is encoded in one of a few threads.
+    """The ids of a text; if more than `INLINE` characters must be tokenized, one of a few threads does it.
 
     Raises:
         InvalidArgument: the text holds a lone surrogate.
@@ -28,14 +31,19 @@ async def encode_async(tokenizer: Tokenizer, text: str, *, add_special_tokens: b
     global _waiting
     if len(text) <= INLINE:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    work = None
+    if len(text) <= LOOK_UP and isinstance(tokenizer, Remembers):
+        work = tokenizer.begin(text, add_special_tokens=add_special_tokens)
+    if work is not None and work.left <= INLINE:
+        return work.finish()
     if _waiting >= MAX_WAITING:
         raise ServiceOverloaded("too many long prompts are being tokenized, please retry later")
     _waiting += 1
-    box = [text]
+    finish = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens) if work is None else work.finish
+    box = [finish]
+    del finish, work
     try:
-        return await asyncio.get_running_loop().run_in_executor(
-            _threads(), lambda: tokenizer.encode(box.pop(), add_special_tokens=add_special_tokens)
-        )
+        return await asyncio.get_running_loop().run_in_executor(_threads(), lambda: box.pop()())
     finally:
         _waiting -= 1
         box.clear()  # what was given up stays in the queue of the threads for a while; the text need not

@@ -56,6 +56,18 @@ def load_folder(path: str | Path) -> dict[str, bytes]:
     return files
 
 
+def load_template(path: str | Path) -> bytes:
+    """A chat template that is not in the model's folder.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read or is too large.
+    """
+    data = _read(Path(path))
+    if data is None:
+        raise ConfigError(f"chat template {path} does not exist; set model.custom_jinja_template to a file, or drop it")
+    return data
+
+
 def _read(path: Path) -> bytes | None:
     """The content of a file, None if there is none."""
     try:

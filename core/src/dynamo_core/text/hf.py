@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.text.cuts import affixes, repeats, safe_cuts
 from dynamo_core.text.folder import (
     GENERATION_CONFIG,
     MODEL_CONFIG,
@@ -17,6 +18,7 @@ from dynamo_core.text.folder import (
 )
 from dynamo_core.text.generic import LibraryStream
 from dynamo_core.text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
+from dynamo_core.text.prefix_cache import TokenCache, TokenMemory, Work
 from dynamo_core.text.tokenizer import StreamDecoder
 from dynamo_core.text.utf8 import to_utf8
 
@@ -29,13 +31,14 @@ class HFTokenizer:
 
     `files` maps bare file names to contents; ``tokenizer.json`` must be among them, the rest says which ids begin and
     end a sequence. The end-of-sequence ids are those of ``generation_config.json`` and ``config.json``, then the
-    tokenizer's own. Truncation and padding that a ``tokenizer.json`` may ask for are switched off.
+    tokenizer's own. Truncation and padding that a ``tokenizer.json`` may ask for are switched off. With a `memory`,
+    texts that were encoded before are not tokenized again.
 
     Raises:
         ConfigError: a file is missing or broken, or the extra `text` is not installed.
     """
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes], memory: TokenMemory | None = None) -> None:
         library = _parse(files)
         library.no_truncation()
         library.no_padding()
@@ -53,6 +56,9 @@ class HFTokenizer:
         config = _Config(files)
         self.bos_token_id: int | None = next(config.ids("bos", vocabulary, self.vocab_size), None)
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(config.ids("eos", vocabulary, self.vocab_size)))
+        self._cache: TokenCache | None = None
+        if memory is not None and repeats(library):
+            self._cache = TokenCache(memory, self._encode_many, safe_cuts(library), affixes(library))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text. Special tokens written out in the text become their ids.
@@ -60,9 +66,19 @@ class HFTokenizer:
         Raises:
             InvalidArgument: the text holds a lone surrogate.
         """
+        if self._cache is not None:
+            return self._cache.encode(text, add_special_tokens)
         to_utf8(text)  # refuses what the library would refuse with a puzzling TypeError
+        return self._encode_many((text,), add_special_tokens)[0]
+
+    def begin(self, text: str, *, add_special_tokens: bool = True) -> Work | None:
+        """What is known of a text already, and what is left to do; None if nothing is remembered."""
+        return None if self._cache is None else self._cache.begin(text, add_special_tokens)
+
+    def _encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         # The batch call is faster, and lets other threads run; `encode` does neither.
-        return self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        encodings = self._library.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD, ids that are not in the vocabulary are left out.

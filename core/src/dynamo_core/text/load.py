@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.text.prefix_cache import TokenMemory
 from dynamo_core.text.tokenizer import Tokenizer
 
 #: `ModelCard.tokenizer` of models without files.
@@ -13,10 +14,11 @@ BYTES = "bytes"
 HF = "hf"
 
 
-def load_tokenizer(kind: str, files: Mapping[str, bytes]) -> Tokenizer:
+def load_tokenizer(kind: str, files: Mapping[str, bytes], memory: TokenMemory | None = None) -> Tokenizer:
     """Makes the tokenizer of a model. Takes up to seconds of CPU for a large vocabulary: call it in a thread.
 
-    `kind` is "bytes" or "hf"; `files` maps bare names to contents, as `load_folder` gives them.
+    `kind` is "bytes" or "hf"; `files` maps bare names to contents, as `load_folder` gives them. What the tokenizer
+    encodes is remembered in `memory`, unless it is as fast as looking it up.
 
     Raises:
         ConfigError: the kind is not known, a file is missing or broken, or the extra `text` is not installed.
@@ -28,5 +30,5 @@ def load_tokenizer(kind: str, files: Mapping[str, bytes]) -> Tokenizer:
     if kind == HF:
         from dynamo_core.text.hf import HFTokenizer
 
-        return HFTokenizer(files)
+        return HFTokenizer(files, memory)
     raise ConfigError(f"tokenizer kind {kind!r} is not known; known kinds: {BYTES}, {HF}")

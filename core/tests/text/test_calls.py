@@ -1,0 +1,171 @@
+"""Calls of tools written as JSON, in text that comes in pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from dynamo_core.text.calls import CallArguments, CallArray, CallObject, CallReader, CallSink
+from dynamo_core.text.json_value import Progress
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Told:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def begin_call(self, name: str, id: str | None = None) -> None:
+        self.calls.append((name, ""))
+
+    def arguments(self, text: str) -> None:
+        name, before = self.calls[-1]
+        self.calls[-1] = (name, before + text)
+
+
+Make = Callable[[CallSink], CallReader]
+
+
+def read(make: Make, text: str, size: int = 1000) -> tuple[list[tuple[str, str]], Progress, str]:
+    """The calls, how far the reading came, and what of the text is to be shown as it is."""
+    told = Told()
+    reader = make(told)
+    at = 0
+    while at < len(text) and reader.progress is Progress.OPEN:
+        at += reader.feed(text[at : at + size])
+    if reader.progress is Progress.OPEN:
+        return told.calls, reader.progress, reader.leftover()
+    return told.calls, reader.progress, reader.untold() + text[at:]
+
+
+ARGS = '{"a": [1, {"b": "}"}]}'
+
+SOUND = [
+    (f'{{"name": "f", "arguments": {ARGS}}}', ARGS),
+    (f'{{"name": "f", "parameters": {ARGS}}}', ARGS),
+    (f' {{ "arguments" : {ARGS} , "name" : "f" }}', ARGS),
+    (f'{{"type": "function", "x": [{{"name": 1}}], "name": "f", "arguments": {ARGS}, "id": 3}}', ARGS),
+    (json.dumps({"name": "f", "arguments": ARGS}), ARGS),
+    (json.dumps({"arguments": ARGS, "name": "f"}), ARGS),
+    ('{"name": "f", "arguments": null}', "{}"),
+    ('{"name": "f", "arguments": ""}', "{}"),
+    ('{"name": "f"}', "{}"),
+    ('{"n\\u0061me": "\\u0066"}', "{}"),
+]
+
+
+@pytest.mark.parametrize(("text", "arguments"), SOUND)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_an_object_with_a_name_is_a_call(text: str, arguments: str, size: int) -> None:
+    assert read(CallObject, text + "tail", size) == ([("f", arguments)], Progress.DONE, "tail")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "x",
+        '{"name": ""}',
+        '{"name": 5}',
+        '{"name": "\\ud800"}',
+        '{"arguments": {}}',
+        '{"name": "f", "arguments": [1]}',
+        '{"name": "f", "arguments": "no object"}',
+        '{"name": "f", "arguments": "{} {}"}',
+        '{"name": "f", "arguments": 12}',
+        '{"name": "f" "arguments": {}}',
+        '{"name": "f", }',
+        '{"name": "f", "name": "g"}',
+        "{name: 1}",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_what_is_no_call_is_shown_as_it_was_written(text: str, size: int) -> None:
+    assert read(CallObject, text, size) == ([], Progress.BROKEN, text)
+
+
+def test_a_name_that_is_not_accepted_is_no_call() -> None:
+    assert read(lambda sink: CallObject(sink, accepts=lambda name: name == "g"), SOUND[0][0])[:2] == (
+        [],
+        Progress.BROKEN,
+    )
+
+
+def test_a_call_is_told_as_soon_as_its_arguments_begin_and_they_come_as_they_are_written() -> None:
+    told = Told()
+    reader = CallObject(told)
+
+    reader.feed('{"name": "f", "arguments": ')
+    assert told.calls == []
+    reader.feed("{")
+    assert told.calls == [("f", "{")]
+    reader.feed('"a": "x')
+    assert told.calls == [("f", '{"a": "x')]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "shown"),
+    [
+        ('{"name": "f", "arguments": {"a": tru!}} tail', '{"a": tru', "!}} tail"),
+        ('{"name": "f", "arguments": {"a": 1}, oops', '{"a": 1}', ", oops"),
+        ('{"name": "f", "arguments": {}, "arguments": {}}', "{}", ', "arguments": {}}'),
+    ],
+)
+def test_what_follows_the_break_of_a_call_that_was_told_is_shown(text: str, arguments: str, shown: str) -> None:
+    assert read(CallObject, text, 1) == ([("f", arguments)], Progress.BROKEN, shown)
+
+
+def test_at_the_end_of_the_text_only_calls_that_were_not_told_are_shown() -> None:
+    assert read(CallObject, '{"name": "f", "arg') == ([], Progress.OPEN, '{"name": "f", "arg')
+    assert read(CallObject, '{"name": "f", "arguments": {"a"') == ([("f", '{"a"')], Progress.OPEN, "")
+    assert read(CallObject, '{"name": "f", "arguments": {}, "id"') == ([("f", "{}")], Progress.OPEN, "")
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_a_list_holds_several_calls(size: int) -> None:
+    text = '[ {"name": "f", "arguments": {"a": 1}} , {"name":"g"}]'
+
+    assert read(CallArray, text, size) == ([("f", '{"a": 1}'), ("g", "{}")], Progress.DONE, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "shown"),
+    [
+        ("[]", 0, "[]"),
+        ("[1, 2]", 0, "[1, 2]"),
+        ('[{"name": "f"}, 5]', 1, ", 5]"),
+        ('[{"name": "f"} {"name": "g"}]', 1, ' {"name": "g"}]'),
+        ('[{"name": "f"}, {"nome": "g"}]', 1, ', {"nome": "g"}]'),
+        ('[{"name": "f"}, {"na', 1, ', {"na'),
+        ('[{"name": "f"}, ', 1, ""),
+        ("[", 0, "["),
+    ],
+)
+def test_a_list_that_breaks_off_keeps_its_calls_and_shows_the_rest(text: str, calls: int, shown: str) -> None:
+    told, _, left = read(CallArray, text, 1)
+
+    assert (len(told), left) == (calls, shown)
+
+
+def test_bare_arguments_belong_to_a_name_that_is_known() -> None:
+    def make(sink: CallSink) -> CallReader:
+        return CallArguments(sink, "f", before="f[ARGS]")
+
+    assert read(make, ' {"a": 1} tail', 1) == ([("f", '{"a": 1}')], Progress.DONE, " tail")
+    assert read(make, " 5", 1) == ([], Progress.BROKEN, "f[ARGS] 5")
+    assert read(make, " ", 1) == ([], Progress.OPEN, "f[ARGS] ")
+
+
+@given(
+    st.lists(st.sampled_from(["{", "}", "[", "]", '"name"', '"arguments"', '"f"', ":", ",", " ", "{}", '"x', "1"])),
+    st.sampled_from([CallObject, CallArray]),
+    st.integers(1, 6),
+)
+def test_the_reading_does_not_depend_on_where_the_text_is_cut(parts: list[str], make: Make, size: int) -> None:
+    text = "".join(parts)
+
+    assert read(make, text, size) == read(make, text)

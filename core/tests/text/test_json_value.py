@@ -1,0 +1,85 @@
+"""Where a JSON value ends, in text that comes in pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from dynamo_core.text.json_value import MAX_DEPTH, JsonValue, Progress
+from hypothesis import given
+from hypothesis import strategies as st
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+#: Text that is nearly JSON.
+NEARLY = st.text(st.sampled_from('{}[]",:.-+eE019 \\u/ntrulfasé\n\x01'), max_size=14) | st.tuples(
+    VALUES.map(json.dumps), st.integers(0, 60), st.text(st.sampled_from('{}[]",:.-+e01 \\'), max_size=2)
+).map(lambda parts: parts[0][: parts[1]] + parts[2] + parts[0][parts[1] :])
+
+
+def read(text: str, sizes: list[int]) -> tuple[Progress, int]:
+    """How far the reading came and where it stopped, for pieces of these sizes in turn."""
+    value, at, turn = JsonValue(), 0, 0
+    while at < len(text) and value.progress is Progress.OPEN:
+        piece = text[at : at + sizes[turn % len(sizes)]]
+        turn += 1
+        came = value.feed(piece)
+        at += came
+        if came < len(piece):
+            break
+    return value.progress, at
+
+
+def is_json(text: str) -> bool:
+    def refuse(constant: str) -> Any:
+        raise ValueError(constant)
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except ValueError:
+        return False
+    return True
+
+
+@given(VALUES, st.sampled_from([None, 0, 2]), st.lists(st.integers(1, 9), min_size=1))
+def test_the_end_of_a_value_is_found_wherever_the_text_is_cut(value: Any, indent: int | None, sizes: list[int]) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+
+    assert read(text + "} and more", sizes) == (Progress.DONE, len(text))
+
+
+@given(NEARLY)
+def test_a_value_is_taken_exactly_if_it_is_json(text: str) -> None:
+    progress, at = read(text + "\n", [100])
+
+    assert (progress is Progress.DONE and not text[at:].strip(" \t\n\r")) == is_json(text)
+
+
+@given(NEARLY, st.lists(st.integers(1, 5), min_size=1))
+def test_what_breaks_a_value_is_found_at_the_same_place_wherever_the_text_is_cut(text: str, sizes: list[int]) -> None:
+    assert read(text, sizes) == read(text, [100])
+
+
+@given(NEARLY)
+def test_no_text_that_goes_on_from_what_broke_a_value_is_json(text: str) -> None:
+    progress, at = read(text, [100])
+
+    if progress is Progress.BROKEN:
+        endings = ["", '"', "}", "]", '"}', "0", "0}", '":0}', "e", "ull", '0"}']
+        assert not any(is_json(text[: at + 1] + ending) for ending in endings)
+
+
+def test_values_that_are_nested_deeper_than_anybody_reads_are_refused() -> None:
+    assert read("[" * MAX_DEPTH + "]" * MAX_DEPTH, [7])[0] is Progress.DONE
+    assert read("[" * 10_000, [7]) == (Progress.BROKEN, MAX_DEPTH)
+
+
+@pytest.mark.parametrize("text", ["tru!", "01", "-", '{"a" 1}', "[1,]", '{"a":1,}', '"\n"', '"\\x"', "1.e3", "nan"])
+def test_these_are_no_json(text: str) -> None:
+    assert not is_json(text)
+    progress, at = read(text + " ", [1])
+    assert progress is Progress.BROKEN or text[at:].strip()

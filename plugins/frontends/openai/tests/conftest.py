@@ -16,6 +16,7 @@ from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.frontend import FrontendServices
+from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
 from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.annotated import Annotated
@@ -93,7 +94,9 @@ class FakeModel:
         self.name = card.name
         self.card = card
         self.tokenizer: Any = ByteTokenizer()
+        self.parsers = Parsers()
         self.instance_count = 1
+        self.missing_roles: list[str] = []
         self.files = files
         self.refusal: DynamoError | None = None
         self.precheck_refusal: DynamoError | None = None
@@ -145,13 +148,18 @@ class Directory:
     def __init__(self) -> None:
         self.models: dict[str, FakeModel] = {}
         self.synced = True
+        #: What models that are not there yet still need.
+        self.waiting_for: dict[str, Sequence[str]] = {}
 
     def get(self, name: str) -> FakeModel:
-        if not self.models:
+        if not self.models or name in self.waiting_for:
             raise Unavailable("no worker has registered yet")
         if name not in self.models:
             raise ModelNotFound(f"no model {name}")
         return self.models[name]
+
+    def missing_roles(self, name: str) -> Sequence[str]:
+        return self.models[name].missing_roles if name in self.models else self.waiting_for.get(name, [])
 
     def list(self) -> Sequence[FakeModel]:
         return [self.models[name] for name in sorted(self.models)]
@@ -255,6 +263,7 @@ class Server:
         self.records: list[RequestRecord] = []
         self._record = asyncio.Event()
         self.metrics = Metrics()
+        self.body_limit = 1024 * 1024
         self.config = OpenAIConfig()
         self.write_stall = 5.0
         self.keep_alive = 15.0
@@ -296,7 +305,7 @@ class Server:
             host="127.0.0.1",
             port=0,
             routes=self.frontend.routes(),
-            body_limit=1024 * 1024,
+            body_limit=self.body_limit,
             max_connections=100,
             idle_timeout=75,
         )

@@ -109,6 +109,26 @@ async def test_validation_comes_before_overload(server: Any, model: Any) -> None
     assert reply.status == 400
 
 
+async def test_of_many_faults_the_documented_first_one_is_told(server: Any, model: Any) -> None:
+    model.precheck_refusal = ServiceOverloaded()
+    faults: list[tuple[dict[str, Any], int, str]] = [
+        ({"top_p": "much"}, 400, "Failed to deserialize"),
+        ({"messages": []}, 400, "Validation: The 'messages' field cannot be empty."),
+        ({"foo": 1}, 400, "Unsupported parameter(s): `foo`"),
+        ({"temperature": 3}, 400, "Validation: Temperature must be"),
+        ({"model": "nope"}, 404, "Model not found"),
+        ({}, 503, OVERLOADED),
+    ]
+
+    for at, (_, status, words) in enumerate(faults):
+        fields = {name: value for fault, _, _ in faults[at:] for name, value in fault.items()}
+        reply = await server.chat(**fields)
+        assert (reply.status, reply.json()["message"][: len(words)]) == (status, words)
+
+    assert reply.headers["retry-after"] == "1"
+    assert model.count == 0
+
+
 async def test_a_model_is_asked_only_for_what_it_serves(server: Any) -> None:
     server.add_model("c", model_types=["completions"])
 
@@ -225,19 +245,16 @@ async def test_unknown_fields_are_refused_by_name(server: Any, fields: dict[str,
 
 
 REFUSED = [
-    {"tools": [{"type": "function"}]},
-    {"tool_choice": "required"},
     {"functions": [{"name": "f"}]},
     {"function_call": {"name": "f"}},
-    {"response_format": {"type": "json_object"}},
     {"audio": {"voice": "x"}},
     {"modalities": ["text", "audio"]},
-    {"reasoning_effort": "high"},
     {"verbosity": "low"},
     {"web_search_options": {}},
     {"store": True},
     {"service_tier": "flex"},
-    {"guided_regex": "a+"},
+    {"prediction": {"type": "content", "content": "x"}},
+    {"moderation": {"model": "omni-moderation-latest"}},
 ]
 
 
@@ -253,7 +270,7 @@ async def test_wishes_that_cannot_be_honoured_are_refused(server: Any, fields: d
 
 async def test_wishes_of_completions_that_cannot_be_honoured_are_refused(server: Any) -> None:
     assert (await server.complete(suffix="x")).status == 400
-    assert (await server.complete(best_of=2)).status == 400
+    assert (await server.complete(best_of=2, stream=True)).status == 400
 
 
 async def test_fields_that_ask_for_nothing_are_accepted(server: Any, model: Any) -> None:
@@ -356,9 +373,9 @@ async def test_an_encoding_that_is_not_known_is_told_with_those_that_are(server:
 
 
 async def test_a_refused_value_is_not_blamed_on_the_model(server: Any) -> None:
-    reply = await server.chat(tools=[{"type": "function", "function": {"name": "f"}}])
+    reply = await server.chat(functions=[{"name": "f"}])
 
-    assert reply.json()["message"] == "Unsupported value of parameter `tools`"
+    assert reply.json()["message"] == "Unsupported value of parameter `functions`"
 
 
 async def test_a_lone_surrogate_is_a_bad_request(server: Any) -> None:

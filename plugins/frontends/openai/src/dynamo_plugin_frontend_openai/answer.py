@@ -80,6 +80,16 @@ class Answer:
         """The reason of the first choice, which stands for all in the books."""
         return self.choices[0].finish_reason
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """How many tokens of the prompts engines had in their caches; None if none says so."""
+        cached: int | None = None
+        for choice in self.choices:
+            usage = choice.usage
+            if usage is not None and usage.cached_tokens is not None:
+                cached = (cached or 0) + usage.cached_tokens
+        return cached
+
     def read(self, source: Source, outputs: Sequence[LLMEngineOutput] | None = None) -> list[Piece]:
         """Everything that waits in a stream. If it ended badly, `failure` is set; what came before is given too.
 
@@ -113,13 +123,14 @@ class Answer:
                 before = choice.completion_tokens
                 text = choice.feed(output)
                 self._tokens += choice.completion_tokens - before
-                pieces.append(Piece(choice, text, choice.scored, output.delta, choice.finish_reason is not None))
+                last = choice.finish_reason is not None
+                pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed))
         if stream.ended and source.open:
             if stream.error is not None:
                 raise stream.error
             # Complete, but no reason was named.
             left = [choice for choice in source.choices.values() if choice.finish_reason is None]
-            pieces += [Piece(choice, choice.end(), None, None, True) for choice in left]
+            pieces += [Piece(choice, choice.end(), choice.scored, None, True, choice.parsed) for choice in left]
 
     def pause(self) -> None:
         """The client cannot keep up."""

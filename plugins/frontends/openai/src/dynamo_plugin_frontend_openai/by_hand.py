@@ -52,7 +52,10 @@ def sent() -> web.StreamResponse:
 
 def plain(http: web.Request) -> bool:
     """Whether an answer may be written by hand: HTTP/1.1, the connection stays open, no header of ours to add."""
-    return http.version == HttpVersion11 and http.keep_alive and "x-request-id" not in http.headers
+    headers = http.headers
+    if "x-request-id" in headers or "origin" in headers:
+        return False
+    return http.version == HttpVersion11 and http.keep_alive
 
 
 def room(http: web.Request, size: int) -> bool:

@@ -3,40 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_core.protocol.records import CHAT
 
+from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
+from dynamo_plugin_frontend_openai.forced import ForcedCalls
 from dynamo_plugin_frontend_openai.generation import Ask, GenerationEndpoint, Renderer
-from dynamo_plugin_frontend_openai.preprocess import Prompt, chat_prompt
+from dynamo_plugin_frontend_openai.parsed import AnswerParser, ParsedChoice, TextParser
+from dynamo_plugin_frontend_openai.preprocess import Prompt, chat_prompt, fitting
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, check_text_only, parse_chat
+from dynamo_plugin_frontend_openai.requests.tools import forced_name
 from dynamo_plugin_frontend_openai.template import TemplateStore
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
+    from dynamo_core.protocol.request import PreprocessedRequest
     from dynamo_core.tasks import TaskSet
 
     from dynamo_plugin_frontend_openai.render import Identity
 
 
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """What all routes that chat have in common. `hide_tools` leaves tools out of a prompt if none may be called."""
+
+    templates: TemplateStore
+    hide_tools: bool
+
+
 class ChatAsk(Ask):
     """A checked chat request."""
 
-    def __init__(self, raw: dict[str, Any], templates: TemplateStore) -> None:
+    def __init__(self, raw: dict[str, Any], chats: Chats) -> None:
         self.chat: ChatRequest = parse_chat(raw)
         super().__init__(raw, self.chat)
-        self._templates = templates
+        self._chats = chats
 
     def check_for_tokens(self) -> None:
-        """Refuses tools, pictures and the like."""
+        """Refuses pictures, tools that are no functions, and the like."""
         fields.check_passive(self.raw, fields.CHAT)
         check_text_only(self.chat)
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
         """The conversation as one prompt."""
-        return [await chat_prompt(self.chat, self.raw, model, self._templates)]
+        return [fitting(await self.conversation(model), model, "messages")]
+
+    async def conversation(self, model: ServedModel) -> Prompt:
+        """The conversation as a prompt, however long.
+
+        Raises:
+            InvalidArgument: naming the field.
+        """
+        shown = self.chat.uses_tools or (self.chat.tools and not self._chats.hide_tools)
+        tools = self.raw["tools"] if shown else None
+        return await chat_prompt(self.chat, self.raw, model, self._chats.templates, tools)
+
+    def choice(self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel) -> Choice:
+        """An answer that is parsed, if the model or the request asks for that; else one that is only text."""
+        chat, parsers = self.chat, model.parsers
+        own = parsers.tools if chat.uses_tools else None
+        reasoning = parsers.reasoning
+        forced = chat.uses_tools and chat.must_call
+        if own is None and reasoning is None and not forced:
+            return TokenChoice(index, request, model.tokenizer)
+        if any(each is not None and each.NEEDS_SPECIAL_TOKENS for each in (own, reasoning)):
+            request.output_options.skip_special_tokens = False
+        tools: TextParser | None = None if own is None else own(self.raw["tools"])
+        if forced:
+            tools = ForcedCalls(forced_name(chat.tool_choice), tools)
+        parser = AnswerParser(
+            None if reasoning is None else reasoning(prompt.text or ""), tools, parallel=chat.parallel
+        )
+        return ParsedChoice(index, request, model.tokenizer, parser)
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
         """Chat chunks and bodies."""
@@ -49,12 +91,14 @@ class ChatEndpoint(GenerationEndpoint[ChatAsk]):
 
     ENDPOINT = "chat_completions"
     MODEL_TYPE = CHAT
+    BODY = ChatRequest
+    PASSIVE = fields.CHAT
     ID_PREFIX = "chatcmpl-"
 
-    def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int) -> None:
+    def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int, chats: Chats) -> None:
         super().__init__(services, tasks, write_buffer)
-        self._templates = TemplateStore()
+        self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> ChatAsk:
         """Checks a chat body."""
-        return ChatAsk(raw, self._templates)
+        return ChatAsk(raw, self._chats)

@@ -5,35 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from dynamo_core.contracts.parsers import ParserDelta
 from dynamo_core.errors import BackendError
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.text.detokenizer import Detokenizer
 from dynamo_core.text.tokenizer import Tokenizer
 
-
-class Scored(NamedTuple):
-    """Tokens with their log-probabilities; the lists are equally long."""
-
-    token_ids: Sequence[int]
-    log_probs: Sequence[float]
-    top_logprobs: Sequence[Sequence[TopLogprob]]
+from dynamo_plugin_frontend_openai.scores import Scored, ScoreKeeper
 
 
 class Piece(NamedTuple):
-    """What one item became: text, maybe with scores, or a delta that the engine made; maybe the last of its choice."""
+    """What one item became: text, maybe with scores, or a delta that the engine made, or what parsers made of the text.
+
+    It may be the last of its choice.
+    """
 
     choice: Choice
     text: str
     scored: Scored | None
     delta: dict[str, Any] | None
     last: bool
+    parsed: Sequence[ParserDelta] | None = None
 
 
 class Choice:
     """A choice whose engine makes the text itself. Also the base of the other kind."""
 
-    __slots__ = ("completion_tokens", "cut", "finish_reason", "index", "patient", "scored", "usage")
+    __slots__ = ("completion_tokens", "cut", "finish_reason", "index", "parsed", "patient", "scored", "usage")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -46,8 +45,11 @@ class Choice:
         self.patient = True
         #: What the engine counted, if it did.
         self.usage: CompletionUsage | None = None
-        #: The tokens of the last `feed`, if log-probabilities were asked for and the engine gave them.
+        #: The tokens that the text of the last `feed` or `end` shows, if log-probabilities were asked for and the
+        #: engine gave them.
         self.scored: Scored | None = None
+        #: What parsers made of the last `feed` or `end`, if the choice has any; the text is then in here only.
+        self.parsed: Sequence[ParserDelta] | None = None
 
     def feed(self, output: LLMEngineOutput) -> str:
         """The text that this item makes certain; may end the choice.
@@ -81,7 +83,8 @@ class TokenChoice(Choice):
         stop = request.stop_conditions
         self.patient = not stop.stop
         skip = request.output_options.skip_special_tokens
-        self._decoder = tokenizer.stream(skip_special_tokens=True if skip is None else skip)
+        skip = True if skip is None else skip
+        self._decoder = tokenizer.stream(skip_special_tokens=skip)
         self._detokenizer = Detokenizer(
             self._decoder, stop.stop or (), bool(request.sampling_options.include_stop_str_in_output)
         )
@@ -89,11 +92,12 @@ class TokenChoice(Choice):
         #: Tokens that end the choice.
         self.stop_ids = self._hidden.union(stop.stop_token_ids or ())
         self._min_tokens = stop.min_tokens or 0
-        self._scores = request.output_options.logprobs is not None
+        scores = request.output_options.logprobs is not None
+        self._scores = ScoreKeeper(tokenizer, skip_special_tokens=skip) if scores else None
         #: Decodes tokens that end nothing.
         self.step = self._decoder.step
         #: Whether `step` is all there is to such tokens: no stop strings, no least number of tokens, no scores.
-        self.plain = not (stop.stop or self._min_tokens or self._scores)
+        self.plain = not (stop.stop or self._min_tokens or scores)
 
     def feed(self, output: LLMEngineOutput) -> str:
         """The text that these tokens make certain; may end the choice, also within the item.
@@ -123,8 +127,10 @@ class TokenChoice(Choice):
             text += self._detokenizer.finish()
             if self._detokenizer.stopped is not None:
                 ended = "stop"
-        if self._scores:
-            self._keep_scores(output, min(used, len(shown)))
+        if self._scores is not None:
+            self._scores.add(shown[:used], output.log_probs, output.top_logprobs)
+            cut = self._detokenizer.stopped is not None
+            self.scored = self._scores.give(text, ended=ended is not None, cut=cut)
         self.completion_tokens += used
         self.finish_reason = ended
         self.cut = ended is not None and reason is None
@@ -133,7 +139,10 @@ class TokenChoice(Choice):
     def end(self) -> str:
         """The stream is complete without having named a reason; the text that was still held back."""
         self.finish_reason = "stop"
-        return self._detokenizer.finish()
+        text = self._detokenizer.finish()
+        if self._scores is not None:
+            self.scored = self._scores.give(text, ended=True, cut=self._detokenizer.stopped is not None)
+        return text
 
     def _decode(self, token_ids: Sequence[int]) -> tuple[str, int | None]:
         """The text of tokens, and how many were used if a stop string was found."""
@@ -156,12 +165,3 @@ class TokenChoice(Choice):
             if token_ids[at] in self.stop_ids:
                 return at
         return None
-
-    def _keep_scores(self, output: LLMEngineOutput, count: int) -> None:
-        log_probs = output.log_probs
-        if log_probs is None or len(log_probs) < count or not count:
-            self.scored = None
-            return
-        tops = output.top_logprobs or ()
-        padded = [tops[at] if at < len(tops) else [] for at in range(count)]
-        self.scored = Scored(output.token_ids[:count], log_probs[:count], padded)

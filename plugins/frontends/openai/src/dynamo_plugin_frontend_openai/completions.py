@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dynamo_core.errors import NotSupported
 from dynamo_core.protocol.records import COMPLETIONS
 
 from dynamo_plugin_frontend_openai.generation import Ask, GenerationEndpoint, Renderer
@@ -16,7 +18,7 @@ from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import ServedModel
 
-    from dynamo_plugin_frontend_openai.render import Identity
+    from dynamo_plugin_frontend_openai.render import Collected, Identity
 
 
 class CompletionAsk(Ask):
@@ -33,7 +35,28 @@ class CompletionAsk(Ask):
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
         """Each prompt of the batch."""
-        return await text_prompts(self._inputs, model, "prompt")
+        special = self.completion.add_special_tokens is not False
+        return await text_prompts(self._inputs, model, "prompt", add_special_tokens=special)
+
+    def kept(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
+        """The best answers to each prompt: those whose tokens are the likeliest on average.
+
+        Raises:
+            NotSupported: the engine does not say how likely its tokens are.
+        """
+        made, wanted = self.completion.candidates, self.completion.choices
+        if not self.completion.selects or model.card.model_input == "text":
+            # An engine that takes text was given the wish and chooses itself.
+            return collected
+        if not all(item.log_probs for item in collected if item.parts):
+            raise NotSupported("best_of needs log-probabilities, which the engine of this model does not give")
+        best: list[Collected] = []
+        for first in range(0, len(collected), made):
+            ranked = sorted(collected[first : first + made], key=_likelihood, reverse=True)
+            best += ranked[:wanted]
+        for index, item in enumerate(best):
+            item.choice.index = index
+        return best
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
         """Completion chunks and bodies."""
@@ -43,8 +66,13 @@ class CompletionAsk(Ask):
             echo = self.completion.echo and model.card.model_input != "text"
             text = "" if not echo else prompt.text
             echoes += [model.tokenizer.decode(prompt.token_ids) if text is None else text] * self.completion.choices
-        wanted = self.completion.alternatives is not None
+        wanted = self.completion.logprobs is not None
         return CompletionRenderer(identity, echoes, model.tokenizer, logprobs=wanted)
+
+
+def _likelihood(item: Collected) -> float:
+    """The mean log-probability of its tokens."""
+    return sum(item.log_probs) / len(item.log_probs) if item.log_probs else -math.inf
 
 
 class CompletionEndpoint(GenerationEndpoint[CompletionAsk]):
@@ -52,6 +80,8 @@ class CompletionEndpoint(GenerationEndpoint[CompletionAsk]):
 
     ENDPOINT = "completions"
     MODEL_TYPE = COMPLETIONS
+    BODY = CompletionRequest
+    PASSIVE = fields.COMPLETIONS
     ID_PREFIX = "cmpl-"
 
     def check(self, raw: dict[str, Any]) -> CompletionAsk:

@@ -16,10 +16,22 @@ class OpenAIConfig(PluginConfig):
     chat_path: Path = Field(default="/v1/chat/completions", description="Path of chat completions.")
     completions_path: Path = Field(default="/v1/completions", description="Path of text completions.")
     embeddings_path: Path = Field(default="/v1/embeddings", description="Path of embeddings.")
+    messages_path: Path = Field(
+        default="/v1/messages", description="Path of the Anthropic API; `/count_tokens` below it counts tokens."
+    )
+    responses_path: Path = Field(default="/v1/responses", description="Path of the Responses API.")
+    tokenize_path: Path = Field(default="/tokenize", description="Path that gives the tokens of a text.")
+    detokenize_path: Path = Field(default="/detokenize", description="Path that gives the text of tokens.")
     models_path: Path = Field(
-        default="/v1/models", description="Path of the model list; `/{id}` below it shows one model."
+        default="/v1/models",
+        description="Path of the model list; `/{id}` below it shows one model, `/{id}/ready` whether it can be asked.",
     )
     list_models_path: Path = Field(default="/dynamo/alpha/list-models", description="Path of the extended model list.")
+    openapi_path: Path = Field(default="/openapi.json", description="Path of the description of the API.")
+    docs_path: Path = Field(default="/docs", description="Path of the description as a page.")
+    exclude_tools_when_tool_choice_none: bool = Field(
+        default=True, description="Whether the template is not shown the tools of a request that must not call any."
+    )
     write_buffer: int = Field(
         default=256 * 1024, ge=0, description="Bytes that may wait for a slow reader before its request is paused."
     )

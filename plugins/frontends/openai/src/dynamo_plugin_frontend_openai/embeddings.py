@@ -18,6 +18,7 @@ from dynamo_core.protocol.request import EmbedRequest
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.preprocess import text_prompts
 from dynamo_plugin_frontend_openai.render import encode
+from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.completions import PromptInput
 from dynamo_plugin_frontend_openai.requests.embeddings import EmbeddingRequest, parse_embedding
 
@@ -38,6 +39,8 @@ class EmbeddingEndpoint(ModelEndpoint[EmbeddingAsk]):
 
     ENDPOINT = "embeddings"
     MODEL_TYPE = EMBEDDINGS
+    BODY = EmbeddingRequest
+    PASSIVE = fields.EMBEDDINGS
 
     def check(self, raw: dict[str, Any]) -> EmbeddingAsk:
         """Checks an embedding body."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import msgspec
 from aiohttp import web
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.frontend import principal_of
 from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
 
 from dynamo_plugin_frontend_openai import by_hand
 from dynamo_plugin_frontend_openai.annotations import Timing
-from dynamo_plugin_frontend_openai.errors import HttpFault, problem_of, report
+from dynamo_plugin_frontend_openai.errors import HttpFault, Problem, problem_of, report
+from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.decode import read_object
+from dynamo_plugin_frontend_openai.requests.fields import Accepts
 from dynamo_plugin_frontend_openai.sse import ClientGone, EventStream
 
 if TYPE_CHECKING:
@@ -42,6 +47,8 @@ class Exchange:
     principal: Principal = field(default_factory=Principal)
     #: Where events go, if the client wants them.
     out: EventStream | None = None
+    #: What ends a stream that breaks, where that depends on what was in it.
+    broken: Callable[[Problem], bytes] | None = None
 
 
 class ModelEndpoint(ABC, Generic[AskT]):
@@ -51,6 +58,9 @@ class ModelEndpoint(ABC, Generic[AskT]):
     ENDPOINT: ClassVar[str]
     #: What the model's card calls what is asked for.
     MODEL_TYPE: ClassVar[str]
+    #: How bodies are read, and the fields that may only ask for nothing; `check` goes by them.
+    BODY: ClassVar[type[msgspec.Struct]]
+    PASSIVE: ClassVar[Mapping[str, Accepts]]
 
     def __init__(self, services: FrontendServices) -> None:
         self.services = services
@@ -87,45 +97,75 @@ class ModelEndpoint(ABC, Generic[AskT]):
                 async with asyncio.timeout(BODY_DEADLINE):
                     raw = await read_object(http)
         except TimeoutError:
-            return problem_of(HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s")).response()
+            return self.tell(HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s"))
         except (HttpFault, DynamoError) as error:
-            return problem_of(error).response()
-        model = self._find(raw.get("model"))
+            return self.tell(error)
+        principal = principal_of(http)
+        model = self.find(raw.get("model"), principal)
         if isinstance(model, DynamoError):
-            return self._refuse(raw, model)
+            return await self._refuse(http, raw, model)
         given = http.headers
         headers = {name: given[name] for name in _BOOKED if name in given}
         streaming = raw.get("stream") is True
         begun = self.services.requests.begin(
-            model=model.name, endpoint=self.ENDPOINT, streaming=streaming, headers=headers
+            model=model.name,
+            endpoint=self.ENDPOINT,
+            streaming=streaming,
+            headers=headers,
+            key_id=principal.key_id,
         )
         with begun as inflight:
             ctx = EngineContext(inflight.request_id, metadata=inflight.metadata)
-            return await self._answer(Exchange(http, raw, model, inflight, timing, ctx))
+            return await self._answer(Exchange(http, raw, model, inflight, timing, ctx, principal))
 
-    def _find(self, name: object) -> ServedModel | DynamoError:
+    def find(self, name: object, principal: Principal) -> ServedModel | DynamoError:
+        """The model that a body names, or why it cannot be had. One that the caller's key is not for is not there."""
         try:
-            return self.services.models.get(name if isinstance(name, str) else "")
+            return self.services.models.get(name if isinstance(name, str) and principal.allows(name) else "")
         except DynamoError as error:
             return error
 
-    def _refuse(self, raw: dict[str, Any], missing: DynamoError) -> web.Response:
+    async def _check(self, http: web.Request, raw: dict[str, Any]) -> AskT:
+        """What `check` makes of a body. A large one may have as many parts as would hold the event loop."""
+        if len(await http.read()) <= INLINE:
+            return self.check(raw)
+        return await asyncio.to_thread(self.check, raw)
+
+    async def _refuse(self, http: web.Request, raw: dict[str, Any], missing: DynamoError) -> web.Response:
         """The answer for a model that is not there. Not accounted for: the books are kept by model.
 
         What is wrong with the body itself is told first.
         """
         try:
-            self.check(raw)
+            await self._check(http, raw)
         except DynamoError as error:
-            return problem_of(error).response()
+            return self.tell(error)
         if isinstance(missing, ModelNotFound):
-            missing = ModelNotFound(f"Model not found: {raw['model']!r}", cause=missing)
-        return problem_of(missing).response()
+            missing = ModelNotFound(f"Model not found: {raw.get('model')!r}", cause=missing)
+        return self.tell(missing)
+
+    def turn_away(self, status: int, message: str, code: str | None) -> web.Response:
+        """The answer of the listener to somebody who may not ask at all."""
+        return self.refusal(Problem(status, message, "unauthorized", code=code))
+
+    def tell(self, error: Exception) -> web.Response:
+        """The answer to a request that failed before it was known for which model it is."""
+        problem = problem_of(error)
+        self.services.requests.refused(problem.metric)
+        return self.refusal(problem)
+
+    def refusal(self, problem: Problem) -> web.Response:
+        """A problem as this API words it."""
+        return problem.response()
+
+    def last_event(self, exchange: Exchange, problem: Problem) -> bytes:
+        """The last item of a stream that broke, as this API words it."""
+        return problem.event() if exchange.broken is None else exchange.broken(problem)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         inflight = exchange.inflight
         try:
-            ask = self.check(exchange.raw)
+            ask = await self._check(exchange.http, exchange.raw)
             self.check_model(exchange.model)
             return await self.serve(exchange, ask)
         except asyncio.CancelledError:
@@ -148,7 +188,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
         problem = problem_of(Unavailable("the server is shutting down"))
         exchange.inflight.fail(problem.metric, problem.status)
         if exchange.out is not None and exchange.out.response is not None:
-            exchange.out.cut(problem.event())
+            exchange.out.cut(self.last_event(exchange, problem))
 
     def _fail(self, exchange: Exchange, error: Exception) -> web.StreamResponse:
         problem = problem_of(error)
@@ -156,8 +196,8 @@ class ModelEndpoint(ABC, Generic[AskT]):
         exchange.inflight.fail(problem.metric, problem.status)
         out = exchange.out
         if out is None or out.response is None:
-            return problem.response()
-        out.cut(problem.event())
+            return self.refusal(problem)
+        out.cut(self.last_event(exchange, problem))
         return out.response
 
     async def send(self, exchange: Exchange, body: bytes) -> web.StreamResponse:

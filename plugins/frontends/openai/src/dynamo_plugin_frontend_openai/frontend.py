@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute
 from dynamo_core.tasks import TaskSet
 
-from dynamo_plugin_frontend_openai.chat import ChatEndpoint
+from dynamo_plugin_frontend_openai.chat import ChatEndpoint, Chats
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
+from dynamo_plugin_frontend_openai.endpoint import ModelEndpoint
+from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
+from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, MessagesEndpoint
 from dynamo_plugin_frontend_openai.models import ModelLists
+from dynamo_plugin_frontend_openai.openapi import Description, Operation
+from dynamo_plugin_frontend_openai.responses import ResponsesEndpoint
+from dynamo_plugin_frontend_openai.template import TemplateStore
+from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
 
 #: Seconds that streams of ended requests get to let go of what they hold.
 _CLOSE_TIMEOUT = 5.0
@@ -33,21 +40,43 @@ class OpenAIFrontend(Frontend):
 
     def routes(self) -> Iterable[HttpRoute]:
         """The routes, with their paths from the settings."""
+        description = Description(self.config.openapi_path, self.config.docs_path)
+        return [operation.route for operation in description.with_own(self._operations())]
+
+    def _operations(self) -> list[Operation]:
         config, services = self.config, self.services
-        chat = ChatEndpoint(services, self._tasks, config.write_buffer)
+        chats = Chats(TemplateStore(), hide_tools=config.exclude_tools_when_tool_choice_none)
+        chat = ChatEndpoint(services, self._tasks, config.write_buffer, chats)
         completions = CompletionEndpoint(services, self._tasks, config.write_buffer)
         embeddings = EmbeddingEndpoint(services)
+        messages = MessagesEndpoint(services, self._tasks, config.write_buffer, chats)
+        counts = CountTokensEndpoint(services, chats)
+        responses = ResponsesEndpoint(services, self._tasks, config.write_buffer, chats)
+        tokenize, detokenize = TokenizeEndpoint(services, chats), DetokenizeEndpoint(services)
         lists = ModelLists(services.models)
+        one = f"{config.models_path}/{{id:.+}}"
         return [
-            HttpRoute("POST", config.chat_path, chat.handle, "Chat completions, streaming or not"),
-            HttpRoute("POST", config.completions_path, completions.handle, "Text completions, streaming or not"),
-            HttpRoute("POST", config.embeddings_path, embeddings.handle, "Embeddings"),
-            HttpRoute("GET", config.models_path, lists.openai, "All models"),
-            HttpRoute("GET", f"{config.models_path}/{{id:.+}}", lists.one, "One model"),
-            HttpRoute("GET", config.list_models_path, lists.extended, "All models with their public facts"),
+            _post(config.chat_path, chat, "Chat completions, streaming or not"),
+            _post(config.completions_path, completions, "Text completions, streaming or not"),
+            _post(config.embeddings_path, embeddings, "Embeddings"),
+            _post(config.messages_path, messages, "Messages of the Anthropic API, streaming or not"),
+            _post(f"{config.messages_path}/count_tokens", counts, "How many tokens such a request has"),
+            _post(config.responses_path, responses, "The Responses API without a memory, streaming or not"),
+            _post(config.tokenize_path, tokenize, "The tokens of a text"),
+            _post(config.detokenize_path, detokenize, "The text of tokens"),
+            Operation(HttpRoute("GET", config.models_path, lists.openai, "All models")),
+            # Before the route of one model, whose name may end in anything else.
+            Operation(HttpRoute("GET", f"{one}/ready", lists.ready, "Whether one model can be asked")),
+            Operation(HttpRoute("GET", one, lists.one, "One model")),
+            Operation(HttpRoute("GET", config.list_models_path, lists.extended, "All models with their public facts")),
         ]
 
     async def aclose(self) -> None:
         """Waits a while for streams that are still being closed, then ends that too."""
         await self._tasks.join(_CLOSE_TIMEOUT)
         await self._tasks.aclose()
+
+
+def _post(path: str, endpoint: ModelEndpoint[Any], summary: str) -> Operation:
+    route = HttpRoute("POST", path, endpoint.handle, summary, refusal=endpoint.turn_away)
+    return Operation(route, endpoint.BODY, endpoint.PASSIVE, streams=isinstance(endpoint, GenerationEndpoint))

@@ -14,9 +14,10 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_plugin_frontend_openai.annotations import closing_events, opening_events, unary_extension
 from dynamo_plugin_frontend_openai.answer import Answer, Source, close_all
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
+from dynamo_plugin_frontend_openai.continuous import ContinuousUsage
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
-from dynamo_plugin_frontend_openai.render import BodyRenderer, ChunkRenderer, Identity
+from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
 from dynamo_plugin_frontend_openai.sse import EventStream
@@ -57,6 +58,14 @@ class Ask(ABC):
             InvalidArgument: naming the field.
         """
 
+    def choice(self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel) -> Choice:
+        """What reads one answer of an engine that gives tokens. May still change what the engine is asked."""
+        return TokenChoice(index, request, model.tokenizer)
+
+    def kept(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
+        """Those of the whole answers that the client gets."""
+        return collected
+
     @abstractmethod
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
         """What writes the answer."""
@@ -73,6 +82,8 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
 
     #: How the ids of answers begin.
     ID_PREFIX: ClassVar[str]
+    #: What a stream ends with, after its last chunk.
+    DONE: ClassVar[bytes] = DONE
 
     def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int) -> None:
         super().__init__(services)
@@ -95,7 +106,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
                 return await self._stream(exchange, ask, prompts, renderer, answer)
             # Sent before the streams are closed: the client need not wait for an engine to let go.
             response = await self.send(exchange, await self._collect(exchange, ask, prompts, renderer, answer))
-            inflight.succeed(answer.finish_reason)
+            inflight.succeed(answer.finish_reason, answer.cached_tokens)
             return response
         finally:
             await answer.aclose()
@@ -105,17 +116,22 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
     ) -> web.StreamResponse:
         model, wanted = exchange.model, ask.request.annotations
         out = exchange.out = EventStream(exchange.http, stall=self.services.write_stall, high_water=self._write_buffer)
+
+        def usage() -> dict[str, Any]:
+            return _usage(answer, prompts, model)
+
         streaming = StreamingAnswer(
             answer,
-            renderer,
+            ContinuousUsage(renderer, usage) if ask.request.continuous_usage else renderer,
             out,
             keep_alive=self.services.keep_alive,
             opening=opening_events(wanted, prompts, model.tokenizer.decode),
             closing=lambda: closing_events(wanted, exchange.timing),
-            usage=(lambda: _usage(answer, prompts, model)) if ask.request.include_usage else None,
+            usage=usage if ask.request.include_usage else None,
+            done=self.DONE,
         )
         response = await streaming.run()
-        exchange.inflight.succeed(answer.finish_reason)
+        exchange.inflight.succeed(answer.finish_reason, answer.cached_tokens)
         return response
 
     async def _collect(
@@ -124,7 +140,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         model = exchange.model
         collected = await UnaryAnswer(answer, renderer).collect()
         extension = unary_extension(ask.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
-        return renderer.body(collected, _usage(answer, prompts, model), extension)
+        return renderer.body(ask.kept(collected, model), _usage(answer, prompts, model), extension)
 
     async def _start(self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt]) -> list[Source]:
         """Asks the engines. Engines that take text are asked once for everything, others once per choice."""
@@ -135,8 +151,9 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             asked = [to_engine(request, Prompt(tokens), model, body=ask.raw)]
             choices: list[dict[int, Choice]] = [{index: Choice(index) for index in range(n * len(prompts))}]
         else:
-            asked = [to_engine(request, prompt, model, choice=at) for prompt in prompts for at in range(n)]
-            choices = [{0: TokenChoice(index, item, model.tokenizer)} for index, item in enumerate(asked)]
+            made = request.candidates
+            asked = [to_engine(request, prompt, model, choice=at) for prompt in prompts for at in range(made)]
+            choices = [{0: ask.choice(index, item, prompts[index // made], model)} for index, item in enumerate(asked)]
         if not request.streaming and all(choice.patient for mapping in choices for choice in mapping.values()):
             # Nobody looks at the answer before its end.
             exchange.ctx.gather = GATHER

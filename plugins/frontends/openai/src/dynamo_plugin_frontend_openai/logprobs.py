@@ -6,7 +6,7 @@ from typing import Any
 
 from dynamo_core.text.tokenizer import Tokenizer
 
-from dynamo_plugin_frontend_openai.choices import Scored
+from dynamo_plugin_frontend_openai.scores import Scored
 
 
 class ChatLogprobs:
@@ -32,27 +32,29 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """The shape of text completions: parallel lists. One object per choice, since it counts characters."""
+    """The shape of text completions: parallel lists. `text_offset` counts characters of the choice's text.
 
-    __slots__ = ("_offset", "_tokenizer")
+    A token that is only part of a character is shown as ``bytes:\\xe2\\x82``, as in the original API: alternatives are
+    told by their texts, which must differ.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, offset: int = 0) -> None:
+    __slots__ = ("_tokenizer",)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._offset = offset
 
     def render(self, scored: Scored) -> dict[str, Any]:
         """The `logprobs` object of these tokens."""
-        texts = [self._text(token_id) for token_id in scored.token_ids]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
         return {
-            "tokens": texts,
+            "tokens": [self._text(token_id) for token_id in scored.token_ids],
             "token_logprobs": list(scored.log_probs),
             "top_logprobs": [{self._text(top.token_id): top.logprob for top in tops} for tops in scored.top_logprobs],
-            "text_offset": offsets,
+            "text_offset": list(scored.offsets),
         }
 
     def _text(self, token_id: int) -> str:
-        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

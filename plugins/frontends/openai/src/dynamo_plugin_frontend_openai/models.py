@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from dynamo_core.contracts.engine import EMBED
-from dynamo_core.errors import ModelNotFound
+from dynamo_core.contracts.frontend import principal_of
+from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol.records import CHAT, COMPLETIONS
 
 from dynamo_plugin_frontend_openai.errors import problem_of
@@ -23,22 +25,41 @@ class ModelLists:
     def __init__(self, models: ModelDirectory) -> None:
         self._models = models
 
+    def _list(self, http: web.Request) -> list[ServedModel]:
+        """The models that the caller may know of."""
+        principal = principal_of(http)
+        return [model for model in self._models.list() if principal.allows(model.name)]
+
     async def openai(self, http: web.Request) -> web.Response:
         """All models in the form of the OpenAI API."""
         created = int(time.time())
-        return _json({"object": "list", "data": [_entry(model, created) for model in self._models.list()]})
+        return _json({"object": "list", "data": [_entry(model, created) for model in self._list(http)]})
 
     async def one(self, http: web.Request) -> web.Response:
         """One model in the form of the OpenAI API. Its name may hold slashes."""
         name = http.match_info["id"]
-        for model in self._models.list():
+        for model in self._list(http):
             if model.name == name:
                 return _json(_entry(model, int(time.time())))
         return problem_of(ModelNotFound(f"Model not found: {name!r}")).response()
 
+    async def ready(self, http: web.Request) -> web.Response:
+        """Whether a model can be asked now: 200 or 503, and if not, what is missing."""
+        name = http.match_info["id"]
+        try:
+            # What a key is not for is as good as not there.
+            model = self._models.get(name if principal_of(http).allows(name) else "")
+        except ModelNotFound:
+            return problem_of(ModelNotFound(f"Model not found: {name!r}")).response()
+        except Unavailable as error:
+            return _json(_readiness(name, error.message, self._models.missing_roles(name)), ready=False)
+        missing = model.missing_roles
+        reason = f"model {name!r} has no {' and no '.join(missing)} worker now" if missing else None
+        return _json(_readiness(name, reason, missing), ready=not missing)
+
     async def extended(self, http: web.Request) -> web.Response:
         """All models by what they can be asked for, and what is public about each."""
-        models = self._models.list()
+        models = self._list(http)
         return _json(
             {
                 "chat_completion_models": [model.name for model in models if CHAT in model.card.model_types],
@@ -58,7 +79,8 @@ def _facts(model: ServedModel) -> dict[str, Any]:
     card = model.card
     return {
         "name": model.name,
-        "ready": model.instance_count > 0,
+        "ready": not model.missing_roles,
+        "missing_worker_types": list(model.missing_roles),
         "instances": model.instance_count,
         "model_types": card.model_types,
         "model_input": card.model_input,
@@ -70,5 +92,9 @@ def _facts(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _json(value: dict[str, Any]) -> web.Response:
-    return web.Response(body=encode(value), content_type="application/json")
+def _readiness(name: str, reason: str | None, missing: Sequence[str]) -> dict[str, Any]:
+    return {"model": name, "ready": reason is None, "reason": reason, "missing_worker_types": list(missing)}
+
+
+def _json(value: dict[str, Any], *, ready: bool = True) -> web.Response:
+    return web.Response(status=200 if ready else 503, body=encode(value), content_type="application/json")

@@ -25,9 +25,9 @@ class PlainPath:
 
     __slots__ = ("_after", "_before", "_choice", "_inflight", "_step", "_stop_ids")
 
-    def __init__(self, choice: TokenChoice, renderer: ChunkRenderer, inflight: InflightRequest) -> None:
+    def __init__(self, choice: TokenChoice, around: tuple[bytes, bytes], inflight: InflightRequest) -> None:
         self._choice = choice
-        self._before, self._after = renderer.around(choice)
+        self._before, self._after = around
         self._step = choice.step
         self._stop_ids = choice.stop_ids
         self._inflight = inflight
@@ -37,7 +37,8 @@ class PlainPath:
         """The way for an answer of these choices; None if it needs more than this."""
         choice = choices[0]
         if len(choices) == 1 and isinstance(choice, TokenChoice) and choice.plain:
-            return PlainPath(choice, renderer, inflight)
+            around = renderer.around(choice)
+            return None if around is None else PlainPath(choice, around, inflight)
         return None
 
     def chunk(self, outputs: Sequence[LLMEngineOutput]) -> bytes | None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol.request import OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
+from dynamo_core.protocol.request import (
+    OutputOptions,
+    PreprocessedRequest,
+    RoutingHints,
+    SamplingOptions,
+    StopConditions,
+)
 from dynamo_core.text.encode import encode_async
 
+from dynamo_plugin_frontend_openai.requests.bounds import is_long
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, raw_prompt, template_messages
 
 if TYPE_CHECKING:
@@ -18,7 +27,11 @@ if TYPE_CHECKING:
 
     from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
     from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest, PromptInput
-    from dynamo_plugin_frontend_openai.template import TemplateStore
+    from dynamo_plugin_frontend_openai.template import ChatTemplate, TemplateStore
+
+
+#: Stands at the end of a message that is to be continued, while the template is rendered.
+_END_MARK = "\ue000continue\ue001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +43,62 @@ class Prompt:
 
 
 async def chat_prompt(
-    request: ChatRequest, raw: dict[str, Any], model: ServedModel, templates: TemplateStore
+    request: ChatRequest,
+    raw: dict[str, Any],
+    model: ServedModel,
+    templates: TemplateStore,
+    tools: list[dict[str, Any]] | None = None,
 ) -> Prompt:
-    """The prompt of a conversation.
+    """The prompt of a conversation, however long. `tools` are shown to the model.
 
     Raises:
-        InvalidArgument: the template refuses the messages, or nothing is left of them.
+        InvalidArgument: the template refuses the messages.
     """
     if request.use_raw_prompt:
         text, special = raw_prompt(raw["messages"]), True
     else:
-        wish = request.add_generation_prompt
-        text = templates.get(model).render(
-            template_messages(raw["messages"]),
-            add_generation_prompt=True if wish is None else wish,
-            variables=request.template_variables,
-        )
+        render = partial(_render, request, raw["messages"], templates.get(model), tools)
+        text = await asyncio.to_thread(render) if is_long(raw["messages"]) else render()
         # A template writes the special tokens itself.
         special = False
     token_ids = await encode_async(model.tokenizer, text, add_special_tokens=special)
-    return _checked(Prompt(token_ids, text), model, "messages")
+    return Prompt(token_ids, text)
 
 
-async def text_prompts(inputs: Sequence[PromptInput], model: ServedModel, field: str) -> list[Prompt]:
+def _render(
+    request: ChatRequest, raw: list[dict[str, Any]], template: ChatTemplate, tools: list[dict[str, Any]] | None
+) -> str:
+    wish, going_on = request.add_generation_prompt, bool(request.continue_final_message)
+    messages = template_messages(raw)
+    if going_on:
+        messages[-1]["content"] += _END_MARK
+    text = template.render(
+        messages,
+        add_generation_prompt=not going_on if wish is None else wish,
+        variables=request.template_variables,
+        tools=tools,
+    )
+    return _open_ended(text) if going_on else text
+
+
+def _open_ended(text: str) -> str:
+    """The prompt up to the end of the last message, without what the template writes behind it.
+
+    Raises:
+        InvalidArgument: the template does not show the message.
+    """
+    prompt, mark, _ = text.rpartition(_END_MARK)
+    if not mark:
+        raise InvalidArgument(
+            "Validation: The chat template of the model does not show the last message, so that it cannot be continued",
+            field="continue_final_message",
+        )
+    return prompt
+
+
+async def text_prompts(
+    inputs: Sequence[PromptInput], model: ServedModel, field: str, *, add_special_tokens: bool = True
+) -> list[Prompt]:
     """The prompts that were given as text or as token ids.
 
     Raises:
@@ -61,7 +107,8 @@ async def text_prompts(inputs: Sequence[PromptInput], model: ServedModel, field:
     prompts = []
     for value in inputs:
         if isinstance(value, str):
-            prompt = Prompt(await encode_async(model.tokenizer, value), value)
+            token_ids = await encode_async(model.tokenizer, value, add_special_tokens=add_special_tokens)
+            prompt = Prompt(token_ids, value)
         else:
             size = model.tokenizer.vocab_size
             if (largest := max(value)) >= size:
@@ -70,11 +117,16 @@ async def text_prompts(inputs: Sequence[PromptInput], model: ServedModel, field:
                     field=field,
                 )
             prompt = Prompt(value)
-        prompts.append(_checked(prompt, model, field))
+        prompts.append(fitting(prompt, model, field))
     return prompts
 
 
-def _checked(prompt: Prompt, model: ServedModel, field: str) -> Prompt:
+def fitting(prompt: Prompt, model: ServedModel, field: str) -> Prompt:
+    """The prompt, if it can be answered.
+
+    Raises:
+        InvalidArgument: it has no tokens, or too many.
+    """
     length = len(prompt.token_ids)
     if not length:
         raise InvalidArgument("Validation: The prompt has no tokens", field=field)
@@ -122,8 +174,15 @@ def to_engine(
         eos_token_ids=eos,
         mdc_sum=card.checksum or None,
         annotations=list(request.annotations),
+        routing=_routing(request),
         body=body,
     )
+
+
+def _routing(request: GenerationRequest) -> RoutingHints | None:
+    if request.priority is None and request.cache_salt is None:
+        return None
+    return RoutingHints(priority=request.priority, cache_salt=request.cache_salt)
 
 
 def _limit(wished: int | None, prompt: int, context: int | None) -> int | None:
@@ -144,6 +203,7 @@ def _sampling(request: GenerationRequest, choice: int) -> SamplingOptions:
         min_p=request.min_p,
         seed=None if request.seed is None else request.seed + choice,
         include_stop_str_in_output=request.include_stop_str_in_output,
+        guided_decoding=request.guided,
         logit_bias=request.logit_bias or None,
         allowed_token_ids=request.allowed_token_ids,
         bad_words_token_ids=request.bad_words_token_ids,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+from dynamo_core.contracts.parsers import ParserDelta
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 
@@ -30,8 +31,8 @@ class ChunkRenderer(Protocol):
     def opening(self, choice: Choice) -> bytes:
         """What comes before the first text of a choice; may be empty."""
 
-    def around(self, choice: Choice) -> tuple[bytes, bytes]:
-        """What stands before and after the escaped text of a piece that is only text."""
+    def around(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """What stands before and after the escaped text of a piece that is only text; None if that keeps changing."""
 
     def piece(self, piece: Piece) -> bytes:
         """A piece of a choice, with its log-probabilities if there are any; empty if there is nothing to show."""
@@ -51,6 +52,9 @@ class Collected:
     parts: list[str]
     logprobs: list[Any]
     deltas: list[dict[str, Any]]
+    parsed: list[ParserDelta] = field(default_factory=list)
+    #: Of each token that was told, where something needs them.
+    log_probs: list[float] = field(default_factory=list)
 
     @property
     def text(self) -> str:

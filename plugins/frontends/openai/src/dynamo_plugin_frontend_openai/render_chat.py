@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dynamo_core.contracts.parsers import (
+    ContentDelta,
+    ParserDelta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from dynamo_core.text.tokenizer import Tokenizer
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import ChatLogprobs
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, head, usage_chunk
+from dynamo_plugin_frontend_openai.scores import Scored
 
 
 class ChatRenderer:
@@ -36,7 +44,9 @@ class ChatRenderer:
 
     def piece(self, piece: Piece) -> bytes:
         """A delta with content, or the one that the engine made."""
-        choice, text, scored, delta, _ = piece
+        choice, text, scored, delta, _, parsed = piece
+        if parsed is not None:
+            return self._parsed(choice, parsed, scored)
         if delta is not None:
             return self._prefixes[choice.index] + encode(delta) + self._tail
         if scored is not None and self._logprobs is not None:
@@ -46,6 +56,17 @@ class ChatRenderer:
                 encode(self._logprobs.render(scored)),
             )
         return self._texts[choice.index] + encode(text)[1:-1] + self._text_tail if text else b""
+
+    def _parsed(self, choice: Choice, deltas: Sequence[ParserDelta], scored: Scored | None) -> bytes:
+        """A chunk for each delta; the first has the scores of all, which an empty one has if there is no other."""
+        prefix, tail = self._prefixes[choice.index], self._tail
+        bodies = [_delta(delta) for delta in deltas]
+        if scored is None or self._logprobs is None:
+            return b"".join([prefix + body + tail for body in bodies])
+        first, *others = bodies or [b"{}"]
+        scores = encode(self._logprobs.render(scored))
+        chunk = b'%b%b,"logprobs":%b,"finish_reason":null}]}\n\n' % (prefix, first, scores)
+        return b"".join([chunk, *(prefix + body + tail for body in others)])
 
     def finish(self, choice: Choice) -> bytes:
         """An empty delta with the reason."""
@@ -61,7 +82,9 @@ class ChatRenderer:
 
     def add(self, collected: Collected, piece: Piece) -> None:
         """Adds a piece to the message of its choice."""
-        if piece.delta is not None:
+        if piece.parsed is not None:
+            collected.parsed += piece.parsed
+        elif piece.delta is not None:
             collected.deltas.append(piece.delta)
         elif piece.text:
             collected.parts.append(piece.text)
@@ -92,7 +115,50 @@ class ChatRenderer:
         return choice
 
 
+def _delta(delta: ParserDelta) -> bytes:
+    """A delta in the form of the API."""
+    match delta:
+        case ContentDelta(text):
+            return b'{"content":%b}' % encode(text)
+        case ReasoningDelta(text):
+            return b'{"reasoning_content":%b}' % encode(text)
+        case ToolCallStart(index, id, name):
+            function = {"name": name, "arguments": ""}
+            return encode({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})
+        case ToolCallArguments(index, text):
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode(text))
+
+
+def _parsed_message(deltas: Sequence[ParserDelta]) -> dict[str, Any]:
+    """What the deltas of a whole answer make. Beside calls, content that is empty is null, as in the original API."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[ToolCallStart, list[str]]] = []
+    for delta in deltas:
+        match delta:
+            case ContentDelta(text):
+                content.append(text)
+            case ReasoningDelta(text):
+                reasoning.append(text)
+            case ToolCallStart():
+                calls.append((delta, []))
+            case ToolCallArguments(index, text):
+                calls[index][1].append(text)
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
+    if reasoning:
+        message["reasoning_content"] = "".join(reasoning)
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(arguments)}}
+            for call, arguments in calls
+        ]
+    return message
+
+
 def _message(item: Collected) -> dict[str, Any]:
+    if item.parsed:
+        return _parsed_message(item.parsed)
     message: dict[str, Any] = {"role": "assistant", "content": item.text}
     for delta in item.deltas:
         for name, value in delta.items():

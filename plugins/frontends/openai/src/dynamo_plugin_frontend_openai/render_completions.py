@@ -25,7 +25,7 @@ class CompletionRenderer:
     ) -> None:
         self._identity = identity
         self._echoes = echoes
-        self._logprobs = [CompletionLogprobs(tokenizer) for _ in echoes] if logprobs else None
+        self._logprobs = CompletionLogprobs(tokenizer) if logprobs else None
         self._head = head(identity, _KIND)
         self._prefix = b'%b{"text":"' % self._head
         self._tails = [b'","index":%d,"logprobs":' % index for index in range(len(echoes))]
@@ -48,7 +48,7 @@ class CompletionRenderer:
                 self._prefix,
                 encode(text)[1:-1],
                 self._tails[index],
-                encode(self._logprobs[index].render(piece.scored)),
+                encode(self._logprobs.render(piece.scored)),
             )
         return self._prefix + encode(text)[1:-1] + self._text_tails[index] if text else b""
 
@@ -65,8 +65,10 @@ class CompletionRenderer:
         """Adds a piece to the text of its choice."""
         if piece.text:
             collected.parts.append(piece.text)
-        if piece.scored is not None and self._logprobs is not None:
-            collected.logprobs.append(self._logprobs[piece.choice.index].render(piece.scored))
+        if piece.scored is not None:
+            collected.log_probs += piece.scored.log_probs
+            if self._logprobs is not None:
+                collected.logprobs.append(self._logprobs.render(piece.scored))
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
         """The whole answer as JSON."""

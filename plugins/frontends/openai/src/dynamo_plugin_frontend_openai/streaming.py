@@ -23,7 +23,8 @@ class StreamingAnswer:
 
     Until the first output is there nothing is sent, so that an error before it is a plain HTTP error; silence of
     `keep_alive` seconds ends that wait, and from then on is broken by comment lines. `opening` goes before the first
-    chunk; `closing` makes what goes before the last finish chunk, `usage` the usage if a chunk of it is wanted.
+    chunk; `closing` makes what goes before the last finish chunk, `usage` the usage if a chunk of it is wanted; `done`
+    ends it all.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class StreamingAnswer:
         opening: bytes,
         closing: Callable[[], bytes],
         usage: Callable[[], dict[str, Any]] | None,
+        done: bytes = DONE,
     ) -> None:
         self._answer = answer
         self._renderer = renderer
@@ -44,6 +46,7 @@ class StreamingAnswer:
         self._opening = opening
         self._closing: Callable[[], bytes] | None = closing
         self._usage = usage
+        self._done = done
         self._opened: set[int] = set()
         #: Where nearly every item goes, once the answer has begun.
         self._plain: PlainPath | None = None
@@ -186,7 +189,7 @@ class StreamingAnswer:
         if answer.done:
             if self._usage is not None:
                 parts.append(renderer.usage(self._usage()))
-            parts.append(DONE)
+            parts.append(self._done)
         if parts and self._opening:
             parts.insert(0, self._opening)
             self._opening = b""

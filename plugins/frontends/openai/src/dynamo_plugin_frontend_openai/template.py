@@ -44,20 +44,25 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """A compiled template.
+    """A compiled template. `tool_source` is for conversations with tools, if the model has a template of its own there.
 
     Raises:
         Unknown: the template is not a valid one; this is the model's fault, not the client's.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, tool_source: str | None = None
+    ) -> None:
         self._variables = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
+            self._tool_template = self._template
+            if tool_source is not None:
+                self._tool_template = _environment().from_string(tool_source)
         except jinja2.TemplateError as error:
             raise Unknown(f"the model's chat template is broken: {error}", cause=error) from error
         # `Template.render` gathers the globals anew each time, which takes as long as the rest of a short template.
-        self._base = {**self._template.globals, **self._variables, "tools": None}
+        self._base = {**self._template.globals, **self._variables}
 
     def render(
         self,
@@ -65,18 +70,20 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The text of a conversation.
+        """The text of a conversation. `tools` are what the model may call, as the client sent them.
 
         Raises:
             InvalidArgument: the template refuses these messages, or cannot deal with them.
         """
         try:
-            template = self._template
+            template = self._template if tools is None else self._tool_template
             values = {
                 **self._base,
                 **(variables or {}),
                 "messages": messages,
+                "tools": tools,
                 "add_generation_prompt": add_generation_prompt,
             }
             context = new_context(template.environment, template.name, template.blocks, values, shared=True)
@@ -126,9 +133,9 @@ def load_template(model: ServedModel) -> ChatTemplate:
     data = model.file(_TEMPLATE_FILE)
     if data is not None:
         return ChatTemplate(data.decode(errors="replace"), tokens)
-    source = _pick(settings.get("chat_template"))
+    source, tool_source = _pick(settings.get("chat_template"))
     if source is not None:
-        return ChatTemplate(source, tokens)
+        return ChatTemplate(source, tokens, tool_source)
     if model.card.tokenizer == "bytes" or model.card.model_input == "text":
         # An engine that takes text has its own template; here the prompt only estimates the load.
         return ChatTemplate(DEFAULT_TEMPLATE)
@@ -147,15 +154,13 @@ def _settings(model: ServedModel) -> dict[str, Any]:
         raise Unknown(f"{_CONFIG_FILE} of model {model.name!r} cannot be read: {error}", cause=error) from error
 
 
-def _pick(value: Any) -> str | None:
-    """A template, or of a list of named ones the one called default."""
-    if isinstance(value, str):
-        return value
+def _pick(value: Any) -> tuple[str | None, str | None]:
+    """A template, or of a list of named ones the one called default; and the one for tools, if there is one."""
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        source = named.get("default", next(iter(named.values()), None))
-        return source if isinstance(source, str) else None
-    return None
+        value, tool_use = named.get("default", next(iter(named.values()), None)), named.get("tool_use")
+        return value if isinstance(value, str) else None, tool_use if isinstance(tool_use, str) else None
+    return value if isinstance(value, str) else None, None
 
 
 def _token_text(value: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from dynamo_core.protocol.request import GuidedDecodingOptions
 
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import (
@@ -15,7 +16,20 @@ from dynamo_plugin_frontend_openai.requests.common import (
     check_token_limit,
     invalid,
 )
+from dynamo_plugin_frontend_openai.requests.constraints import constraint
 from dynamo_plugin_frontend_openai.requests.decode import schema_error, to_struct
+from dynamo_plugin_frontend_openai.requests.tools import (
+    NONE,
+    REQUIRED,
+    NamedChoice,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    check_functions,
+    check_tools,
+    guided,
+    with_objects,
+)
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
@@ -35,7 +49,7 @@ class Message(msgspec.Struct, kw_only=True):
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -46,8 +60,35 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template_args: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return bool(self.tools) and self.tool_choice != NONE
+
+    @property
+    def parallel(self) -> bool:
+        """Whether one answer may have several calls."""
+        return self.parallel_tool_calls is not False
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must call a tool."""
+        return self.tool_choice == REQUIRED or isinstance(self.tool_choice, NamedChoice)
+
+    @property
+    def guided(self) -> GuidedDecodingOptions | None:
+        """What the answer must look like: calls, if a tool must be called; else as the client says."""
+        if self.must_call:
+            return guided(self.tools or (), self.tool_choice, parallel=self.parallel)
+        return super().guided
 
     @property
     def token_limit(self) -> int | None:
@@ -62,7 +103,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     @property
     def template_variables(self) -> dict[str, Any]:
         """What the client adds to the variables of the template."""
-        return {**(self.chat_template_args or {}), **(self.chat_template_kwargs or {})}
+        variables = {**(self.chat_template_args or {}), **(self.chat_template_kwargs or {})}
+        if self.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", self.reasoning_effort)
+        return variables
 
 
 def parse_chat(raw: dict[str, Any]) -> ChatRequest:
@@ -86,11 +130,15 @@ def parse_chat(raw: dict[str, Any]) -> ChatRequest:
     check_range(request.top_logprobs, 0, 20, "Top_logprobs", "top_logprobs")
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    if request.continue_final_message:
+        _check_continuation(request)
     for name in request.template_variables:
         if name in _RESERVED or name == "chat_template":
             raise invalid(f"The template variable '{name}' cannot be set", "chat_template_kwargs")
     for index, message in enumerate(request.messages):
         _check_content(message, index)
+    if request.tools or request.tool_choice is not None:
+        check_tools(request.tools or (), request.tool_choice)
     return request
 
 
@@ -103,13 +151,33 @@ def _check_content(message: Message, index: int) -> None:
                 raise invalid("A text part has no text", f"messages[{index}].content[{number}].text")
 
 
+def _check_continuation(request: ChatRequest) -> None:
+    if request.add_generation_prompt:
+        raise invalid(
+            "continue_final_message and add_generation_prompt ask for different ends of the prompt; give one of them",
+            "continue_final_message",
+        )
+    if request.messages[-1].role != "assistant" or not request.messages[-1].content:
+        raise invalid(
+            "continue_final_message needs a last message of the assistant that has content", "continue_final_message"
+        )
+
+
 def check_text_only(request: ChatRequest) -> None:
-    """Refuses content that cannot become tokens.
+    """Refuses what cannot become tokens: content that is not text, tools and calls that are not of functions.
 
     Raises:
-        InvalidArgument: a part is not text.
+        InvalidArgument: naming the field.
     """
+    check_functions(request.tools or (), request.tool_choice)
+    _check_calls_or_text(request)
     for index, message in enumerate(request.messages):
+        for number, call in enumerate(message.tool_calls or ()):
+            if call.function is None:
+                raise invalid(
+                    "Only calls of functions are supported by this model",
+                    f"messages[{index}].tool_calls[{number}].function",
+                )
         if isinstance(message.content, list):
             for number, part in enumerate(message.content):
                 if part.type != "text":
@@ -119,9 +187,28 @@ def check_text_only(request: ChatRequest) -> None:
                     )
 
 
+def _check_calls_or_text(request: ChatRequest) -> None:
+    """One answer cannot be free to call a tool and bound to a form. If a call is a must, there is no text to bind."""
+    found = constraint(request) if request.uses_tools else None
+    if found is not None and not (request.must_call and found[0] == "response_format"):
+        raise invalid(
+            f"{found[0]} cannot be combined with tools that may be called; set tool_choice to 'none'", found[0]
+        )
+
+
 def template_messages(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: the client's own, with text parts joined to one text."""
-    return [{**message, "content": _text_of(message)} for message in raw]
+    """Messages as templates expect them: the client's own, with text parts joined to one text.
+
+    The arguments of calls are objects, where the client sent text that holds one.
+    """
+    return [_template_message(message) for message in raw]
+
+
+def _template_message(message: dict[str, Any]) -> dict[str, Any]:
+    shown = {**message, "content": _text_of(message)}
+    if message.get("tool_calls"):
+        shown["tool_calls"] = with_objects(message["tool_calls"])
+    return shown
 
 
 def raw_prompt(raw: list[dict[str, Any]]) -> str:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol.request import GuidedDecodingOptions
 from msgspec import Meta
 
 from dynamo_plugin_frontend_openai.nvext import NvExt, check_nvext, settle
+from dynamo_plugin_frontend_openai.requests.constraints import ResponseFormat, StructuredOutputs, constraint
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 #: The most choices one request may ask for, over all its prompts.
 MAX_CHOICES = 128
 MAX_STOPS = 32
+_MAX_TOKEN_ID = 2**32 - 1
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How to stream. `include_obfuscation` pads chunks; only false is accepted."""
+    """How to stream. `include_obfuscation` pads chunks; only false is accepted.
+
+    `continuous_usage_stats` puts the usage so far into every chunk.
+    """
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -53,6 +61,16 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[U32] | None = None
     bad_words_token_ids: list[list[U32]] | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: I32 | None = None
+    cache_salt: str | None = None
     nvext: NvExt | None = None
 
     @property
@@ -66,9 +84,19 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         return 1 if self.n is None else self.n
 
     @property
+    def candidates(self) -> int:
+        """How many answers per prompt engines make, of which the client gets the best."""
+        return self.choices
+
+    @property
     def include_usage(self) -> bool:
         """Whether the stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk tells the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def stops(self) -> list[str]:
@@ -81,6 +109,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     def annotations(self) -> list[str]:
         """The annotations asked for."""
         return [] if self.nvext is None or self.nvext.annotations is None else self.nvext.annotations
+
+    @property
+    def guided(self) -> GuidedDecodingOptions | None:
+        """What the answer must look like; None if that is left to the model."""
+        found = constraint(self)
+        return None if found is None else found[1]
 
     @property
     def use_raw_prompt(self) -> bool:
@@ -136,6 +170,13 @@ def check_common(request: GenerationRequest, prompts: int = 1) -> None:
             raise invalid("The 'stream_options' field is only allowed when 'stream' is set to true.", "stream_options")
         if request.stream_options.include_obfuscation:
             raise invalid("include_obfuscation is not supported", "stream_options.include_obfuscation")
+        if request.stream_options.continuous_usage_stats and not request.stream_options.include_usage:
+            raise invalid(
+                "continuous_usage_stats needs include_usage to be true", "stream_options.continuous_usage_stats"
+            )
+    constraint(request)
+    if request.cache_salt == "":
+        raise invalid("Cache salt cannot be empty", "cache_salt")
     if request.nvext is not None:
         check_nvext(request.nvext)
         settle(request)
@@ -187,7 +228,7 @@ def _check_stop(stop: str | Sequence[str] | None) -> None:
 
 def _check_logit_bias(biases: dict[str, float] | None) -> None:
     for token, bias in (biases or {}).items():
-        if not token.isascii() or not token.isdigit():
+        if not token.isascii() or not token.isdigit() or len(token) > 10 or int(token) > _MAX_TOKEN_ID:
             raise invalid(f"Logit bias key '{token}' is not a token id", "logit_bias")
         if not -100 <= bias <= 100:
             raise invalid(

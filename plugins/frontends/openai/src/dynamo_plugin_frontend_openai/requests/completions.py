@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import GenerationRequest, check_common, check_range, invalid
+from dynamo_plugin_frontend_openai.requests.common import (
+    MAX_CHOICES,
+    GenerationRequest,
+    check_common,
+    check_range,
+    invalid,
+)
 from dynamo_plugin_frontend_openai.requests.decode import schema_error, to_struct
 
 #: A prompt: text, or token ids.
@@ -24,6 +30,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -32,8 +39,18 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives per token to report; None for no log-probabilities at all."""
-        return self.logprobs
+        """How many alternatives per token to ask for; None for no log-probabilities at all."""
+        return 0 if self.logprobs is None and self.selects else self.logprobs
+
+    @property
+    def candidates(self) -> int:
+        """How many answers per prompt engines make, of which the client gets the best."""
+        return self.choices if self.best_of is None else self.best_of
+
+    @property
+    def selects(self) -> bool:
+        """Whether more answers are made than the client gets."""
+        return self.candidates > self.choices
 
 
 def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, list[PromptInput]]:
@@ -50,6 +67,14 @@ def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, list[Promp
     check_range(request.best_of, 0, 20, "Best_of", "best_of")
     if request.best_of is not None and request.best_of < request.choices:
         raise invalid(f"Best_of must be at least n, got best_of={request.best_of}, n={request.choices}", "best_of")
+    if request.candidates * len(prompts) > MAX_CHOICES:
+        raise invalid(
+            f"The number of prompts times best_of must be at most {MAX_CHOICES}, "
+            f"got {len(prompts)} prompts and best_of={request.best_of}",
+            "best_of",
+        )
+    if request.selects and request.streaming:
+        raise invalid("A best_of greater than n cannot be streamed: the best is known at the end", "best_of")
     if request.suffix is not None and len(request.suffix) > _MAX_SUFFIX:
         raise invalid(f"Suffix must have at most {_MAX_SUFFIX} characters", "suffix")
     if request.echo and request.logprobs is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, TypeVar
 
@@ -10,6 +11,8 @@ from aiohttp import web
 from dynamo_core.errors import InvalidArgument
 
 from dynamo_plugin_frontend_openai.errors import HttpFault
+from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds, check_entries
+from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -39,15 +42,33 @@ async def read_object(http: web.Request) -> dict[str, Any]:
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise HttpFault(415, "Expected request with Content-Type application/json")
     body = await http.read()
+    return parse_object(body) if len(body) <= INLINE else await asyncio.to_thread(parse_object, body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A body as a JSON object within bounds.
+
+    Raises:
+        InvalidArgument: it is none; `field` is what it is about, if that can be told.
+    """
+    check_bounds(body)
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{_PREFIX}{error}") from error
-    except RecursionError as error:
-        raise InvalidArgument(f"{_PREFIX}it is nested too deeply") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(body, error) from error
     if not isinstance(value, dict):
         raise InvalidArgument(f"{_PREFIX}expected an object")
     return value
+
+
+def _unreadable(body: bytes, error: Exception) -> InvalidArgument:
+    """The error for a body that cannot be decoded."""
+    if len(body) <= INLINE and (culprit := find_unreadable(body)) is not None:
+        field, what = culprit
+        return InvalidArgument(f"{_PREFIX}{field}: {what}" if field else _PREFIX + what, field=field or None)
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidArgument(f"{_PREFIX}it is not UTF-8")
+    return InvalidArgument(f"{_PREFIX}{_PATH.sub('', str(error))}")
 
 
 def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
@@ -56,6 +77,8 @@ def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
     Raises:
         InvalidArgument: a field is missing or of another type; `field` is its path.
     """
+    check_entries(raw)
+    check_arguments(raw)
     try:
         return msgspec.convert(raw, cls)
     except msgspec.ValidationError as error:

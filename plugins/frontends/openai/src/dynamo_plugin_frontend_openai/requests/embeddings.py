@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     model: str
     input: str | list[Any]
     encoding_format: str | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, msgspec.Meta(le=2**31 - 1)] | None = None
     user: str | None = None
 
 

@@ -18,15 +18,23 @@ def _anything(value: Any) -> bool:
     return True
 
 
-def _nothing(value: Any) -> bool:
-    return value is None
+class _OneOf:
+    """Accepts these values only."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def __call__(self, value: Any) -> bool:
+        return any(value is known or (type(value) is type(known) and value == known) for known in self.values)
 
 
-def _one_of(*values: Any) -> Accepts:
-    def accepts(value: Any) -> bool:
-        return any(value is known or (type(value) is type(known) and value == known) for known in values)
+_one_of = _OneOf
+_nothing = _OneOf(None)
 
-    return accepts
+
+def schema_of(accepts: Accepts) -> dict[str, Any]:
+    """What such a field may hold, as a JSON Schema."""
+    return {"enum": list(accepts.values)} if isinstance(accepts, _OneOf) else {}
 
 
 #: Fields of both kinds of request.
@@ -35,37 +43,87 @@ _COMMON: dict[str, Accepts] = {
     "safety_identifier": _anything,  # identifies the end user; nothing here acts on it
     "prompt_cache_key": _anything,  # a hint for a cache that finds its prefixes by content here
     "prompt_cache_retention": _anything,
+    "prompt_cache_options": _anything,
     "service_tier": _one_of(None, "auto", "default"),
     "store": _one_of(None, False),
-    "guided_json": _nothing,
-    "guided_regex": _nothing,
-    "guided_choice": _nothing,
-    "guided_grammar": _nothing,
+    # Beyond the OpenAI API, as clients of vLLM send them.
+    "bad_words": _one_of(None, []),
+    "detokenize": _one_of(None, True),
+    "kv_transfer_params": _nothing,
+    "length_penalty": _one_of(None, 1, 1.0),
+    "logits_processors": _one_of(None, []),
+    "prompt_logprobs": _nothing,
+    "request_id": _nothing,  # the header x-request-id does it
+    "return_token_ids": _one_of(None, False),
+    "return_tokens_as_token_ids": _one_of(None, False),
+    "spaces_between_special_tokens": _one_of(None, True),
+    "truncate_prompt_tokens": _nothing,
+    "use_beam_search": _one_of(None, False),
+    "vllm_xargs": _one_of(None, {}),
 }
 
 CHAT: Mapping[str, Accepts] = {
     **_COMMON,
+    "add_special_tokens": _one_of(None, False),  # the template writes them
     "audio": _nothing,
+    "documents": _one_of(None, []),
+    "echo": _one_of(None, False),
     "function_call": _one_of(None, "none", "auto"),
     "functions": _one_of(None, []),
+    "include_reasoning": _one_of(None, True),
+    "mm_processor_kwargs": _one_of(None, {}),
     "modalities": _one_of(None, ["text"]),
-    "parallel_tool_calls": _anything,  # says something only about tools, which are refused
-    "prediction": _anything,  # only makes the same answer come sooner
-    "reasoning_effort": _nothing,
-    "response_format": _one_of(None, {"type": "text"}),
-    "tool_choice": _one_of(None, "none", "auto"),
-    "tools": _one_of(None, []),
-    "verbosity": _nothing,
+    "moderation": _nothing,
+    "prediction": _nothing,
+    "verbosity": _one_of(None, "medium"),
     "web_search_options": _nothing,
 }
 
 COMPLETIONS: Mapping[str, Accepts] = {
     **_COMMON,
-    "best_of": _one_of(None, 1),
     "suffix": _nothing,
 }
 
 EMBEDDINGS: Mapping[str, Accepts] = {}
+
+#: Of both Anthropic routes.
+COUNT_TOKENS: Mapping[str, Accepts] = {
+    "cache_control": _anything,  # a hint for a cache that finds its prefixes by content here
+    "context_management": _nothing,
+    "mcp_servers": _one_of(None, []),
+    "speed": _one_of(None, "standard"),
+}
+
+MESSAGES: Mapping[str, Accepts] = {
+    **COUNT_TOKENS,
+    "container": _nothing,
+    "inference_geo": _nothing,
+    "metadata": _anything,  # identifies the end user; nothing here acts on it
+    "service_tier": _one_of(None, "auto", "standard_only"),
+}
+
+RESPONSES: Mapping[str, Accepts] = {
+    "background": _one_of(None, False),
+    "conversation": _nothing,
+    "include": _one_of(None, []),
+    "max_tool_calls": _anything,  # counts calls of tools that a server runs itself; there are none
+    "previous_response_id": _nothing,
+    "prompt": _nothing,
+    "prompt_cache_key": _anything,
+    "prompt_cache_retention": _anything,
+    "safety_identifier": _anything,
+    "service_tier": _one_of(None, "auto", "default"),
+    "store": _one_of(None, False),
+    "top_logprobs": _one_of(None, 0),
+    "truncation": _one_of(None, "disabled"),
+}
+
+TOKENIZE: Mapping[str, Accepts] = {
+    "chat_template": _nothing,
+    "mm_processor_kwargs": _nothing,
+}
+
+DETOKENIZE: Mapping[str, Accepts] = {}
 
 
 def check_known(raw: Mapping[str, Any], fields: tuple[str, ...], passive: Mapping[str, Accepts]) -> None:

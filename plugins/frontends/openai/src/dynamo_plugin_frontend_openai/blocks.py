@@ -1,0 +1,146 @@
+"""An answer as a list of parts, for APIs that tell text, reasoning and each call of a tool one after the other."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dynamo_core.contracts.parsers import (
+    ContentDelta,
+    ParserDelta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    new_call_id,
+)
+
+from dynamo_plugin_frontend_openai.choices import Piece
+
+
+class Kind(enum.Enum):
+    """What a part is."""
+
+    TEXT = enum.auto()
+    REASONING = enum.auto()
+    CALL = enum.auto()
+
+
+class Block:
+    """One part. `index` counts the parts from 0; `call` says which tool a call is of, its text is the arguments."""
+
+    __slots__ = ("call", "index", "kind", "parts")
+
+    def __init__(self, index: int, kind: Kind, call: ToolCallStart | None = None) -> None:
+        self.index = index
+        self.kind = kind
+        self.call = call
+        self.parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All of it that there is."""
+        return "".join(self.parts)
+
+
+class Change(enum.Enum):
+    """What happened to a part."""
+
+    BEGUN = enum.auto()
+    MORE = enum.auto()
+    ENDED = enum.auto()
+
+
+class Step(NamedTuple):
+    """A change of one part; `text` is what came with `MORE`."""
+
+    change: Change
+    block: Block
+    text: str = ""
+
+
+class Blocks:
+    """Gathers the parts of one choice. Parts follow each other: the next begins when the one before has ended."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._open: Block | None = None
+        self._calls: dict[int, Block] = {}
+
+    def begin_text(self) -> list[Step]:
+        """Begins a part of text, before it is known what it says."""
+        return self._begin(Kind.TEXT)
+
+    def feed(self, deltas: Iterable[ParserDelta]) -> list[Step]:
+        """What some deltas change."""
+        steps: list[Step] = []
+        for delta in deltas:
+            match delta:
+                case ContentDelta(text):
+                    steps += self._more(Kind.TEXT, text)
+                case ReasoningDelta(text):
+                    steps += self._more(Kind.REASONING, text)
+                case ToolCallStart(index):
+                    if index not in self._calls:
+                        steps += self._begin(Kind.CALL, delta)
+                        self._calls[index] = self.all[-1]
+                case ToolCallArguments(index, text):
+                    block = self._calls.get(index)
+                    if block is not None and text:
+                        steps.append(_grown(block, text))
+        return steps
+
+    def end(self) -> list[Step]:
+        """The choice has ended. One that said nothing has one part, an empty text."""
+        steps = [] if self.all else self.begin_text()
+        return steps + self._close()
+
+    def _more(self, kind: Kind, text: str) -> list[Step]:
+        if not text:
+            return []
+        steps = [] if self._open is not None and self._open.kind is kind else self._begin(kind)
+        steps.append(_grown(self.all[-1], text))
+        return steps
+
+    def _begin(self, kind: Kind, call: ToolCallStart | None = None) -> list[Step]:
+        steps = self._close()
+        self._open = Block(len(self.all), kind, call)
+        self.all.append(self._open)
+        steps.append(Step(Change.BEGUN, self._open))
+        return steps
+
+    def _close(self) -> list[Step]:
+        block, self._open = self._open, None
+        return [] if block is None else [Step(Change.ENDED, block)]
+
+
+def _grown(block: Block, text: str) -> Step:
+    block.parts.append(text)
+    return Step(Change.MORE, block, text)
+
+
+def deltas_of(piece: Piece) -> Sequence[ParserDelta]:
+    """What a piece says, whoever told it apart: parsers here, the engine, or nobody."""
+    if piece.parsed is not None:
+        return piece.parsed
+    if piece.delta is not None:
+        return list(_from_chat(piece.delta))
+    return [ContentDelta(piece.text)] if piece.text else []
+
+
+def _from_chat(delta: Mapping[str, Any]) -> Iterator[ParserDelta]:
+    """A delta in the form of a chat chunk, as engines that take text make it. What is not understood is left out."""
+    for name, make in (("reasoning_content", ReasoningDelta), ("content", ContentDelta), ("refusal", ContentDelta)):
+        text = delta.get(name)
+        if isinstance(text, str):
+            yield make(text)
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            continue
+        index, called, arguments = call.get("index", 0), function.get("name"), function.get("arguments")
+        if isinstance(called, str) and called:
+            yield ToolCallStart(index, call.get("id") or new_call_id(), called)
+        if isinstance(arguments, str):
+            yield ToolCallArguments(index, arguments)

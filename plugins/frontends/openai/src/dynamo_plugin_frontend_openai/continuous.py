@@ -1,0 +1,42 @@
+"""Chunks that tell the usage so far, for clients that ask for it in every chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dynamo_plugin_frontend_openai.choices import Choice, Piece
+from dynamo_plugin_frontend_openai.render import ChunkRenderer, encode
+
+_END = b"]}\n\n"
+
+
+class ContinuousUsage:
+    """Adds `usage` to the chunks of another renderer. There is no short way for such chunks: each differs."""
+
+    def __init__(self, inner: ChunkRenderer, usage: Callable[[], dict[str, Any]]) -> None:
+        self._inner = inner
+        self._usage = usage
+
+    def opening(self, choice: Choice) -> bytes:
+        """What comes before the first text of a choice."""
+        return self._told(self._inner.opening(choice))
+
+    def around(self, choice: Choice) -> None:
+        """Nothing stays the same."""
+
+    def piece(self, piece: Piece) -> bytes:
+        """A piece of a choice."""
+        return self._told(self._inner.piece(piece))
+
+    def finish(self, choice: Choice) -> bytes:
+        """The end of a choice."""
+        return self._told(self._inner.finish(choice))
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The last chunk, without choices."""
+        return self._inner.usage(usage)
+
+    def _told(self, chunks: bytes) -> bytes:
+        # JSON holds no line break, so that this end is that of a chunk, wherever it stands.
+        return chunks.replace(_END, b'],"usage":%b}\n\n' % encode(self._usage())) if chunks else b""

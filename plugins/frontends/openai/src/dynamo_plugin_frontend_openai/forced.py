@@ -1,0 +1,63 @@
+"""Calls that the engine was made to write: bare JSON, without any markup of the model."""
+
+from __future__ import annotations
+
+from dynamo_core.contracts.parsers import DeltaWriter, ParserDelta
+from dynamo_core.text.calls import CallArguments, CallArray, CallReader, skip_space
+from dynamo_core.text.json_value import Progress
+
+from dynamo_plugin_frontend_openai.parsed import TextParser
+
+
+class ForcedCalls:
+    """Reads a list of calls, or if a function is named the arguments of its one call.
+
+    An engine that knows nothing of guided decoding writes what it likes: text that does not begin as it should goes to
+    the model's own parser, and without one it is content. What follows the JSON is content, apart from white space.
+    """
+
+    def __init__(self, name: str | None, own: TextParser | None) -> None:
+        self._out = DeltaWriter()
+        self._own = own
+        #: Whether there is text after the JSON.
+        self._after = False
+        #: None once it has turned out that this is not what was asked for.
+        self._reader: CallReader | None = CallArray(self._out) if name is None else CallArguments(self._out, name)
+
+    def feed(self, text: str) -> list[ParserDelta]:
+        """What some more text makes certain."""
+        reader = self._reader
+        if reader is None:
+            return self._pass_on(text)
+        at = reader.feed(text) if reader.progress is Progress.OPEN else 0
+        return self._rest(reader, text, at) if at < len(text) else self._out.take()
+
+    def finish(self) -> list[ParserDelta]:
+        """What is left at the end."""
+        reader, own = self._reader, self._own
+        left = reader.leftover() if reader is not None and reader.progress is Progress.OPEN else ""
+        if own is not None and (reader is None or not reader.told):
+            return [*own.feed(left), *own.finish()]
+        self._out.content(left)
+        return self._out.take()
+
+    def _rest(self, reader: CallReader, text: str, at: int) -> list[ParserDelta]:
+        """Text that is not part of the JSON."""
+        if not reader.told:
+            self._reader = None
+            return self._pass_on(reader.untold() + text[at:])
+        if reader.progress is Progress.BROKEN and not self._after:
+            self._out.content(reader.untold())
+            self._after = True
+        if not self._after:
+            at = skip_space(text, at)
+            self._after = at < len(text)
+        self._out.content(text[at:])
+        return self._out.take()
+
+    def _pass_on(self, text: str) -> list[ParserDelta]:
+        """Text before which there was no call."""
+        if self._own is not None:
+            return self._own.feed(text)
+        self._out.content(text)
+        return self._out.take()

@@ -1,0 +1,147 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``: the Anthropic API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+from dynamo_core.protocol.records import CHAT
+
+from dynamo_plugin_frontend_openai.chat import Chats
+from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.errors import Problem
+from dynamo_plugin_frontend_openai.from_messages import NAMES, chat_of_messages
+from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
+from dynamo_plugin_frontend_openai.preprocess import Prompt
+from dynamo_plugin_frontend_openai.render import Identity, encode
+from dynamo_plugin_frontend_openai.render_messages import MessageRenderer
+from dynamo_plugin_frontend_openai.requests import fields
+from dynamo_plugin_frontend_openai.requests.messages import (
+    CountTokensRequest,
+    MessagesRequest,
+    parse_count,
+    parse_messages,
+)
+from dynamo_plugin_frontend_openai.translated import TranslatedAsk, told_as
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import FrontendServices, ServedModel
+    from dynamo_core.tasks import TaskSet
+
+#: What the Anthropic API calls errors, by their HTTP status.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_BAD_REQUEST, _SERVER = "invalid_request_error", "api_error"
+_SERVER_ERROR = 500
+
+
+class MessagesAsk(TranslatedAsk):
+    """A checked request of the Anthropic API."""
+
+    NAMES = NAMES
+
+    def __init__(self, request: CountTokensRequest, chats: Chats) -> None:
+        super().__init__(chat_of_messages(request), chats)
+
+    async def count(self, model: ServedModel) -> int:
+        """How many tokens the conversation has."""
+        with told_as(self.NAMES):
+            return len((await self.conversation(model)).token_ids)
+
+    def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> MessageRenderer:
+        """Events and bodies of the Anthropic API."""
+        return MessageRenderer(identity, sum(len(prompt.token_ids) for prompt in prompts))
+
+
+class _Wording(ModelEndpoint[AskT]):
+    """Words errors as the Anthropic API does."""
+
+    def refusal(self, problem: Problem) -> web.Response:
+        """A problem as an answer of its own."""
+        response = problem.response()
+        response.body = error_body(problem)
+        return response
+
+    def last_event(self, exchange: Exchange, problem: Problem) -> bytes:
+        """The event that ends a stream which broke."""
+        return b"event: error\ndata: %b\n\n" % error_body(problem)
+
+
+class MessagesEndpoint(_Wording[MessagesAsk], GenerationEndpoint[MessagesAsk]):
+    """Answers conversations."""
+
+    ENDPOINT = "messages"
+    MODEL_TYPE = CHAT
+    BODY = MessagesRequest
+    PASSIVE = fields.MESSAGES
+    ID_PREFIX = "msg_"
+    DONE = b""
+
+    def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int, chats: Chats) -> None:
+        super().__init__(services, tasks, write_buffer)
+        self._chats = chats
+
+    def check(self, raw: dict[str, Any]) -> MessagesAsk:
+        """Checks a body."""
+        return MessagesAsk(parse_messages(raw), self._chats)
+
+
+class CountTokensEndpoint(_Wording[MessagesAsk]):
+    """Counts the tokens of conversations. No worker is asked."""
+
+    ENDPOINT = "count_tokens"
+    MODEL_TYPE = CHAT
+    BODY = CountTokensRequest
+    PASSIVE = fields.COUNT_TOKENS
+
+    def __init__(self, services: FrontendServices, chats: Chats) -> None:
+        super().__init__(services)
+        self._chats = chats
+
+    def check(self, raw: dict[str, Any]) -> MessagesAsk:
+        """Checks a body."""
+        return MessagesAsk(parse_count(raw), self._chats)
+
+    async def serve(self, exchange: Exchange, ask: MessagesAsk) -> web.StreamResponse:
+        """Answers with the number."""
+        model = exchange.model
+        if model.card.model_input != "text":
+            ask.check_for_tokens()
+        tokens = await ask.count(model)
+        exchange.inflight.prompt_tokens(tokens)
+        response = await self.send(exchange, encode({"input_tokens": tokens}))
+        exchange.inflight.succeed(None)
+        return response
+
+
+class _Detail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class _Body(msgspec.Struct):
+    error: _Detail
+    type: str = "error"
+
+
+def error_body(problem: Problem) -> bytes:
+    """``{"type": "error", "error": {"type", "message"}}``. There is no key for the field; the message names it."""
+    kind = _TYPES.get(problem.status) or (_BAD_REQUEST if problem.status < _SERVER_ERROR else _SERVER)
+    message = problem.message
+    if problem.param is not None and problem.param not in message:
+        message = f"{problem.param}: {message}"
+    try:
+        return encode(_Body(_Detail(kind, message)))
+    except UnicodeEncodeError:
+        # Half a surrogate pair, quoted from a client's body.
+        return encode(_Body(_Detail(kind, message.encode("utf-8", "replace").decode())))

@@ -1,0 +1,133 @@
+"""``GET /openapi.json`` and ``GET /docs``: what this frontend accepts, told by what checks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from dynamo_core.contracts.frontend import HttpRoute
+
+from dynamo_plugin_frontend_openai.requests.fields import Accepts, schema_of
+
+_DISTRIBUTION = "dynamo-plugin-frontend-openai"
+_REFERENCE = "#/components/schemas/{name}"
+_VARIABLE = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+_HTML = "text/html"
+
+_ABOUT = (
+    "What the routes accept. Schemas are those that requests are read with; ranges and what belongs together is "
+    "checked beyond them. A field that is not listed is refused."
+)
+_NO_EFFECT = "Accepted without effect."
+_NO_WISH = "Accepted only with values that ask for nothing, unless the engine takes text and gets the field as it is."
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A route, and how its body is read: the fields, and those that may only ask for nothing."""
+
+    route: HttpRoute
+    body: type[msgspec.Struct] | None = None
+    passive: Mapping[str, Accepts] = field(default_factory=dict)
+    #: The type of a whole answer, and whether there can be a stream of events instead.
+    answer: str = _JSON
+    streams: bool = False
+
+
+class Description:
+    """Serves the description of all operations, itself among them."""
+
+    def __init__(self, openapi_path: str, docs_path: str) -> None:
+        self._operations: tuple[Operation, ...] = ()
+        self._openapi_path = openapi_path
+        self._docs_path = docs_path
+        self._made: bytes | None = None
+
+    def with_own(self, operations: Sequence[Operation]) -> Sequence[Operation]:
+        """These operations and the two of the description; they are what is described."""
+        self._operations = (
+            *operations,
+            Operation(HttpRoute("GET", self._openapi_path, self.openapi, "This API, as OpenAPI 3.1")),
+            Operation(HttpRoute("GET", self._docs_path, self.docs, "This API, as a page"), answer=_HTML),
+        )
+        return self._operations
+
+    async def openapi(self, http: web.Request) -> web.Response:
+        """The description as JSON."""
+        if self._made is None:
+            self._made = msgspec.json.encode(openapi_of(self._operations))
+        return web.Response(body=self._made, content_type=_JSON)
+
+    async def docs(self, http: web.Request) -> web.Response:
+        """A page that shows the description. Everything it needs is in it, or comes from this server."""
+        page = files(__package__).joinpath("docs.html").read_text("utf-8")
+        return web.Response(text=page.replace("{{openapi}}", self._openapi_path), content_type=_HTML)
+
+
+def openapi_of(operations: Sequence[Operation]) -> dict[str, Any]:
+    """The description of these operations, OpenAPI 3.1."""
+    bodies = [operation.body for operation in operations if operation.body is not None]
+    references, components = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
+    schemas = dict(zip(bodies, references, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        route = operation.route
+        reference = None if operation.body is None else schemas[operation.body]
+        if reference is not None:
+            _close(components[reference["$ref"].rpartition("/")[2]], operation.passive)
+        path = _VARIABLE.sub(r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(operation, reference)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "dynamo-core", "version": version(_DISTRIBUTION), "description": _ABOUT},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _close(schema: dict[str, Any], passive: Mapping[str, Accepts]) -> None:
+    """Adds the fields that may only ask for nothing; there are no others."""
+    properties = schema["properties"]
+    for name, accepts in passive.items():
+        limits = schema_of(accepts)
+        note = {"description": _NO_WISH if limits else _NO_EFFECT}
+        # A field may be read, and have no effect but for engines that take text.
+        properties[name] = {**properties.get(name, {}), **limits, **note}
+    schema["additionalProperties"] = False
+
+
+def _operation(operation: Operation, reference: dict[str, Any] | None) -> dict[str, Any]:
+    route = operation.route
+    content: dict[str, dict[str, Any]] = {operation.answer: {}}
+    if operation.streams:
+        content[_EVENTS] = {}
+    told: dict[str, Any] = {
+        "summary": route.summary,
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            "default": {"description": "An error; the message says what is wrong.", "content": {_JSON: {}}},
+        },
+    }
+    names = [match[1] for match in _VARIABLE.finditer(route.path)]
+    if names:
+        told["parameters"] = [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string"},
+                "description": "May contain slashes.",
+            }
+            for name in names
+        ]
+    if reference is not None:
+        told["requestBody"] = {"required": True, "content": {_JSON: {"schema": reference}}}
+    return told

@@ -1,0 +1,152 @@
+"""Answers of the Anthropic API, as events and as one body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
+from dynamo_plugin_frontend_openai.choices import Choice, Piece, TokenChoice
+from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+#: What stands around a text in a delta of each kind of block; before it comes the head of the event.
+_DELTAS = {
+    Kind.TEXT: b'"delta":{"type":"text_delta","text":"',
+    Kind.REASONING: b'"delta":{"type":"thinking_delta","thinking":"',
+    Kind.CALL: b'"delta":{"type":"input_json_delta","partial_json":"',
+}
+_AFTER = b'"}}\n\n'
+
+
+class MessageRenderer:
+    """Makes the events and the body of one message. `prompt_tokens` is what is told before the engine has counted."""
+
+    def __init__(self, identity: Identity, prompt_tokens: int) -> None:
+        self._identity = identity
+        self._prompt_tokens = prompt_tokens
+        self._blocks = Blocks()
+        self._pinged = False
+        self._choice: Choice | None = None
+
+    def opening(self, choice: Choice) -> bytes:
+        """The beginning of the message; of the text too, if there can be nothing but text."""
+        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        start = _event("message_start", message=self._message([], None, usage))
+        if isinstance(choice, TokenChoice) and choice.plain:
+            start += self._written(self._blocks.begin_text())
+        return start
+
+    def around(self, choice: Choice) -> tuple[bytes, bytes]:
+        """What stands around the text of a choice that is nothing but text."""
+        return _delta_head(0) + _DELTAS[Kind.TEXT], _AFTER
+
+    def piece(self, piece: Piece) -> bytes:
+        """The events of what is new."""
+        return self._written(self._blocks.feed(deltas_of(piece)))
+
+    def finish(self, choice: Choice) -> bytes:
+        """The end of the last block. The reason comes with the usage."""
+        self._choice = choice
+        return self._written(self._blocks.end())
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The reason, the usage, and the end of the message."""
+        return _event("message_delta", delta=_reason(self._choice), usage=_usage(usage)) + _event("message_stop")
+
+    def add(self, collected: Collected, piece: Piece) -> None:
+        """Adds a piece to the one message."""
+        self._blocks.feed(deltas_of(piece))
+
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
+        """The whole message as JSON."""
+        self._blocks.end()
+        content = [_whole(block) for block in self._blocks.all]
+        return encode(self._message(content, collected[0].choice, _usage(usage)))
+
+    def _message(self, content: list[dict[str, Any]], choice: Choice | None, usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._identity.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._identity.model,
+            "content": content,
+            **_reason(choice),
+            "usage": usage,
+        }
+
+    def _written(self, steps: Sequence[Step]) -> bytes:
+        parts: list[bytes] = []
+        for change, block, text in steps:
+            match change:
+                case Change.BEGUN:
+                    parts.append(_event("content_block_start", index=block.index, content_block=_empty(block)))
+                    if not self._pinged:
+                        self._pinged = True
+                        parts.append(_PING)
+                case Change.MORE:
+                    parts.append(_delta_head(block.index) + _DELTAS[block.kind] + encode(text)[1:-1] + _AFTER)
+                case Change.ENDED:
+                    parts.append(_event("content_block_stop", index=block.index))
+        return b"".join(parts)
+
+
+def stop_string(choice: Choice) -> str | None:
+    """The stop string that ended a choice, if one did; an engine that takes text does not tell."""
+    return choice._detokenizer.stopped if isinstance(choice, TokenChoice) else None
+
+
+def _reason(choice: Choice | None) -> dict[str, Any]:
+    if choice is None:
+        return {"stop_reason": None, "stop_sequence": None}
+    stopped = stop_string(choice)
+    if choice.finish_reason == "stop" and stopped is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stopped}
+    return {"stop_reason": _REASONS.get(choice.finish_reason or "stop", "end_turn"), "stop_sequence": None}
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Tokens of the prompt that were in a cache count like the others: no client asked for it to be remembered."""
+    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+
+
+def _empty(block: Block) -> dict[str, Any]:
+    """A block as it begins."""
+    call = block.call
+    if call is not None:
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+    if block.kind is Kind.REASONING:
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
+
+
+def _whole(block: Block) -> dict[str, Any]:
+    whole = _empty(block)
+    match block.kind:
+        case Kind.TEXT:
+            whole["text"] = block.text
+        case Kind.REASONING:
+            whole["thinking"] = block.text
+        case Kind.CALL:
+            whole["input"] = _arguments(block.text)
+    return whole
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; none if they are not an object, as when the limit of tokens cut them off."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}
+
+
+def _delta_head(index: int) -> bytes:
+    return b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,' % index
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields}))

@@ -1,0 +1,188 @@
+"""Answers of the Responses API, as events and as one body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
+from dynamo_plugin_frontend_openai.choices import Choice, Piece
+from dynamo_plugin_frontend_openai.errors import Problem
+from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
+
+ID_PREFIX = "resp_"
+_ITEM_PREFIXES = {Kind.TEXT: "msg_", Kind.REASONING: "rs_", Kind.CALL: "fc_"}
+
+#: Why an answer is not complete, by the reason that its choice ended for.
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+_COMPLETED, _IN_PROGRESS, _ENDED_EARLY, _FAILED = "completed", "in_progress", "incomplete", "failed"
+
+
+class ResponseRenderer:
+    """Makes the events and the body of one response. `echo` is what the response repeats of its request."""
+
+    def __init__(self, identity: Identity, echo: dict[str, Any]) -> None:
+        self._identity = identity
+        self._echo = echo
+        self._blocks = Blocks()
+        #: Every event has a number.
+        self._count = 0
+        #: Of the last item, which alone may have been cut off.
+        self._last_status = _IN_PROGRESS
+        self._choice: Choice | None = None
+
+    def opening(self, choice: Choice) -> bytes:
+        """The response begins."""
+        return self._opened()
+
+    def around(self, choice: Choice) -> None:
+        """Nothing stays the same around a text: the events are numbered."""
+
+    def piece(self, piece: Piece) -> bytes:
+        """The events of what is new."""
+        return self._written(self._blocks.feed(deltas_of(piece)))
+
+    def finish(self, choice: Choice) -> bytes:
+        """The end of the last item. That of the response comes with the usage."""
+        self._finish(choice)
+        return self._written(self._blocks.end())
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The whole response."""
+        response = self._response(usage)
+        return self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, problem: Problem) -> bytes:
+        """The last event of a response that broke."""
+        begun = b"" if self._count else self._opened()
+        response = self._response(None, _FAILED)
+        response["error"] = {"code": "server_error", "message": problem.message}
+        return begun + self._event("response.failed", response=response)
+
+    def add(self, collected: Collected, piece: Piece) -> None:
+        """Adds a piece to the one response."""
+        self._blocks.feed(deltas_of(piece))
+
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
+        """The whole response as JSON."""
+        self._finish(collected[0].choice)
+        self._blocks.end()
+        return encode(self._response(usage))
+
+    def _opened(self) -> bytes:
+        response = self._response(None, _IN_PROGRESS)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def _finish(self, choice: Choice) -> None:
+        self._choice = choice
+        self._last_status = _ENDED_EARLY if choice.finish_reason in _INCOMPLETE else _COMPLETED
+
+    def _response(self, usage: dict[str, Any] | None, status: str | None = None) -> dict[str, Any]:
+        """The response as it is now."""
+        reason = None if self._choice is None else _INCOMPLETE.get(self._choice.finish_reason or "")
+        return {
+            "id": self._identity.id,
+            "object": "response",
+            "created_at": self._identity.created,
+            "status": status or self._last_status,
+            "error": None,
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "model": self._identity.model,
+            "output": [self._item(block) for block in self._blocks.all],
+            **self._echo,
+            "usage": None if usage is None else _usage(usage),
+        }
+
+    def _written(self, steps: Sequence[Step]) -> bytes:
+        parts: list[bytes] = []
+        for change, block, text in steps:
+            match change:
+                case Change.BEGUN:
+                    parts.append(self._begun(block))
+                case Change.MORE:
+                    parts.append(self._more(block, text))
+                case Change.ENDED:
+                    parts.append(self._ended(block))
+        return b"".join(parts)
+
+    def _begun(self, block: Block) -> bytes:
+        item = self._shape(block, _IN_PROGRESS, None)
+        added = self._event("response.output_item.added", output_index=block.index, item=item)
+        if block.kind is Kind.CALL:
+            return added
+        return added + self._of_part("response.content_part.added", block, part=_part(block.kind, ""))
+
+    def _more(self, block: Block, text: str) -> bytes:
+        match block.kind:
+            case Kind.TEXT:
+                return self._of_part("response.output_text.delta", block, delta=text, logprobs=[])
+            case Kind.REASONING:
+                return self._of_part("response.reasoning_text.delta", block, delta=text)
+            case Kind.CALL:
+                return self._of_item("response.function_call_arguments.delta", block, delta=text)
+
+    def _ended(self, block: Block) -> bytes:
+        text = block.text
+        match block.kind:
+            case Kind.TEXT:
+                done = self._of_part("response.output_text.done", block, text=text, logprobs=[])
+            case Kind.REASONING:
+                done = self._of_part("response.reasoning_text.done", block, text=text)
+            case Kind.CALL:
+                name = block.call.name if block.call is not None else ""
+                done = self._of_item("response.function_call_arguments.done", block, name=name, arguments=text)
+        if block.kind is not Kind.CALL:
+            done += self._of_part("response.content_part.done", block, part=_part(block.kind, text))
+        return done + self._event("response.output_item.done", output_index=block.index, item=self._item(block))
+
+    def _item(self, block: Block) -> dict[str, Any]:
+        """An item as it is now; only the last can still be growing, or have been cut off."""
+        last = block is self._blocks.all[-1]
+        return self._shape(block, self._last_status if last else _COMPLETED, block.text)
+
+    def _shape(self, block: Block, status: str, text: str | None) -> dict[str, Any]:
+        """An item; without `text` as it begins, with no content."""
+        item: dict[str, Any] = {"id": self._id(block), "status": status}
+        call = block.call
+        if call is not None:
+            item |= {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": text or ""}
+            return item
+        content = [] if text is None else [_part(block.kind, text)]
+        if block.kind is Kind.REASONING:
+            return item | {"type": "reasoning", "summary": [], "content": content}
+        return item | {"type": "message", "role": "assistant", "content": content}
+
+    def _id(self, block: Block) -> str:
+        """The request's own id in another form: unlike a random one it is found in the log."""
+        return f"{_ITEM_PREFIXES[block.kind]}{self._identity.id.removeprefix(ID_PREFIX)}-{block.index}"
+
+    def _of_part(self, kind: str, block: Block, **fields: Any) -> bytes:
+        return self._of_item(kind, block, content_index=0, **fields)
+
+    def _of_item(self, kind: str, block: Block, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._id(block), output_index=block.index, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._count = self._count, self._count + 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, "sequence_number": number, **fields}))
+
+
+def _part(kind: Kind, text: str) -> dict[str, Any]:
+    if kind is Kind.REASONING:
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """How many tokens were reasoning is not counted."""
+    cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }

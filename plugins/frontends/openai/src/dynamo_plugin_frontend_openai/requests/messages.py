@@ -1,0 +1,189 @@
+"""Requests of the Anthropic API: their fields, and what is wrong with them as far as no model is needed for it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from dynamo_plugin_frontend_openai.requests import fields
+from dynamo_plugin_frontend_openai.requests.common import U32, invalid
+from dynamo_plugin_frontend_openai.requests.decode import to_struct
+
+CUSTOM = "custom"
+USER, ASSISTANT = "user", "assistant"
+
+
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought in an earlier answer. The signature is not looked at."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="redacted_thinking"):
+    """Thoughts that nobody here can read; they are left out."""
+
+    data: str | None = None
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call in an earlier answer."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
+    """What a call gave."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+
+MessageBlock: TypeAlias = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class InputMessage(msgspec.Struct, kw_only=True):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[MessageBlock]
+
+
+class MessageTool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call; `input_schema` is a JSON Schema."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class MessageToolChoice(msgspec.Struct, kw_only=True):
+    """Which tool is to be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model is to think first. The budget is not enforced."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: U32 | None = None
+
+
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How hard to try, and what the answer must look like."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """A conversation whose tokens are to be counted."""
+
+    model: str
+    messages: list[InputMessage]
+    system: str | list[TextBlock] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the client has begun the answer itself."""
+        return self.messages[-1].role == ASSISTANT
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """A conversation to be answered."""
+
+    max_tokens: U32
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+
+
+def parse_messages(raw: dict[str, Any]) -> MessagesRequest:
+    """Checks a request for an answer; ranges are checked when it is a chat request.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, MessagesRequest)
+    _check(request)
+    fields.check_known(raw, MessagesRequest.__struct_fields__, fields.MESSAGES)
+    fields.check_passive(raw, fields.MESSAGES)
+    return request
+
+
+def parse_count(raw: dict[str, Any]) -> CountTokensRequest:
+    """Checks a request for a number of tokens.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, CountTokensRequest)
+    _check(request)
+    fields.check_known(raw, CountTokensRequest.__struct_fields__, fields.COUNT_TOKENS)
+    fields.check_passive(raw, fields.COUNT_TOKENS)
+    return request
+
+
+def _check(request: CountTokensRequest) -> None:
+    if not request.messages:
+        raise invalid("at least one message is required", "messages")
+    for index, message in enumerate(request.messages):
+        _check_message(message, f"messages[{index}]")
+    if request.goes_on and not _only_text(request.messages[-1]):
+        raise invalid(
+            "a last message of the assistant is continued, and of what it can hold only text can be",
+            f"messages[{len(request.messages) - 1}].content",
+        )
+    for index, tool in enumerate(request.tools or ()):
+        if tool.type not in (None, CUSTOM):
+            raise invalid(f"tools of type '{tool.type}' are not supported", f"tools[{index}].type")
+        if tool.input_schema is None:
+            raise invalid("a tool must have an input_schema", f"tools[{index}].input_schema")
+    choice = request.tool_choice
+    if choice is not None and choice.type == "tool" and choice.name is None:
+        raise invalid("a tool choice of type 'tool' must name one", "tool_choice.name")
+
+
+def _only_text(message: InputMessage) -> bool:
+    content = message.content
+    return bool(content) and (isinstance(content, str) or all(isinstance(block, TextBlock) for block in content))
+
+
+def _check_message(message: InputMessage, path: str) -> None:
+    if isinstance(message.content, str):
+        return
+    for index, block in enumerate(message.content):
+        belongs: str | None = None
+        match block:
+            case TextBlock():
+                continue
+            case ToolResultBlock():
+                belongs = USER
+            case _:
+                belongs = ASSISTANT
+        if message.role != belongs:
+            kind = block.__struct_config__.tag
+            raise invalid(
+                f"a block of type '{kind}' belongs in a message of role '{belongs}'", f"{path}.content[{index}].type"
+            )

@@ -1,0 +1,168 @@
+"""Tools: what a request may say of them, and what an engine is asked for if one must be called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import msgspec
+from dynamo_core.protocol.request import GuidedDecodingOptions
+
+from dynamo_plugin_frontend_openai.requests.common import invalid
+from dynamo_plugin_frontend_openai.requests.decode import schema_error
+
+NONE, AUTO, REQUIRED = "none", "auto", "required"
+FUNCTION = "function"
+
+_MAX_TOOLS = 1536
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,96}")
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """A function that a model may call; `parameters` is a JSON Schema. Templates see it as the client sent it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool. Only functions reach engines that take tokens."""
+
+    type: str
+    function: Function | None = None
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedChoice(msgspec.Struct, kw_only=True):
+    """The one tool that must be called."""
+
+    type: str
+    function: FunctionName | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """What an earlier answer called; the arguments are JSON text, or already an object."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call in a message of the assistant."""
+
+    type: str | None = None
+    id: str | None = None
+    function: CalledFunction | None = None
+
+
+ToolChoice: TypeAlias = str | NamedChoice
+
+
+def forced_name(choice: ToolChoice | None) -> str | None:
+    """The function that must be called, if one is named."""
+    return choice.function.name if isinstance(choice, NamedChoice) and choice.function is not None else None
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Checks tools and choice.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    if len(tools) > _MAX_TOOLS:
+        raise invalid(f"Tools array must have at most {_MAX_TOOLS} items, got {len(tools)}", "tools")
+    names = set()
+    for index, tool in enumerate(tools):
+        if tool.function is not None:
+            names.add(tool.function.name)
+            if not _NAME.fullmatch(tool.function.name):
+                raise invalid(
+                    "The name of a function must have 1 to 96 letters, digits, underscores or dashes",
+                    f"tools[{index}].function.name",
+                )
+    if isinstance(choice, str):
+        if choice not in (NONE, AUTO, REQUIRED):
+            raise schema_error(
+                f"unknown choice {choice!r}, expected `none`, `auto`, `required` or an object - at `$.tool_choice`"
+            )
+        if choice == REQUIRED and not tools:
+            raise invalid("tool_choice 'required' needs tools", "tool_choice")
+    name = forced_name(choice)
+    if name is not None and name not in names:
+        raise invalid(f"tool_choice names the function '{name}', which is not among the tools", "tool_choice")
+
+
+def check_functions(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Refuses tools and choices that only engines know that take the client's body.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    for index, tool in enumerate(tools):
+        if tool.type != FUNCTION:
+            raise invalid(f"Tools of type '{tool.type}' are not supported by this model", f"tools[{index}].type")
+        if tool.function is None:
+            raise invalid("A tool of type 'function' has no function", f"tools[{index}].function")
+    if isinstance(choice, NamedChoice) and (choice.type != FUNCTION or choice.function is None):
+        raise invalid("A tool choice that is an object must name a function", "tool_choice")
+
+
+def guided(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> GuidedDecodingOptions | None:
+    """What the answer must look like: the arguments of the named function, or a list of calls; None if it is free.
+
+    Raises:
+        InvalidArgument: definitions of two tools have one name and differ, so that no schema can hold both.
+    """
+    functions = [tool.function for tool in tools if tool.function is not None]
+    name = forced_name(choice)
+    if name is not None:
+        return GuidedDecodingOptions(json=next(_parameters(each) for each in functions if each.name == name))
+    if choice != REQUIRED or not functions:
+        return None
+    definitions: dict[str, Any] = {}
+    calls = [_call(function, definitions) for function in functions]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
+    if not parallel:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return GuidedDecodingOptions(json=schema)
+
+
+def _call(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one call. References begin at the root of a schema, so definitions move there."""
+    parameters = dict(_parameters(function))
+    own = parameters.pop("$defs", None)
+    for name, value in (own if isinstance(own, dict) else {}).items():
+        if definitions.setdefault(name, value) != value:
+            raise invalid(f"Two tools define '{name}' in $defs, and differently", "tools")
+    return {
+        "properties": {"name": {"type": "string", "enum": [function.name]}, "parameters": parameters},
+        "required": ["name", "parameters"],
+    }
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    return function.parameters or {"type": "object", "properties": {}}
+
+
+def with_objects(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Calls of a message as templates expect them: with arguments that are objects, where the text holds one."""
+    return [{**call, FUNCTION: _with_object(call[FUNCTION])} if FUNCTION in call else dict(call) for call in calls]
+
+
+def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+            arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    return {**function, "arguments": {} if arguments is None else arguments}

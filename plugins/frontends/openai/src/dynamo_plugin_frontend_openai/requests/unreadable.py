@@ -1,0 +1,72 @@
+"""Where a body goes wrong that is JSON to some and not to others: no number, half a character, a number without end.
+
+The decoder says no more than that something is wrong. Clients make these mistakes without knowing: a mean of nothing is
+NaN, and a text that was cut between two halves of a character still is a text to them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+#: More digits than any integer has that can be meant.
+_DIGITS = 40
+
+
+class _Fault(str):
+    """Stands for a value that is none, and says why."""
+
+    __slots__ = ()
+
+
+def find_unreadable(body: bytes) -> tuple[str, str] | None:
+    """The field that holds such a value (empty for the body itself), and what is wrong with it.
+
+    None if something else is wrong.
+    """
+    try:
+        value = json.loads(body, parse_constant=_constant, parse_int=_integer, parse_float=_float)
+    except (ValueError, RecursionError):
+        return None
+    return _walk(value, "")
+
+
+def _constant(name: str) -> _Fault:
+    return _Fault(f"{name} is not a number in JSON")
+
+
+def _integer(text: str) -> Any:
+    return int(text) if len(text) <= _DIGITS else _Fault("the number is out of range")
+
+
+def _float(text: str) -> Any:
+    value = float(text)
+    return value if abs(value) != float("inf") else _Fault("the number is out of range")
+
+
+def _walk(value: Any, path: str) -> tuple[str, str] | None:
+    if isinstance(value, _Fault):
+        return path, str(value)
+    if isinstance(value, str):
+        return None if _whole(value) else (path, "the text holds half a character (a lone surrogate)")
+    items: Any = ()
+    if isinstance(value, dict):
+        for name in value:
+            if not _whole(name):
+                return path, "the name of a field holds half a character (a lone surrogate)"
+        items = ((child, f"{path}.{name}" if path else name) for name, child in value.items())
+    elif isinstance(value, list):
+        items = ((child, f"{path}[{index}]") for index, child in enumerate(value))
+    for child, where in items:
+        found = _walk(child, where)
+        if found is not None:
+            return found
+    return None
+
+
+def _whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""``POST /tokenize`` and ``/detokenize``: what a model's tokenizer makes of texts and ids. No worker is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aiohttp import web
+from dynamo_core.errors import DynamoError
+from dynamo_core.text.encode import INLINE, encode_async
+
+from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
+from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.render import encode
+from dynamo_plugin_frontend_openai.requests import fields
+from dynamo_plugin_frontend_openai.requests.common import invalid
+from dynamo_plugin_frontend_openai.requests.tokens import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    chat_of_tokenize,
+    parse_detokenize,
+    parse_tokenize,
+)
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.admission import Principal
+    from dynamo_core.contracts.frontend import FrontendServices, ServedModel
+    from dynamo_core.text.tokenizer import Tokenizer
+
+
+class _OfTokenizer(ModelEndpoint[AskT]):
+    """A route that needs the tokenizer of a model only, whatever the model can be asked for."""
+
+    MODEL_TYPE: ClassVar[str] = ""
+
+    def find(self, name: object, principal: Principal) -> ServedModel | DynamoError:
+        """The model that a body names; without a name the only one, if there is only one."""
+        if name is None:
+            served = [model for model in self.services.models.list() if principal.allows(model.name)]
+            if len(served) == 1:
+                return served[0]
+            if served:
+                return invalid("Several models are served: name one", "model")
+        return super().find(name, principal)
+
+    def check_model(self, model: ServedModel) -> None:
+        """Every model has a tokenizer; whether it has a chat template shows when one is needed."""
+
+    async def answer(self, exchange: Exchange, body: dict[str, Any]) -> web.StreamResponse:
+        """Gives the client its answer."""
+        response = await self.send(exchange, encode(body))
+        exchange.inflight.succeed(None)
+        return response
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeAsk:
+    """A checked request; `chat` is the conversation, if it is of one."""
+
+    request: TokenizeRequest
+    chat: ChatAsk | None
+
+
+class TokenizeEndpoint(_OfTokenizer[TokenizeAsk]):
+    """Tokens of texts and conversations."""
+
+    ENDPOINT = "tokenize"
+    BODY = TokenizeRequest
+    PASSIVE = fields.TOKENIZE
+
+    def __init__(self, services: FrontendServices, chats: Chats) -> None:
+        super().__init__(services)
+        self._chats = chats
+
+    def check(self, raw: dict[str, Any]) -> TokenizeAsk:
+        """Checks a body."""
+        request = parse_tokenize(raw)
+        if request.messages is None:
+            return TokenizeAsk(request, None)
+        return TokenizeAsk(request, ChatAsk(chat_of_tokenize(request, raw), self._chats))
+
+    async def serve(self, exchange: Exchange, ask: TokenizeAsk) -> web.StreamResponse:
+        """Answers with the tokens."""
+        model, request = exchange.model, ask.request
+        if ask.chat is None:
+            special = request.add_special_tokens is not False
+            tokens = await encode_async(model.tokenizer, request.prompt or "", add_special_tokens=special)
+        else:
+            ask.chat.check_for_tokens()
+            tokens = (await ask.chat.conversation(model)).token_ids
+        exchange.inflight.prompt_tokens(len(tokens))
+        body = {
+            "count": len(tokens),
+            "max_model_len": model.card.context_length,
+            "tokens": tokens,
+            "token_strs": await _apart(model.tokenizer, tokens) if request.return_token_strs else None,
+        }
+        return await self.answer(exchange, body)
+
+
+class DetokenizeEndpoint(_OfTokenizer[DetokenizeRequest]):
+    """Texts of tokens."""
+
+    ENDPOINT = "detokenize"
+    BODY = DetokenizeRequest
+    PASSIVE = fields.DETOKENIZE
+
+    def check(self, raw: dict[str, Any]) -> DetokenizeRequest:
+        """Checks a body."""
+        return parse_detokenize(raw)
+
+    async def serve(self, exchange: Exchange, ask: DetokenizeRequest) -> web.StreamResponse:
+        """Answers with the text, special tokens and all."""
+        tokenizer, tokens = exchange.model.tokenizer, ask.tokens
+        size = tokenizer.vocab_size
+        unknown = next((index for index, token in enumerate(tokens) if token >= size), None)
+        if unknown is not None:
+            raise invalid(
+                f"Token id {tokens[unknown]} is not in the vocabulary of the model, which has {size} tokens",
+                f"tokens[{unknown}]",
+            )
+        exchange.inflight.prompt_tokens(len(tokens))
+        return await self.answer(exchange, {"prompt": await _decoded(tokenizer, tokens)})
+
+
+async def _decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """The text; that of very many tokens is made by a thread, so that the loop does not stand still."""
+    if len(tokens) <= INLINE:
+        return tokenizer.decode(tokens, skip_special_tokens=False)
+    return await asyncio.to_thread(tokenizer.decode, tokens, skip_special_tokens=False)
+
+
+async def _apart(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """Each token as text; bytes that are no text of their own are shown as U+FFFD."""
+
+    def make() -> list[str]:
+        return [tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
+
+    return make() if len(tokens) <= INLINE else await asyncio.to_thread(make)

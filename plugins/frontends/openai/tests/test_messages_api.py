@@ -1,0 +1,647 @@
+"""The Anthropic API: what the model is shown of a request, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anthropic
+import pytest
+from dynamo_core.contracts.parsers import Parsers
+from dynamo_core.errors import BackendError, ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
+from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_plugin_frontend_openai.blocks import Blocks, Change
+from dynamo_plugin_parsers.hermes import HermesParser
+from dynamo_plugin_parsers.think import ThinkParser
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+
+#: Shows all that it is given.
+TEMPLATE = (
+    "{% for tool in tools or [] %}TOOL {{ tool | tojson }}\n{% endfor %}"
+    "{% if enable_thinking is defined %}THINK {{ enable_thinking }}\n{% endif %}"
+    "{% if reasoning_effort %}EFFORT {{ reasoning_effort }}\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}{% if m.tool_call_id %}[{{ m.tool_call_id }}]{% endif %}"
+    "{% if m.is_error %}!{% endif %}: {% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.id }} {{ call.function.name }}"
+    "{% for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}>{% endfor %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"name": "weather", "description": "The weather.", "input_schema": SCHEMA}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+THOUGHT = "<think>\nOslo, then.\n</think>\n\n"
+
+
+@pytest.fixture
+async def model(cold_server: Any) -> Any:
+    """A model that writes calls like Qwen and reasons, with a template that shows all it is given."""
+    model = cold_server.add_model(files={"chat_template.jinja": TEMPLATE.encode()})
+    model.parsers = Parsers(HermesParser, ThinkParser)
+    await cold_server.start()
+    return model
+
+
+@pytest.fixture
+def server(cold_server: Any, model: Any) -> Any:
+    """The started server with that model."""
+    return cold_server
+
+
+@pytest.fixture
+async def sdk(server: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """The official client."""
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}], **fields}
+
+
+def saying(*pieces: str, reason: FinishReason = FinishReason.STOP) -> Callable[[Any], None]:
+    """An engine that answers every request with these pieces."""
+
+    def script(call: Any) -> None:
+        for piece in pieces:
+            call.say(piece)
+        call.finish(reason)
+
+    return script
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    """The data of all events. Each names its type twice, and the two are the same."""
+    found = []
+    for name, value in re.findall(r"event: (.*)\ndata: (.*)\n\n", data.decode()):
+        found.append(json.loads(value))
+        assert found[-1]["type"] == name
+    return found
+
+
+def folded(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client makes of events, which must come in order: one block after the other."""
+    message: dict[str, Any] = found[0]["message"]
+    arguments: dict[int, str] = {}
+    open_at: int | None = None
+    for event in found[1:]:
+        match event["type"]:
+            case "content_block_start":
+                assert (open_at, event["index"]) == (None, len(message["content"]))
+                open_at = event["index"]
+                message["content"].append(event["content_block"])
+            case "content_block_delta":
+                assert event["index"] == open_at
+                block, delta = message["content"][open_at], event["delta"]
+                match delta["type"]:
+                    case "text_delta":
+                        block["text"] += delta["text"]
+                    case "thinking_delta":
+                        block["thinking"] += delta["thinking"]
+                    case "input_json_delta":
+                        arguments[event["index"]] = arguments.get(event["index"], "") + delta["partial_json"]
+            case "content_block_stop":
+                assert event["index"] == open_at
+                open_at = None
+            case "message_delta":
+                message |= event["delta"]
+                message["usage"] |= event["usage"]
+    assert open_at is None
+    for index, text in arguments.items():
+        message["content"][index]["input"] = json.loads(text)
+    return message
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    content = [{**block, "id": None} if "id" in block else block for block in message["content"]]
+    return {**message, "id": None, "content": content}
+
+
+async def both(server: Any, **fields: Any) -> dict[str, Any]:
+    """The message of an answer, which is the same streamed and whole."""
+    stream = await server.post(PATH, body(**fields, stream=True))
+    whole = await server.post(PATH, body(**fields))
+    assert (stream.status, whole.status) == (200, 200), whole.body
+    assert stream.whole
+    assert stream.body.endswith(b'data: {"type":"message_stop"}\n\n')
+    assert without_ids(folded(events(stream.body))) == without_ids(whole.json())
+    message: dict[str, Any] = whole.json()
+    return message
+
+
+# What the model is shown.
+
+
+async def shown(server: Any, model: Any, **fields: Any) -> str:
+    """The prompt of a request."""
+    model.script = saying("x")
+    reply = await server.post(PATH, body(**fields))
+    assert reply.status == 200, reply.body
+    request = (await model.call()).request
+    text: str = model.tokenizer.decode(request.token_ids)
+    return text
+
+
+async def test_the_system_prompt_comes_first_as_text_or_as_blocks(server: Any, model: Any) -> None:
+    blocks = [
+        {"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "kind."},
+    ]
+
+    for system in ("Be kind.", blocks):
+        assert await shown(server, model, system=system) == "system: Be kind.\nuser: Hi\nassistant: "
+
+
+async def test_a_conversation_with_tools_and_thoughts_is_what_a_chat_request_would_say(server: Any, model: Any) -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Oslo"}, {"type": "text", "text": "?"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "redacted_thinking", "data": "xyz"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
+                {"type": "tool_use", "id": "t2", "name": "weather", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "rain"},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t2",
+                    "content": [{"type": "text", "text": "?"}],
+                    "is_error": True,
+                },
+                {"type": "text", "text": "Well?"},
+            ],
+        },
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+    ]
+
+    assert await shown(server, model, messages=messages) == (
+        "user: Oslo?\nassistant: (hm)Let me see.<t1 weather city=Oslo><t2 weather>\n"
+        "tool[t1]: rain\ntool[t2]!: ?\nuser: Well?\nsystem: Be brief.\nassistant: "
+    )
+
+
+@pytest.mark.parametrize("begun", ["The be", [{"type": "text", "text": "The "}, {"type": "text", "text": "be"}]])
+async def test_an_answer_that_the_client_begins_is_continued(server: Any, model: Any, begun: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
+
+    assert await shown(server, model, messages=messages) == "user: Hi\nassistant: The be"
+
+
+async def test_tools_are_shown_in_the_form_that_templates_know(server: Any, model: Any) -> None:
+    prompt = await shown(server, model, tools=[{**TOOLS[0], "type": "custom", "strict": True}])
+
+    tool = json.loads(prompt.splitlines()[0].removeprefix("TOOL "))
+    function = {"name": "weather", "parameters": SCHEMA, "description": "The weather.", "strict": True}
+    assert tool == {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "THINK True"),
+        ({"thinking": {"type": "disabled"}}, "THINK False"),
+        ({"output_config": {"effort": "low"}}, "EFFORT low"),
+    ],
+)
+async def test_wishes_for_thinking_are_variables_of_the_template(
+    server: Any, model: Any, fields: dict[str, Any], line: str
+) -> None:
+    assert (await shown(server, model, **fields)).splitlines()[0] == line
+
+
+async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model: Any) -> None:
+    model.script = saying("x")
+    await server.post(PATH, body(max_tokens=7, temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END", "."]))
+
+    request = (await model.call()).request
+
+    assert (request.stop_conditions.max_tokens, request.stop_conditions.stop) == (7, ["END", "."])
+    sampling = request.sampling_options
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 5)
+
+
+@pytest.mark.parametrize(
+    ("choice", "guided"),
+    [
+        ({"type": "auto"}, None),
+        ({"type": "none"}, None),
+        ({"type": "tool", "name": "weather"}, SCHEMA),
+    ],
+)
+async def test_a_tool_that_must_be_called_guides_the_decoding(
+    server: Any, model: Any, choice: dict[str, Any], guided: Any
+) -> None:
+    model.script = saying("x")
+    assert (await server.post(PATH, body(tools=TOOLS, tool_choice=choice))).status == 200
+
+    decoding = (await model.call()).request.sampling_options.guided_decoding
+
+    assert (decoding and decoding.json) == guided
+
+
+async def test_a_form_of_the_answer_guides_the_decoding(server: Any, model: Any) -> None:
+    model.script = saying("{}")
+    wanted = {"format": {"type": "json_schema", "schema": SCHEMA}}
+
+    message = await both(server, output_config=wanted)
+
+    assert (await model.call()).request.sampling_options.guided_decoding.json == SCHEMA
+    assert message["content"] == [{"type": "text", "text": "{}"}]
+
+
+async def test_any_tool_may_be_demanded_and_only_one_of_them(server: Any, model: Any) -> None:
+    model.script = saying("x")
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    assert (await server.post(PATH, body(tools=TOOLS, tool_choice=choice))).status == 200
+
+    decoding = (await model.call()).request.sampling_options.guided_decoding
+
+    assert (decoding.json["type"], decoding.json["maxItems"]) == ("array", 1)
+
+
+async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -> None:
+    model = cold_server.add_model(model_input="text")
+
+    def script(call: Any) -> None:
+        call.put(LLMEngineOutput(delta={"role": "assistant", "reasoning_content": "hm"}))
+        call.put(LLMEngineOutput(delta={"content": "Let me see."}))
+        start = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+        call.put(LLMEngineOutput(delta={"tool_calls": [start]}))
+        for part in ('{"city":', ' "Oslo"}'):
+            call.put(LLMEngineOutput(delta={"tool_calls": [{"index": 0, "function": {"arguments": part}}]}))
+        usage = CompletionUsage(prompt_tokens=30, completion_tokens=9, total_tokens=39)
+        call.put(LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage))
+        call.complete()
+
+    model.script = script
+    await cold_server.start()
+
+    message = await both(cold_server, system="Be kind.", tools=TOOLS)
+
+    asked = (await model.call()).request.body
+    assert asked["messages"] == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    assert asked["tools"][0]["function"]["parameters"] == SCHEMA
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}},
+    ]
+    assert message["usage"] == {"input_tokens": 30, "output_tokens": 9}
+
+
+# What becomes of the answer.
+
+
+async def test_a_plain_answer_is_one_block_of_text(server: Any, model: Any) -> None:
+    model.parsers = Parsers()
+    model.script = saying("Hel", 'lo "you"\n', "é😀")
+
+    message = await both(server)
+
+    assert message["id"].startswith("msg_")
+    assert {**message, "id": None} == {
+        "id": None,
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [{"type": "text", "text": 'Hello "you"\né😀'}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": len("user: Hi\nassistant: "), "output_tokens": len('Hello "you"\né😀'.encode())},
+    }
+
+
+@pytest.mark.parametrize("parsed", [True, False])
+async def test_a_stream_has_exactly_these_events_in_this_order(server: Any, model: Any, parsed: bool) -> None:
+    if not parsed:
+        model.parsers = Parsers()
+    connection = await server.connect()
+    connection.send(PATH, body(stream=True))
+    call = await model.call()
+    call.say("Hel")
+    seen = await connection.until(b"Hel")
+    call.say("lo")
+    seen += await connection.until(b'"lo"')
+    call.finish()
+    seen += await connection.until(b'"message_stop"}\n\n')
+
+    assert [event["type"] for event in events(seen)] == [
+        "message_start",
+        "content_block_start",
+        "ping",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert b"[DONE]" not in seen
+
+
+async def test_a_first_token_that_is_no_whole_character_begins_the_text_all_the_same(server: Any, model: Any) -> None:
+    model.parsers = Parsers()
+    connection = await server.connect()
+    connection.send(PATH, body(stream=True))
+    call = await model.call()
+    first, second = "é".encode()
+    call.put(LLMEngineOutput([first]))
+    seen = await connection.until(b"message_start") + await connection.until(b"\n\n")
+    call.put(LLMEngineOutput([second]))
+    seen += await connection.until("é".encode())
+    call.finish()
+    seen += await connection.until(b'"message_stop"}\n\n')
+
+    assert folded(events(seen))["content"] == [{"type": "text", "text": "é"}]
+
+
+async def test_thoughts_text_and_calls_are_blocks_of_their_own(server: Any, model: Any) -> None:
+    model.script = saying(THOUGHT, "Let me see.\n", CALL)
+
+    message = await both(server, tools=TOOLS)
+
+    thought, text, call = message["content"]
+    assert thought == {"type": "thinking", "thinking": "Oslo, then.", "signature": ""}
+    assert (text["type"], text["text"].strip()) == ("text", "Let me see.")
+    assert {**call, "id": None} == {"type": "tool_use", "id": None, "name": "weather", "input": {"city": "Oslo"}}
+    assert message["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("parsed", [True, False])
+async def test_an_answer_that_says_nothing_is_an_empty_text(server: Any, model: Any, parsed: bool) -> None:
+    if not parsed:
+        model.parsers = Parsers()
+    model.script = saying()
+
+    assert (await both(server))["content"] == [{"type": "text", "text": ""}]
+
+
+@pytest.mark.parametrize("parsed", [True, False])
+@pytest.mark.parametrize(
+    ("text", "reason", "expected"),
+    [
+        ("One. Two", FinishReason.STOP, ("stop_sequence", ".")),
+        ("One", FinishReason.LENGTH, ("max_tokens", None)),
+        ("One", FinishReason.EOS, ("end_turn", None)),
+        ("One", FinishReason.CONTENT_FILTER, ("refusal", None)),
+    ],
+)
+async def test_the_reason_of_the_end_is_told(
+    server: Any, model: Any, parsed: bool, text: str, reason: FinishReason, expected: Any
+) -> None:
+    if not parsed:
+        model.parsers = Parsers()
+    model.script = saying(text, reason=reason)
+
+    message = await both(server, stop_sequences=["\n\n", "."])
+
+    assert (message["stop_reason"], message["stop_sequence"]) == expected
+    assert message["content"] == [{"type": "text", "text": "One"}]
+
+
+async def test_a_call_that_was_cut_off_has_no_input(server: Any, model: Any) -> None:
+    model.script = saying(CALL[: CALL.index("Oslo")], reason=FinishReason.LENGTH)
+
+    message = (await server.post(PATH, body(tools=TOOLS))).json()
+
+    assert [block["input"] for block in message["content"] if block["type"] == "tool_use"] == [{}]
+    assert message["stop_reason"] == "max_tokens"
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=30))
+async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, model: Any, cuts: list[int]) -> None:
+    text = THOUGHT + "Ja, é😀.\n" + CALL + " so"
+    pieces: list[str] = []
+    while text:
+        size = cuts[len(pieces) % len(cuts)]
+        pieces.append(text[:size])
+        text = text[size:]
+    model.script = saying(*pieces)
+
+    kinds = [block["type"] for block in (await both(server, tools=TOOLS))["content"]]
+
+    assert kinds == ["thinking", "text", "tool_use", "text"]
+
+
+def test_blocks_do_not_begin_twice_and_pieces_of_unknown_calls_are_left_out() -> None:
+    from dynamo_core.contracts.parsers import ToolCallArguments, ToolCallStart
+
+    blocks = Blocks()
+    start = ToolCallStart(0, "c", "f")
+
+    steps = blocks.feed([ToolCallArguments(3, "x"), start, start, ToolCallArguments(0, "{}")]) + blocks.end()
+
+    assert [step.change for step in steps] == [Change.BEGUN, Change.MORE, Change.ENDED]
+    assert [block.text for block in blocks.all] == ["{}"]
+
+
+# What is refused, and how it is told.
+
+
+def error(reply: Any) -> tuple[int, str, str]:
+    told = reply.json()
+    assert set(told) == {"type", "error"}
+    assert (told["type"], set(told["error"])) == ("error", {"type", "message"})
+    return reply.status, told["error"]["type"], told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]}, "messages[1].content"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "y"}]}]},
+            "messages[0].content",
+        ),
+        ({"system": 5}, "system"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": "x"}, "stop_sequences"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "tool", "name": "nobody"}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "perhaps"}}, "thinking.type"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"n": 2}, "`n`"),
+    ],
+)
+async def test_what_is_wrong_is_told_in_the_form_of_this_api_with_the_field(
+    server: Any, model: Any, fields: dict[str, Any], named: str
+) -> None:
+    request = {name: value for name, value in body(**fields).items() if value is not None}
+
+    status, kind, message = error(await server.post(PATH, request))
+
+    assert (status, kind) == (400, "invalid_request_error")
+    assert named in message
+    assert model.count == 0
+
+
+async def test_what_asks_for_nothing_is_accepted(server: Any, model: Any) -> None:
+    model.script = saying("x")
+    fields = {"metadata": {"user_id": "u"}, "service_tier": "auto", "mcp_servers": [], "stop_sequences": []}
+
+    assert (await server.post(PATH, body(**fields, cache_control={"type": "ephemeral"}))).status == 200
+
+
+@pytest.mark.parametrize("path", [PATH, COUNT])
+async def test_errors_of_the_server_have_the_names_of_this_api(cold_server: Any, path: str) -> None:
+    await cold_server.start()
+    fields = body() if path == PATH else {"model": "m", "messages": body()["messages"]}
+    assert error(await cold_server.post(path, fields))[:2] == (503, "overloaded_error")
+
+    model = cold_server.add_model()
+    assert error(await cold_server.post(path, {**fields, "model": "x"}))[:2] == (404, "not_found_error")
+    assert error(await cold_server.post(path, b"{"))[:2] == (400, "invalid_request_error")
+    assert error(await cold_server.post(path, {**fields, "model": "\ud800"}))[0] in (400, 404)
+    if path == PATH:
+        for refusal, status, kind in (
+            (ServiceOverloaded(retry_after=3), 503, "overloaded_error"),
+            (Unavailable("gone"), 503, "overloaded_error"),
+            (ModelNotFound("gone"), 404, "not_found_error"),
+            (BackendError.Unknown("secret"), 500, "api_error"),
+        ):
+            model.refusal = refusal
+            reply = await cold_server.post(path, fields)
+            assert error(reply)[:2] == (status, kind)
+            assert b"secret" not in reply.body
+        model.refusal = ServiceOverloaded(retry_after=3)
+        assert (await cold_server.post(path, fields)).headers["retry-after"] == "3"
+
+
+async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_clean_end(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(PATH, body(stream=True))
+    call = await model.call()
+    call.say("Hel")
+    await connection.until(b"Hel")
+    call.fail(StreamIncomplete("secret"))
+
+    rest = await connection.ended()
+
+    last = rest[rest.index(b"event: error\n") :]
+    assert b"message_stop" not in rest
+    assert not rest.endswith(b"0\r\n\r\n")
+    assert b"secret" not in last
+    assert json.loads(last.split(b"data: ")[1].split(b"\n")[0]) == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "Internal server error"},
+    }
+    assert (await server.record()).endpoint == "messages"
+
+
+async def test_a_client_that_leaves_takes_its_request_along(server: Any, model: Any) -> None:
+    connection = await server.connect()
+    connection.send(PATH, body(stream=True))
+    call = await model.call()
+    call.say("Hel")
+    await connection.until(b"Hel")
+
+    await connection.aclose()
+
+    await call.grip.closed.wait()
+    await call.released.wait()
+    assert (await server.record()).endpoint == "messages"
+    assert server.gauge("active_requests") == 0
+
+
+# Counting.
+
+
+async def test_tokens_are_counted_as_they_would_be_asked_for_and_nobody_is_asked(server: Any, model: Any) -> None:
+    model.script = saying("x")
+    fields = {"system": "Be kind.", "tools": TOOLS, "messages": [{"role": "user", "content": "Hi"}]}
+
+    count = (await server.post(COUNT, {"model": "m", **fields})).json()
+
+    assert model.count == 0
+    assert count == {"input_tokens": (await both(server, **fields))["usage"]["input_tokens"]}
+
+
+async def test_a_conversation_too_long_to_be_answered_can_be_counted(server: Any) -> None:
+    fields = {"model": "m", "messages": [{"role": "user", "content": "x" * 5000}]}
+
+    assert (await server.post(COUNT, fields)).json()["input_tokens"] > 5000
+    assert error(await server.post(PATH, {**fields, "max_tokens": 1}))[0] == 400
+
+
+async def test_what_could_not_be_answered_is_not_counted(server: Any) -> None:
+    """An engine that takes tokens cannot be free to call a tool and bound to a form."""
+    wanted = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    fields = {"model": "m", "messages": body()["messages"], "tools": TOOLS, "output_config": wanted}
+
+    assert error(await server.post(PATH, {**fields, "max_tokens": 5}))[0] == 400
+    assert "output_config.format" in error(await server.post(COUNT, fields))[2]
+
+
+async def test_limits_do_not_belong_in_a_request_to_count(server: Any) -> None:
+    assert "max_tokens" in error(await server.post(COUNT, body()))[2]
+
+
+# The official client.
+
+
+async def test_the_official_client_reads_answers_and_streams(sdk: anthropic.AsyncAnthropic, model: Any) -> None:
+    model.script = saying(THOUGHT, "Let me see. ", CALL)
+    asked: dict[str, Any] = {**body(), "tools": TOOLS}
+
+    message = await sdk.messages.create(**asked)
+    async with sdk.messages.stream(**asked) as stream:
+        texts = [text async for text in stream.text_stream]
+        final = await stream.get_final_message()
+
+    assert "".join(texts).strip() == "Let me see."
+    for each in (message, final):
+        assert [block.type for block in each.content] == ["thinking", "text", "tool_use"]
+        call: Any = each.content[-1]
+        assert call.type == "tool_use"
+        assert call.input == {"city": "Oslo"}
+        assert each.stop_reason == "tool_use"
+        assert each.usage.output_tokens == message.usage.output_tokens > 0
+
+
+async def test_the_official_client_gets_its_own_errors(sdk: anthropic.AsyncAnthropic, model: Any) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await sdk.messages.create(**{**body(), "model": "x"})
+    assert missing.value.type == "not_found_error"
+
+    def broken(call: Any) -> None:
+        call.say("Hel")
+        call.fail(StreamIncomplete("gone"))
+
+    model.script = broken
+    with pytest.raises(anthropic.APIError):
+        async with sdk.messages.stream(**body()) as stream:
+            await stream.get_final_message()

@@ -1,0 +1,677 @@
+"""Tools and reasoning: what the model is shown, what the engine is asked for, and what becomes of the answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import openai
+import pytest
+from dynamo_core.contracts.parsers import Parsers, ToolCallArguments, ToolCallStart
+from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
+from dynamo_plugin_frontend_openai.choices import TokenChoice
+from dynamo_plugin_frontend_openai.forced import ForcedCalls
+from dynamo_plugin_parsers.hermes import HermesParser
+from dynamo_plugin_parsers.mistral import MistralParser
+from dynamo_plugin_parsers.think import ThinkParser
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    },
+    {"type": "function", "function": {"name": "time"}},
+]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+SECOND = '\n<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+THOUGHT = "<think>\nOslo, then.\n</think>\n\n"
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}TOOL {{ tool | tojson }}\n{% endfor %}"
+    "{% if reasoning_effort %}EFFORT {{ reasoning_effort }}\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }}"
+    "{% for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}>{% endfor %}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture
+async def model(cold_server: Any) -> Any:
+    """A model that writes calls like Qwen and reasons, with a template that shows all it is given."""
+    model = cold_server.add_model(files={"chat_template.jinja": TEMPLATE.encode()})
+    model.parsers = Parsers(HermesParser, ThinkParser)
+    await cold_server.start()
+    return model
+
+
+@pytest.fixture
+def server(cold_server: Any, model: Any) -> Any:
+    """The started server with that model."""
+    return cold_server
+
+
+@pytest.fixture
+async def sdk(server: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client."""
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+def saying(*pieces: str, reason: FinishReason = FinishReason.STOP) -> Callable[[Any], None]:
+    """An engine that answers every request with these pieces."""
+
+    def script(call: Any) -> None:
+        for piece in pieces:
+            call.say(piece)
+        call.finish(reason)
+
+    return script
+
+
+def deltas(reply: Any, index: int = 0) -> list[dict[str, Any]]:
+    """The deltas of one choice of a stream, without the one with the role and the empty one at the end."""
+    choices = [choice for event in reply.events if isinstance(event, dict) for choice in event["choices"]]
+    mine = [choice["delta"] for choice in choices if choice["index"] == index]
+    assert mine[0] == {"role": "assistant"}
+    assert mine[-1] == {}
+    return mine[1:-1]
+
+
+def folded(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client makes of deltas."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for name in ("content", "reasoning_content"):
+            if name in delta:
+                message[name] = message.get(name, "") + delta[name]
+        for part in delta.get("tool_calls", ()):
+            if "id" in part:
+                assert part["function"]["arguments"] == ""
+                calls[part["index"]] = {name: value for name, value in part.items() if name != "index"}
+            else:
+                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = list(calls.values())
+    return message
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{**call, "id": None} for call in message.get("tool_calls", ())]
+    return {**message, "tool_calls": calls}
+
+
+# What becomes of the answer.
+
+
+async def spoken_live(server: Any, model: Any, *said: tuple[str, bytes | None], **fields: Any) -> list[Any]:
+    """The events of a stream whose engine says a piece, waits until the client sees what is given with it, and goes on.
+
+    Every character has a score.
+    """
+    connection = await server.connect()
+    connection.send("/v1/chat/completions", {**chat(**fields), "stream": True})
+    call = await model.call()
+    seen = b""
+    for piece, shown in said:
+        call.say(piece, log_probs=[-0.5] * len(piece))
+        if shown is not None:
+            seen += await connection.until(shown) + await connection.until(b"\n\n")
+    call.finish()
+    seen += await connection.until(b"[DONE]\n\n")
+    return [json.loads(event) for event in re.findall(rb"data: (\{.*\})\n\n", seen)]
+
+
+async def test_a_call_comes_as_a_start_and_pieces_of_arguments(server: Any, model: Any) -> None:
+    events = await spoken_live(
+        server,
+        model,
+        ("<tool", b'"role"'),
+        ('_call>{"name": "weather", "argu', None),
+        ('ments": {"city": ', b"city"),
+        ('"Oslo"', b"Oslo"),
+        ("}}</tool_call>", None),
+    )
+
+    choices = [event["choices"][0] for event in events]
+    assert choices[0] == {"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}
+    assert choices[-1] == {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
+    start, *pieces = [choice["delta"]["tool_calls"][0] for choice in choices[1:-1]]
+    function = {"name": "weather", "arguments": ""}
+    assert start == {"index": 0, "id": start["id"], "type": "function", "function": function}
+    assert start["id"].startswith("call_")
+    assert pieces == [{"index": 0, "function": {"arguments": text}} for text in ('{"city": ', '"Oslo"', "}")]
+
+
+async def test_the_bytes_of_chunks_are_these(server: Any, model: Any) -> None:
+    model.script = saying(f"{THOUGHT}So: {CALL}")
+
+    reply = await server.chat(tools=TOOLS, stream=True)
+
+    first = reply.events[0]
+    head = f'{{"id":"{first["id"]}","object":"chat.completion.chunk","created":{first["created"]},"model":"m"'
+    call_id = reply.events[3]["choices"][0]["delta"]["tool_calls"][0]["id"]
+    bodies = [
+        '{"role":"assistant"}',
+        '{"reasoning_content":"Oslo, then."}',
+        '{"content":"So: "}',
+        f'{{"tool_calls":[{{"index":0,"id":"{call_id}","type":"function",'
+        '"function":{"name":"weather","arguments":""}}]}',
+        '{"tool_calls":[{"index":0,"function":{"arguments":"{\\"city\\": \\"Oslo\\"}"}}]}',
+    ]
+    chunks = [f'data: {head},"choices":[{{"index":0,"delta":{body},"finish_reason":null}}]}}\n\n' for body in bodies]
+    last = f'data: {head},"choices":[{{"index":0,"delta":{{}},"finish_reason":"tool_calls"}}]}}\n\n'
+    assert reply.body.decode() == "".join(chunks) + last + "data: [DONE]\n\n"
+
+
+ANSWERS = st.lists(
+    st.sampled_from([THOUGHT, CALL, SECOND, "<tool_call>", "</tool_call>", "So ", "<think>", "é", "{", '"\n']),
+    max_size=6,
+).map("".join)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=ANSWERS, size=st.integers(1, 40))
+async def test_a_stream_and_a_body_say_the_same(server: Any, model: Any, text: str, size: int) -> None:
+    data = text.encode()
+
+    def script(call: Any) -> None:
+        for at in range(0, len(data), size):
+            call.put(LLMEngineOutput(list(data[at : at + size])))
+        call.finish()
+
+    model.script = script
+
+    stream = await server.chat(tools=TOOLS, stream=True)
+    unary = await server.chat(tools=TOOLS)
+
+    [choice] = unary.json()["choices"]
+    assert without_ids(folded(deltas(stream))) == without_ids(choice["message"])
+    assert stream.events[-2]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    assert choice["finish_reason"] == ("tool_calls" if "tool_calls" in choice["message"] else "stop")
+
+
+async def test_the_message_of_a_body_has_all_parts(server: Any, model: Any) -> None:
+    model.script = saying(f"{THOUGHT}{CALL}{SECOND}")
+
+    [choice] = (await server.chat(tools=TOOLS)).json()["choices"]
+
+    first, second = choice["message"].pop("tool_calls")
+    assert choice == {
+        "index": 0,
+        "message": {"role": "assistant", "content": None, "reasoning_content": "Oslo, then."},
+        "finish_reason": "tool_calls",
+    }
+    assert first == {
+        "id": first["id"],
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+    }
+    assert second["function"] == {"name": "time", "arguments": "{}"}
+    assert first["id"] != second["id"]
+    assert (await server.record()).finish_reason == "tool_calls"
+
+
+async def test_the_official_client_reads_both_forms(sdk: openai.AsyncOpenAI, model: Any) -> None:
+    model.script = saying(THOUGHT[:9], THOUGHT[9:], CALL[:30], CALL[30:], SECOND)
+    request: Any = {"model": "m", "messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS}
+
+    unary = await sdk.chat.completions.create(**request)
+    async with sdk.chat.completions.stream(**request) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+
+    messages: list[Any] = [unary.choices[0].message, final.choices[0].message]
+    for message in messages:
+        assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
+            ("weather", '{"city": "Oslo"}'),
+            ("time", "{}"),
+        ]
+        assert message.content is None or message.content == ""
+        assert message.reasoning_content == "Oslo, then."
+    assert {unary.choices[0].finish_reason, final.choices[0].finish_reason} == {"tool_calls"}
+    done = [event.name for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert done == ["weather", "time"]
+
+
+async def test_an_answer_that_is_cut_off_says_so(server: Any, model: Any) -> None:
+    model.script = saying('<tool_call>{"name": "weather", "arguments": {"ci', reason=FinishReason.LENGTH)
+
+    [choice] = (await server.chat(tools=TOOLS)).json()["choices"]
+
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"ci'
+
+
+async def test_an_answer_without_a_reason_ends_with_its_calls_all_the_same(server: Any, model: Any) -> None:
+    def script(call: Any) -> None:
+        call.say(CALL)
+        call.complete()
+
+    model.script = script
+
+    [choice] = (await server.chat(tools=TOOLS)).json()["choices"]
+
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_every_choice_has_calls_of_its_own(server: Any, model: Any) -> None:
+    answers = iter([CALL, "No."])
+    model.script = lambda call: saying(next(answers))(call)
+
+    reply = await server.chat(tools=TOOLS, stream=True, n=2)
+
+    assert "tool_calls" in folded(deltas(reply, 0))
+    assert folded(deltas(reply, 1)) == {"role": "assistant", "content": "No."}
+
+
+async def test_only_the_first_call_is_told_if_the_client_wants_one(server: Any, model: Any) -> None:
+    model.script = saying(f"{CALL}{SECOND} So.")
+
+    stream = await server.chat(tools=TOOLS, parallel_tool_calls=False, stream=True)
+    [choice] = (await server.chat(tools=TOOLS, parallel_tool_calls=False)).json()["choices"]
+
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+    assert choice["message"]["content"] == " So."
+    assert without_ids(folded(deltas(stream))) == without_ids(choice["message"])
+
+
+async def test_scores_of_tokens_come_with_what_the_tokens_became(server: Any, model: Any) -> None:
+    score = b'"logprobs":{"content":[{'
+    pieces = (CALL[:5], CALL[5:60], CALL[60:], " x")
+
+    events = await spoken_live(server, model, *((piece, score) for piece in pieces), logprobs=True)
+
+    choices = [event["choices"][0] for event in events]
+    scored = [[entry["token"] for entry in (choice["logprobs"] or {"content": []})["content"]] for choice in choices]
+    assert ["".join(tokens) for tokens in scored if tokens] == list(pieces)
+    assert choices[1]["delta"] == {}, "the beginning of the tag is scored, though it is not shown"
+    assert folded([choice["delta"] for choice in choices])["tool_calls"][0]["function"]["name"] == "weather"
+
+    def script(call: Any) -> None:
+        call.say(CALL, log_probs=[-0.5] * len(CALL))
+        call.finish()
+
+    model.script = script
+    [choice] = (await server.chat(tools=TOOLS, logprobs=True)).json()["choices"]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == CALL
+
+
+# What the model is shown.
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS, **fields}
+
+
+async def prompt(server: Any, model: Any, **fields: Any) -> str:
+    model.script = saying("x")
+    body = chat(**fields, nvext={"annotations": ["formatted_prompt"]})
+    reply = await server.post("/v1/chat/completions", body)
+    assert reply.status == 200, reply.body
+    text: str = reply.json()["nvext"]["formatted_prompt"]
+    return text
+
+
+async def test_tools_are_shown_to_the_template_as_the_client_sent_them(server: Any, model: Any) -> None:
+    text = await prompt(server, model)
+
+    assert [json.loads(line[5:]) for line in text.splitlines() if line.startswith("TOOL ")] == TOOLS
+
+
+async def test_tools_are_not_shown_if_none_may_be_called(server: Any, model: Any) -> None:
+    assert "TOOL" not in await prompt(server, model, tool_choice="none")
+
+
+async def test_tools_that_may_not_be_called_are_shown_if_the_settings_say_so(cold_server: Any) -> None:
+    model = cold_server.add_model(files={"chat_template.jinja": TEMPLATE.encode()})
+    model.parsers = Parsers(HermesParser)
+    cold_server.config = cold_server.config.model_copy(update={"exclude_tools_when_tool_choice_none": False})
+    await cold_server.start()
+
+    assert "TOOL" in await prompt(cold_server, model, tool_choice="none")
+    model.script = saying(CALL)
+    [choice] = (await cold_server.post("/v1/chat/completions", chat(tool_choice="none"))).json()["choices"]
+
+    assert choice["message"] == {"role": "assistant", "content": CALL}
+
+
+async def test_the_effort_is_a_variable_of_the_template(server: Any, model: Any) -> None:
+    assert "EFFORT high\n" in await prompt(server, model, reasoning_effort="high")
+    assert "EFFORT" not in await prompt(server, model)
+    assert "EFFORT own\n" in await prompt(
+        server, model, reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "own"}
+    )
+
+
+async def test_earlier_calls_and_their_results_are_shown_with_arguments_as_objects(server: Any, model: Any) -> None:
+    function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "Rain"}]},
+        {"role": "assistant", "content": "Hm", "tool_calls": [{"id": "c2", "function": {"name": "time"}}]},
+    ]
+
+    text = await prompt(server, model, messages=messages)
+
+    assert "assistant: None<weather city=Oslo>tool: Rainassistant: Hm<time>" in text
+
+
+async def test_arguments_that_hold_no_object_are_left_to_the_template(server: Any, model: Any) -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "weather", "arguments": "[1"}}]
+
+    reply = await server.chat(messages=[{"role": "assistant", "tool_calls": calls}])
+
+    # This template cannot deal with them; the client is told, and the model's server is none the worse.
+    assert reply.status == 400
+    assert "template" in reply.json()["message"]
+
+
+async def test_a_model_may_have_a_template_for_tools(cold_server: Any) -> None:
+    templates = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "with {{ tools | length }}"},
+    ]
+    config = json.dumps({"chat_template": templates}).encode()
+    model = cold_server.add_model(files={"tokenizer_config.json": config})
+    await cold_server.start()
+
+    assert await prompt(cold_server, model) == "with 2"
+    assert await prompt(cold_server, model, tools=[]) == "plain"
+
+
+# What the engine is asked for.
+
+
+async def asked(server: Any, model: Any, **fields: Any) -> Any:
+    model.script = saying("x")
+    reply = await server.post("/v1/chat/completions", chat(**fields))
+    assert reply.status == 200, reply.body
+    return (await model.call()).request
+
+
+async def test_special_tokens_are_asked_for_only_where_the_parser_needs_them(server: Any, model: Any) -> None:
+    assert (await asked(server, model)).output_options.skip_special_tokens is False
+    assert (await asked(server, model, tools=[])).output_options.skip_special_tokens is None
+    assert (await asked(server, model, tool_choice="none")).output_options.skip_special_tokens is None
+
+
+async def test_nothing_is_guided_unless_a_tool_must_be_called(server: Any, model: Any) -> None:
+    for choice in (None, "auto", "none"):
+        assert (await asked(server, model, tool_choice=choice)).sampling_options.guided_decoding is None
+
+
+async def test_a_tool_that_must_be_called_guides_the_decoding_with_its_parameters(server: Any, model: Any) -> None:
+    def named(name: str) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name}}
+
+    weather = await asked(server, model, tool_choice=named("weather"))
+    time = await asked(server, model, tool_choice=named("time"))
+
+    assert weather.sampling_options.guided_decoding.json == TOOLS[0]["function"]["parameters"]
+    assert time.sampling_options.guided_decoding.json == {"type": "object", "properties": {}}
+
+
+async def test_some_tool_that_must_be_called_guides_the_decoding_to_a_list_of_calls(server: Any, model: Any) -> None:
+    several = (await asked(server, model, tool_choice="required")).sampling_options.guided_decoding.json
+    one = (
+        await asked(server, model, tool_choice="required", parallel_tool_calls=False)
+    ).sampling_options.guided_decoding.json
+
+    assert several == {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "anyOf": [
+                {
+                    "properties": {
+                        "name": {"type": "string", "enum": ["weather"]},
+                        "parameters": TOOLS[0]["function"]["parameters"],
+                    },
+                    "required": ["name", "parameters"],
+                },
+                {
+                    "properties": {
+                        "name": {"type": "string", "enum": ["time"]},
+                        "parameters": {"type": "object", "properties": {}},
+                    },
+                    "required": ["name", "parameters"],
+                },
+            ],
+        },
+    }
+    assert one == {**several, "maxItems": 1}
+
+
+def defining(name: str, definition: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": definition}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+async def test_definitions_of_tools_move_to_the_root_of_the_schema(server: Any, model: Any) -> None:
+    same = [defining("a", {"type": "string"}), defining("b", {"type": "string"})]
+    request = await asked(server, model, tools=same, tool_choice="required")
+    different = [defining("a", {"type": "string"}), defining("b", {"type": "integer"})]
+    refused = await server.chat(tools=different, tool_choice="required")
+
+    schema = request.sampling_options.guided_decoding.json
+    assert schema["$defs"] == {"X": {"type": "string"}}
+    assert all("$defs" not in each["properties"]["parameters"] for each in schema["items"]["anyOf"])
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "tools")
+    assert "'X'" in refused.json()["message"]
+
+
+async def both(server: Any, **fields: Any) -> dict[str, Any]:
+    """The one choice of an answer, which is the same streamed and whole."""
+    stream = await server.post("/v1/chat/completions", {**chat(**fields), "stream": True})
+    [choice] = (await server.post("/v1/chat/completions", chat(**fields))).json()["choices"]
+    assert without_ids(folded(deltas(stream))) == without_ids(choice["message"])
+    assert stream.events[-2]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    found: dict[str, Any] = choice
+    return found
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize(
+    ("choice", "text", "calls", "content"),
+    [
+        (NAMED, ' {"city": "Oslo"}\n', [("weather", '{"city": "Oslo"}')], None),
+        (NAMED, '{"city": "Oslo"} so  it is', [("weather", '{"city": "Oslo"}')], "so  it is"),
+        (NAMED, CALL, [("weather", '{"city": "Oslo"}')], None),
+        (NAMED, "I do not", [], "I do not"),
+        (NAMED, "", [], ""),
+        (
+            "required",
+            '[{"name": "weather", "parameters": {"city": "Oslo"}}, {"name": "time", "parameters": {}}]',
+            [("weather", '{"city": "Oslo"}'), ("time", "{}")],
+            None,
+        ),
+        ("required", '[{"name": "time", "parameters": {}}, {"na', [("time", "{}")], ', {"na'),
+        ("required", '[{"name": "time", "parameters": {}} x y', [("time", "{}")], " x y"),
+        ("required", CALL, [("weather", '{"city": "Oslo"}')], None),
+        ("required", f"[x] {CALL}", [("weather", '{"city": "Oslo"}')], "[x] "),
+        ("required", "[", [], "["),
+    ],
+)
+async def test_an_answer_that_was_guided_is_read_as_the_json_it_should_be_or_as_what_it_is(
+    server: Any, model: Any, choice: Any, text: str, calls: list[tuple[str, str]], content: str | None, size: int
+) -> None:
+    model.script = saying(*(text[at : at + size] for at in range(0, len(text), size)))
+
+    answer = await both(server, tool_choice=choice)
+
+    message = answer["message"]
+    found = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    assert (found, message["content"]) == (calls, content)
+    assert answer["finish_reason"] == ("tool_calls" if calls else "stop")
+
+
+PARTS = ["[", "{", "}", "]", ",", " ", "x", '{"name": "time", "parameters": {}}', '"', ":", "{}", CALL, SECOND, "<tool"]
+
+
+def spoken(parser: ForcedCalls, pieces: list[str]) -> list[Any]:
+    """What a parser made of some text: pieces of content, and calls with their names and arguments."""
+    out: list[Any] = []
+    for delta in [*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()]:
+        if isinstance(delta, ToolCallStart):
+            out.append([delta.name, ""])
+        elif isinstance(delta, ToolCallArguments):
+            out[-1][1] += delta.text
+        elif out and isinstance(out[-1], str):
+            out[-1] += delta.text
+        else:
+            out.append(delta.text)
+    return out
+
+
+@given(
+    parts=st.lists(st.sampled_from(PARTS), max_size=8),
+    size=st.integers(1, 9),
+    name=st.sampled_from([None, "weather"]),
+    markup=st.booleans(),
+)
+def test_how_the_text_of_a_guided_answer_is_cut_changes_nothing(
+    parts: list[str], size: int, name: str | None, markup: bool
+) -> None:
+    def parser() -> ForcedCalls:
+        return ForcedCalls(name, HermesParser(TOOLS) if markup else None)
+
+    text = "".join(parts)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+
+    said = spoken(parser(), pieces)
+
+    assert said == spoken(parser(), [text])
+    if all(isinstance(each, str) for each in said):
+        assert "".join(said) == text
+
+
+async def test_reasoning_may_come_before_the_json(server: Any, model: Any) -> None:
+    model.script = saying(THOUGHT, '{"city": "Oslo"}')
+
+    message = (await both(server, tool_choice=NAMED))["message"]
+
+    assert message["reasoning_content"] == "Oslo, then."
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
+
+
+# Models without parsers, and requests that need none.
+
+
+async def test_a_model_without_a_parser_takes_tools_and_answers_with_its_text(cold_server: Any) -> None:
+    model = cold_server.add_model()
+    model.script = saying(THOUGHT, CALL)
+    await cold_server.start()
+
+    assert (await both(cold_server))["message"]["content"] == THOUGHT + CALL
+    model.script = saying('{"city": "Oslo"}')
+    forced = await both(cold_server, tool_choice=NAMED)
+    assert forced["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    model.script = saying(CALL)
+    assert (await both(cold_server, tool_choice=NAMED))["message"]["content"] == CALL
+
+
+@pytest.mark.parametrize("fields", [{"tools": []}, {"tool_choice": "none"}])
+async def test_a_request_without_tools_takes_the_short_way_past_parsers(
+    cold_server: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = cold_server.add_model()
+    model.parsers = Parsers(MistralParser)
+    model.script = saying("[TOOL_CALLS]", "weather[ARGS]{}")
+    await cold_server.start()
+    made: list[tuple[type, bool]] = []
+    init = TokenChoice.__init__
+
+    def keep(self: TokenChoice, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        made.append((type(self), self.plain))
+
+    monkeypatch.setattr(TokenChoice, "__init__", keep)
+
+    choice = await both(cold_server, **fields)
+
+    assert choice["message"] == {"role": "assistant", "content": "[TOOL_CALLS]weather[ARGS]{}"}
+    assert made == [(TokenChoice, True)] * 2
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a" * 97}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, None),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}] * 1537}, "tools"),
+        ({"tools": [*TOOLS, {"type": "web_search"}]}, "tools[2].type"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": "required", "tools": None}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice"),
+        ({"tool_choice": 5}, "tool_choice"),
+        ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+            "messages[0].tool_calls[0].function.name",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_tools_is_told_with_the_field(
+    server: Any, model: Any, fields: dict[str, Any], param: str | None
+) -> None:
+    reply = await server.post("/v1/chat/completions", chat(**fields))
+
+    assert reply.status == 400
+    assert param is None or reply.json()["error"]["param"] == param
+    assert model.count == 0
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "auto", "tools": []}, {"tool_choice": "none", "tools": None}])
+async def test_a_choice_that_asks_for_nothing_needs_no_tools(server: Any, model: Any, fields: dict[str, Any]) -> None:
+    model.script = saying("x")
+
+    assert (await server.post("/v1/chat/completions", chat(**fields))).status == 200
+
+
+async def test_an_engine_that_takes_text_gets_tools_of_other_types(cold_server: Any) -> None:
+    model = cold_server.add_model(model_input="text")
+
+    def script(call: Any) -> None:
+        call.put(LLMEngineOutput(text=CALL, finish_reason=FinishReason.STOP))
+        call.complete()
+
+    model.script = script
+    model.parsers = Parsers(HermesParser, ThinkParser)
+    await cold_server.start()
+
+    reply = await cold_server.chat(tools=[{"type": "web_search"}], tool_choice={"type": "allowed_tools"})
+
+    assert reply.json()["choices"][0]["message"]["content"] == CALL
+    assert (await model.call()).request.body["tools"] == [{"type": "web_search"}]

@@ -1,0 +1,526 @@
+"""The Responses API: what the model is shown of a request, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import openai
+import pytest
+from dynamo_core.contracts.parsers import Parsers
+from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
+from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_plugin_parsers.hermes import HermesParser
+from dynamo_plugin_parsers.think import ThinkParser
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+PATH = "/v1/responses"
+
+#: Shows all that it is given.
+TEMPLATE = (
+    "{% for tool in tools or [] %}TOOL {{ tool | tojson }}\n{% endfor %}"
+    "{% if reasoning_effort %}EFFORT {{ reasoning_effort }}\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}{% if m.tool_call_id %}[{{ m.tool_call_id }}]{% endif %}: "
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.id }} {{ call.function.name }}"
+    "{% for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}>{% endfor %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "name": "weather", "description": "The weather.", "parameters": SCHEMA, "strict": False}
+]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+THOUGHT = "<think>\nOslo, then.\n</think>\n\n"
+
+
+@pytest.fixture
+async def model(cold_server: Any) -> Any:
+    """A model that writes calls like Qwen and reasons, with a template that shows all it is given."""
+    model = cold_server.add_model(files={"chat_template.jinja": TEMPLATE.encode()})
+    model.parsers = Parsers(HermesParser, ThinkParser)
+    await cold_server.start()
+    return model
+
+
+@pytest.fixture
+def server(cold_server: Any, model: Any) -> Any:
+    """The started server with that model."""
+    return cold_server
+
+
+@pytest.fixture
+async def sdk(server: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client."""
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "input": "Hi", **fields}
+
+
+def saying(*pieces: str, reason: FinishReason = FinishReason.STOP) -> Callable[[Any], None]:
+    """An engine that answers every request with these pieces."""
+
+    def script(call: Any) -> None:
+        for piece in pieces:
+            call.say(piece)
+        call.finish(reason)
+
+    return script
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    """The data of all events. Each names its type twice, and they are numbered from 0."""
+    found = []
+    for name, value in re.findall(r"event: (.*)\ndata: (.*)\n\n", data.decode()):
+        found.append(json.loads(value))
+        assert (found[-1]["type"], found[-1]["sequence_number"]) == (name, len(found) - 1)
+    return found
+
+
+def check_events(found: list[dict[str, Any]]) -> None:
+    """What the last event holds is what the others said, piece by piece."""
+    response = found[-1]["response"]
+    texts: dict[str, str] = {}
+    items: list[Any] = []
+    for event in found:
+        kind, item = event["type"], event.get("item_id", "")
+        if kind == "response.output_item.added":
+            assert event["output_index"] == len(items) == len(texts)
+            texts[event["item"]["id"]] = ""
+        elif kind.endswith(".delta"):
+            texts[item] += event["delta"]
+        elif kind == "response.content_part.done":
+            assert event["part"]["text"] == texts[item]
+        elif kind == "response.function_call_arguments.done":
+            assert event["arguments"] == texts[item]
+        elif kind in ("response.output_text.done", "response.reasoning_text.done"):
+            assert event["text"] == texts[item]
+        elif kind == "response.output_item.done":
+            items.append(event["item"])
+    assert response["output"] == items
+    for event in found[:2]:
+        assert (event["response"]["status"], event["response"]["output"]) == ("in_progress", [])
+        assert event["response"]["id"] == response["id"]
+
+
+def without_ids(response: dict[str, Any]) -> dict[str, Any]:
+    output = [{**item, "id": None, "call_id": None} for item in response["output"]]
+    return {**response, "id": None, "created_at": None, "output": output}
+
+
+async def both(server: Any, **fields: Any) -> dict[str, Any]:
+    """The response, which is the same streamed and whole."""
+    stream = await server.post(PATH, body(**fields, stream=True))
+    whole = await server.post(PATH, body(**fields))
+    assert (stream.status, whole.status) == (200, 200), whole.body
+    assert stream.whole
+    assert b"[DONE]" not in stream.body
+    found = events(stream.body)
+    check_events(found)
+    response: dict[str, Any] = whole.json()
+    assert found[-1]["type"] == f"response.{response['status']}"
+    assert without_ids(found[-1]["response"]) == without_ids(response)
+    return response
+
+
+# What the model is shown.
+
+
+async def shown(server: Any, model: Any, **fields: Any) -> str:
+    """The prompt of a request."""
+    model.script = saying("x")
+    reply = await server.post(PATH, body(**fields))
+    assert reply.status == 200, reply.body
+    request = (await model.call()).request
+    text: str = model.tokenizer.decode(request.token_ids)
+    return text
+
+
+async def test_an_input_is_what_the_user_says_after_the_instructions(server: Any, model: Any) -> None:
+    message = {"role": "user", "content": [{"type": "input_text", "text": "H"}, {"type": "input_text", "text": "i"}]}
+
+    for each in ("Hi", [message], [{"type": "message", **message}]):
+        prompt = await shown(server, model, input=each, instructions="Be kind.")
+        assert prompt == "system: Be kind.\nuser: Hi\nassistant: "
+
+
+async def test_items_of_one_answer_are_one_message_and_results_have_their_own(server: Any, model: Any) -> None:
+    call = {"type": "function_call", "id": "fc_1", "status": "completed", "name": "weather"}
+    said = {"type": "output_text", "text": "Let me see.", "annotations": []}
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Oslo?"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [said]},
+        {**call, "call_id": "c1", "arguments": '{"city": "Oslo"}'},
+        {**call, "call_id": "c2", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "?"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "user", "content": "Well?"},
+    ]
+
+    assert await shown(server, model, input=items) == (
+        "developer: Be brief.\nuser: Oslo?\nassistant: (hm)Let me see.<c1 weather city=Oslo><c2 weather>\n"
+        "tool[c1]: rain\ntool[c2]: ?\nassistant: (so)No.\nuser: Well?\nassistant: "
+    )
+
+
+async def test_thoughts_after_something_said_begin_another_answer(server: Any, model: Any) -> None:
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    items = [
+        thought("a"),
+        thought("b"),
+        {"role": "assistant", "content": "x"},
+        thought("c"),
+        {"role": "user", "content": "y"},
+    ]
+
+    assert await shown(server, model, input=items) == ("assistant: (ab)x\nassistant: (c)\nuser: y\nassistant: ")
+
+
+async def test_an_answer_may_be_sent_back_as_it_came(server: Any, model: Any) -> None:
+    model.script = saying(THOUGHT, "Let me see.", CALL)
+    output = (await server.post(PATH, body(tools=TOOLS))).json()["output"]
+    await model.call()
+    call = output[-1]
+
+    back = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
+    prompt = await shown(server, model, input=[{"role": "user", "content": "Oslo?"}, *output, back])
+
+    assert prompt == (
+        f"user: Oslo?\nassistant: (Oslo, then.)Let me see.<{call['call_id']} weather city=Oslo>\n"
+        f"tool[{call['call_id']}]: rain\nassistant: "
+    )
+
+
+async def test_tools_and_effort_are_shown_as_in_a_chat_request(server: Any, model: Any) -> None:
+    prompt = await shown(server, model, tools=TOOLS, reasoning={"effort": "low", "summary": "auto"})
+
+    function = {"name": "weather", "description": "The weather.", "parameters": SCHEMA, "strict": False}
+    assert json.loads(prompt.splitlines()[0].removeprefix("TOOL ")) == {"type": "function", "function": function}
+    assert prompt.splitlines()[1] == "EFFORT low"
+
+
+async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model: Any) -> None:
+    model.script = saying("x")
+    choice = {"type": "function", "name": "weather"}
+    reply = await server.post(
+        PATH, body(max_output_tokens=7, temperature=0.5, top_p=0.9, tools=TOOLS, tool_choice=choice)
+    )
+
+    request = (await model.call()).request
+
+    assert reply.status == 200
+    assert request.stop_conditions.max_tokens == 7
+    assert (request.sampling_options.temperature, request.sampling_options.top_p) == (0.5, 0.9)
+    assert request.sampling_options.guided_decoding.json == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("wanted", "guided"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True, "description": "x"}, SCHEMA),
+    ],
+)
+async def test_a_form_of_the_text_guides_the_decoding(server: Any, model: Any, wanted: Any, guided: Any) -> None:
+    model.script = saying("{}")
+
+    response = await both(server, text={"format": wanted})
+
+    decoding = (await model.call()).request.sampling_options.guided_decoding
+    assert (decoding and decoding.json) == guided
+    assert response["text"] == {"format": wanted}
+    assert response["output"][0]["content"][0]["text"] == "{}"
+
+
+async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -> None:
+    model = cold_server.add_model(model_input="text")
+
+    def script(call: Any) -> None:
+        call.put(LLMEngineOutput(text="{}"))
+        usage = CompletionUsage(prompt_tokens=30, completion_tokens=9, total_tokens=39, cached_tokens=16)
+        call.put(LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage))
+        call.complete()
+
+    model.script = script
+    await cold_server.start()
+    wanted = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
+
+    response = await both(cold_server, instructions="Be kind.", text={"format": wanted})
+
+    asked = (await model.call()).request.body
+    assert asked["messages"] == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    assert asked["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "place", "schema": SCHEMA, "strict": True},
+    }
+    assert response["text"] == {"format": wanted}
+    assert response["usage"] == {
+        "input_tokens": 30,
+        "input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 0},
+        "output_tokens": 9,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 39,
+    }
+
+
+# What becomes of the answer.
+
+
+@pytest.mark.parametrize("parsed", [True, False])
+async def test_a_plain_answer_is_one_message(server: Any, model: Any, parsed: bool) -> None:
+    if not parsed:
+        model.parsers = Parsers()
+    model.script = saying("Hel", 'lo "you"\n', "é😀")
+
+    response = await both(server, metadata={"a": "b"}, instructions="x")
+
+    [message] = response["output"]
+    assert response["id"].startswith("resp_")
+    assert message == {
+        "id": message["id"],
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": 'Hello "you"\né😀', "annotations": [], "logprobs": []}],
+    }
+    assert (response["object"], response["status"], response["error"]) == ("response", "completed", None)
+    assert (response["metadata"], response["instructions"], response["store"]) == ({"a": "b"}, "x", False)
+    assert response["usage"]["output_tokens"] == len('Hello "you"\né😀'.encode())
+
+
+async def test_a_stream_has_exactly_these_events_in_this_order(server: Any, model: Any) -> None:
+    model.parsers = Parsers()
+    connection = await server.connect()
+    connection.send(PATH, body(stream=True))
+    call = await model.call()
+    call.say("Hel")
+    seen = await connection.until(b"Hel")
+    call.say("lo")
+    seen += await connection.until(b'"lo"')
+    call.finish()
+    seen += await connection.until(b"event: response.completed\n") + await connection.until(b"\n\n")
+
+    assert [event["type"].removeprefix("response.") for event in events(seen)] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert b"[DONE]" not in seen
+
+
+async def test_thoughts_text_and_calls_are_items_of_their_own(server: Any, model: Any) -> None:
+    model.script = saying(THOUGHT, "Let me see.\n", CALL)
+
+    response = await both(server, tools=TOOLS)
+
+    thought, message, call = response["output"]
+    assert (thought["type"], thought["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "Oslo, then."}])
+    assert message["content"][0]["text"].strip() == "Let me see."
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "weather", {"city": "Oslo"})
+    assert len({item["id"] for item in response["output"]}) == 3
+    assert response["status"] == "completed"
+
+
+async def test_an_answer_that_was_cut_off_is_incomplete_and_so_is_its_last_item(server: Any, model: Any) -> None:
+    model.script = saying(THOUGHT, "Let me", reason=FinishReason.LENGTH)
+
+    response = await both(server)
+
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=30))
+async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, model: Any, cuts: list[int]) -> None:
+    text = THOUGHT + "Ja, é😀.\n" + CALL + " so"
+    pieces: list[str] = []
+    while text:
+        size = cuts[len(pieces) % len(cuts)]
+        pieces.append(text[:size])
+        text = text[size:]
+    model.script = saying(*pieces)
+
+    kinds = [item["type"] for item in (await both(server, tools=TOOLS))["output"]]
+
+    assert kinds == ["reasoning", "message", "function_call", "message"]
+
+
+# What is refused, and how it is told.
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"type": "message", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "nobody"}, "tools": TOOLS}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+async def test_what_is_wrong_is_told_with_the_field(
+    server: Any, model: Any, fields: dict[str, Any], param: str
+) -> None:
+    request = {name: value for name, value in body(**fields).items() if value is not None}
+
+    reply = await server.post(PATH, request)
+
+    assert (reply.status, reply.json()["error"]["param"]) == (400, param), reply.body
+    assert model.count == 0
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "store", "background"])
+async def test_what_would_have_to_be_stored_is_refused_with_what_to_do_instead(server: Any, name: str) -> None:
+    told = (await server.post(PATH, body(**{name: True if name != "previous_response_id" else "resp_1"}))).json()
+
+    assert "nothing is stored between requests" in told["error"]["message"]
+
+
+async def test_what_asks_for_nothing_is_accepted(server: Any, model: Any) -> None:
+    model.script = saying("x")
+    fields = {
+        "store": False,
+        "background": False,
+        "include": [],
+        "truncation": "disabled",
+        "service_tier": "auto",
+        "previous_response_id": None,
+        "text": {"format": {"type": "text"}},
+        "tools": [],
+        "max_tool_calls": 3,
+    }
+
+    assert (await server.post(PATH, body(**fields))).status == 200
+
+
+async def test_errors_before_the_first_event_are_those_of_the_other_routes(server: Any, model: Any) -> None:
+    model.refusal = ServiceOverloaded(retry_after=3)
+    refused = await server.post(PATH, body(stream=True))
+    missing = await server.post(PATH, body(model="x"))
+
+    assert (refused.status, refused.headers["retry-after"]) == (503, "3")
+    assert (missing.status, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_stream_that_breaks_ends_with_a_failed_response_and_no_clean_end(cold_server: Any, begun: bool) -> None:
+    cold_server.keep_alive = 15.0 if begun else 0.01
+    model = cold_server.add_model()
+    await cold_server.start()
+    connection = await cold_server.connect()
+    connection.send(PATH, body(stream=True))
+    call = await model.call()
+    seen = b""
+    if begun:
+        call.say("Hel")
+        seen = await connection.until(b"Hel")
+    else:
+        await connection.until(b": keep-alive")
+    call.fail(StreamIncomplete("secret"))
+
+    seen += await connection.ended()
+
+    found = events(seen)
+    assert found[0]["type"] == "response.created"
+    failed = found[-1]
+    assert failed["type"] == "response.failed"
+    assert (failed["response"]["status"], failed["response"]["usage"]) == ("failed", None)
+    assert failed["response"]["error"] == {"code": "server_error", "message": "Internal server error"}
+    assert [item["content"][0]["text"] for item in failed["response"]["output"]] == (["Hel"] if begun else [])
+    assert b"secret" not in seen
+    assert not seen.endswith(b"0\r\n\r\n")
+    assert (await cold_server.record()).endpoint == "responses"
+
+
+# The official client.
+
+
+async def test_the_official_client_reads_answers_and_streams(sdk: openai.AsyncOpenAI, model: Any) -> None:
+    model.script = saying(THOUGHT, "Let me see. ", CALL)
+    asked: dict[str, Any] = {"model": "m", "input": "Oslo?", "tools": TOOLS}
+
+    whole = await sdk.responses.create(**asked)
+    raw = [event async for event in await sdk.responses.create(**asked, stream=True)]
+    async with sdk.responses.stream(**asked) as stream:
+        seen = [event async for event in stream]
+        final = await stream.get_final_response()
+
+    completed = raw[-1]
+    assert completed.type == "response.completed"
+    for each in (whole, completed.response, final):
+        assert [item.type for item in each.output] == ["reasoning", "message", "function_call"]
+        assert each.output_text.strip() == "Let me see."
+        call: Any = each.output[-1]
+        assert call.type == "function_call"
+        assert json.loads(call.arguments) == {"city": "Oslo"}
+    done = [event for event in seen if event.type == "response.function_call_arguments.done"]
+    assert [json.loads(event.arguments) for event in done] == [{"city": "Oslo"}]
+
+
+async def test_the_official_client_is_told_of_a_stream_that_broke(sdk: openai.AsyncOpenAI, model: Any) -> None:
+    model.parsers = Parsers()
+    asking = asyncio.create_task(sdk.responses.create(model="m", input="Hi", stream=True))
+    call = await model.call()
+    call.say("Hel")
+    stream = await asking
+    seen: list[Any] = []
+
+    async def read() -> None:
+        async for event in stream:
+            seen.append(event)
+            if event.type == "response.output_text.delta":
+                call.fail(StreamIncomplete("gone"))
+
+    with pytest.raises(openai.APIConnectionError):
+        await read()
+    assert seen[-1].type == "response.failed"
+    assert seen[-1].response.error.code == "server_error"

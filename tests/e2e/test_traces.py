@@ -139,7 +139,9 @@ def ended(name: str, count: int = 1) -> Callable[[list[Span]], bool]:
 
 
 def whole(spans: list[Span]) -> bool:
-    return {"http-request", "handle_payload", "engine.generate"} <= {span.name for span in spans}
+    return {"http-request", "router.route_request", "handle_payload", "engine.generate"} <= {
+        span.name for span in spans
+    }
 
 
 def one(spans: list[Span], name: str) -> Span:
@@ -175,15 +177,20 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(traced: Any, colle
     assert status == 200
     spans = collector.until(whole)
 
-    http_request, payload, generate = (
-        one(spans, name) for name in ("http-request", "handle_payload", "engine.generate")
+    http_request, router, payload, generate = (
+        one(spans, name) for name in ("http-request", "router.route_request", "handle_payload", "engine.generate")
     )
     assert {span.trace_id for span in spans} == {TRACE}
     assert http_request.parent_id == SPAN
-    assert http_request.span_id in ancestors(spans, payload)
+    assert ancestors(spans, payload) == [router.span_id, http_request.span_id, SPAN]
     assert generate.parent_id == payload.span_id
     assert (http_request.service, payload.service) == ("dynamo-frontend", "dynamo-worker-mock")
+    assert router.service == "dynamo-frontend"
     assert (http_request.kind, payload.kind) == (WireSpan.SPAN_KIND_SERVER, WireSpan.SPAN_KIND_SERVER)
+    assert router.kind == WireSpan.SPAN_KIND_CLIENT
+    assert router.attributes["worker_id"] == payload.attributes["instance_id"]
+    assert (router.attributes["router_mode"], router.attributes["request.attempt"]) == ("round-robin", "0")
+    assert (router.attributes["request.outcome"], router.attributes["migration.is_retry"]) == ("success", False)
     usage = json.loads(body)["usage"]
     assert generate.attributes["output_tokens"] == usage["completion_tokens"]
     assert generate.attributes["input_tokens"] == usage["prompt_tokens"]
@@ -191,7 +198,7 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(traced: Any, colle
     assert generate.attributes["ttft_ms"] > 0
     assert http_request.attributes["status"] == 200
     assert http_request.attributes["x_request_id"] == "client-1"
-    ids = {span.attributes["request_id"] for span in (http_request, payload, generate)}
+    ids = {span.attributes["request_id"] for span in (http_request, router, payload, generate)}
     assert len(ids) == 1
     (line,) = lines(server, "request finished")
     assert (line["trace_id"], line["span_id"]) == (TRACE, http_request.span_id)
@@ -214,6 +221,7 @@ def test_a_client_that_leaves_is_seen_in_the_trace(traced: Any, collector: Colle
     generate = one(spans, "engine.generate")
     assert generate.attributes["cancelled"] is True
     assert generate.attributes["finish_reason"] == "Cancelled"
+    assert one(spans, "router.route_request").attributes["request.outcome"] == "cancelled"
     assert one(spans, "http-request").attributes["status"] == 499
     assert not any(span.failed for span in spans)
 

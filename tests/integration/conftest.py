@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -21,7 +22,9 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
 from dynamo_core.contracts.router import RouterServices
+from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
+from dynamo_core.runtime.parsers import load_parsers
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
@@ -49,6 +52,7 @@ class House:
             admission=self.admission or NoAdmission(PluginConfig(), self.metrics),
             board=self.board,
             deadlines=self.deadlines,
+            metrics=self.metrics,
         )
         self.caller = Caller(self.transport)
         self.models = Models(
@@ -67,10 +71,12 @@ class House:
                 ),
             ),
             announce=self.announce,
+            load_parsers=partial(load_parsers, PluginLoader()),
         )
         self.models.start()
         self.stack.push_async_callback(self.transport.aclose)
         self.stack.push_async_callback(self.discovery.aclose)
+        self.stack.push_async_callback(self.pipeline.aclose)
         self.stack.push_async_callback(self.models.aclose)
 
     def announce(self, name: str, **arguments: Any) -> None:

@@ -161,7 +161,7 @@ async def test_the_whole_answer_has_a_deadline_even_below_that_of_the_first_item
 async def test_a_worker_that_leaves_while_the_router_thinks_is_passed_over(house: Any, tokens_of: Any) -> None:
     first = await house.run(Quiet, worker="w0")
     await house.run(Quiet, worker="w1")
-    router = house.model().router
+    router = house.model().sides["aggregated"].router
     chosen, decide = asyncio.Event(), router.route
 
     async def think(request: RoutingRequest, pool: Any) -> Any:
@@ -237,7 +237,7 @@ async def test_a_router_that_cannot_be_closed_does_not_end_the_watch(house: Any)
     async def broken() -> None:
         raise RuntimeError("a bug of the router")
 
-    house.model().router.aclose = broken
+    house.model().sides["aggregated"].router.aclose = broken
     await first.stop(grace=False)
     await house.until(lambda: not house.models.list())
 
@@ -253,7 +253,7 @@ async def test_a_watch_that_breaks_off_is_begun_again_without_losing_the_view(ho
         watcher.end()
     await leaves.stop(grace=False)
 
-    await house.eventually(lambda: set(house.model().pool.instances) == {stays.instance.instance_id})
+    await house.eventually(lambda: list(house.model().instances()) == [stays.instance])
     await house.run(Quiet, worker="w2")
 
     assert house.model().instance_count == 2
@@ -293,16 +293,17 @@ async def test_an_engine_whose_drain_hangs_or_fails_is_cleaned_up_after_the_dead
 
 
 async def test_a_worker_that_is_stopped_while_it_starts_is_cleaned_up_once(house: Any) -> None:
-    go = asyncio.Event()
+    begun, go = asyncio.Event(), asyncio.Event()
 
     class Slow(Quiet):
         async def start(self, worker_id: int) -> EngineConfig:
+            begun.set()
             await go.wait()
             return await super().start(worker_id)
 
     worker = house.worker(Slow)
     starting = asyncio.ensure_future(worker.start())
-    await asyncio.sleep(0)
+    await begun.wait()
     stopping = asyncio.ensure_future(worker.stop(grace=False))
     await asyncio.sleep(0)
     go.set()

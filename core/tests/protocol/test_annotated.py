@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from dynamo_core.errors import BackendError, InvalidArgument, Unknown
@@ -85,3 +87,53 @@ def test_fields_that_are_not_known_are_ignored() -> None:
     item = msgspec.msgpack.decode(later, type=Annotated[int])
 
     assert item == Annotated.from_complete_final()
+
+
+class Vector(msgspec.Struct):
+    """A payload of somebody else's endpoint."""
+
+    values: list[float]
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [(5, int), ("text", str), (b"bytes", bytes), ({"a": [1, None]}, Any), (Vector([0.5]), Vector), ([[1], []], list)],
+)
+def test_any_type_can_be_the_payload(payload: Any, kind: Any) -> None:
+    item = Annotated(payload, id="7", event="note", comment=["said"])
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(item), type=Annotated[kind]) == item
+    assert item.into_result() == payload
+    assert item.map_data(lambda data: [data]) == Annotated([payload], id="7", event="note", comment=["said"])
+
+
+def test_the_result_of_an_item_is_its_data_or_its_error() -> None:
+    assert Annotated.from_data(0).into_result() == 0
+    flag: Annotated[int] = Annotated.from_complete_final()
+    assert flag.into_result() is None
+    broken: Annotated[int] = Annotated(event="error", comment=["first", "then"])
+    with pytest.raises(Unknown, match=r"^first, then$"):
+        broken.into_result()
+
+
+def test_data_that_cannot_be_changed_becomes_an_error_item() -> None:
+    def refuse(data: int) -> str:
+        raise InvalidArgument(f"{data} is too large", field="n")
+
+    item = Annotated(5, id="7", event="note").map_data(refuse)
+
+    assert (item.data, item.id, item.event) == (None, None, "error")
+    with pytest.raises(InvalidArgument, match="5 is too large"):
+        item.ok()
+
+
+def test_an_item_without_data_has_nothing_to_change() -> None:
+    item: Annotated[int] = Annotated.from_error(BackendError.Unknown("it broke"))
+
+    assert item.map_data(lambda data: data + 1) == item
+
+
+def test_other_data_takes_over_what_was_said() -> None:
+    item = Annotated(5, id="7", event="note", comment=["said"])
+
+    assert item.transfer("five") == Annotated("five", id="7", event="note", comment=["said"])

@@ -13,6 +13,7 @@ from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import inflight, logs, tracing
 from dynamo_core.telemetry.inflight import Inflight, Requests
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry.stages import BUCKETS
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -167,6 +168,10 @@ def test_names_types_labels_and_buckets_are_those_of_the_dashboard() -> None:
         "inter_token_latency_seconds": ("histogram", {("model",)}),
         "input_sequence_tokens": ("histogram", {("model",)}),
         "output_sequence_tokens": ("histogram", {("model",)}),
+        "cached_tokens": ("histogram", {("model",)}),
+        "failures": ("counter", {("class", "reason")}),
+        "stage_duration_seconds": ("histogram", {("stage",)}),
+        "stage_requests": ("gauge", {("phase", "stage")}),
     }
     inf = float("inf")
     tokens_in = [0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000, inf]
@@ -178,6 +183,8 @@ def test_names_types_labels_and_buckets_are_those_of_the_dashboard() -> None:
         "inter_token_latency_seconds": [*itl_low, 1.2, 2.3, 4.1, 7.4, 13, 24, 44, 80, inf],
         "input_sequence_tokens": tokens_in,
         "output_sequence_tokens": [0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000, inf],
+        "cached_tokens": tokens_in,
+        "stage_duration_seconds": [*BUCKETS, inf],
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dynamo_core.client.flush import FlushQueue
 from dynamo_core.contracts.call import Sink, Source
@@ -21,6 +21,21 @@ HIGH_WATER = 1024
 LOW_WATER = 256
 
 Merge = Callable[[Sequence[Any]], list[Any]]
+#: Makes of an item that arrives the one that the reader is to see.
+Adjust = Callable[[Any], Any]
+
+
+class Rescue(Protocol):
+    """What keeps a stream alive when an attempt has failed."""
+
+    def lost(self, error: DynamoError) -> DynamoError | None:
+        """The current attempt has failed. None if the stream is to stay open; else the error it ends with."""
+
+    def give_up(self) -> None:
+        """The stream has ended badly for another reason: nobody waits any more."""
+
+    async def aclose(self) -> None:
+        """Returns when nothing of the rescue is under way. Safe twice."""
 
 
 class ResponseStream:
@@ -28,10 +43,12 @@ class ResponseStream:
 
     It ends well only after the flag that completes the stream. `on_end` runs once, as soon as the stream has ended or
     is closed, so that what the request held is free even while a slow reader still takes the rest; `on_close` runs
-    once, in `aclose`. `observers` are told every batch that the reader takes.
+    once, in `aclose`. `observers` are told every batch that the reader takes. `rescue`, if there is one, is asked
+    before the failure of an attempt ends the stream.
     """
 
     __slots__ = (
+        "_began",
         "_callback",
         "_close_done",
         "_ended",
@@ -52,6 +69,9 @@ class ResponseStream:
         "_source_paused",
         "_waiter",
         "instance_id",
+        "prefill_instance_id",
+        "quiet",
+        "rescue",
     )
 
     def __init__(
@@ -67,7 +87,7 @@ class ResponseStream:
         self._flush = flush
         self._on_end = on_end
         self._on_close = on_close
-        self._on_first: Callable[[], None] | None = None
+        self._on_first: Callable[[], None] | None = _nothing
         self._observers: Sequence[Callable[[Sequence[Any]], None]] = tuple(observers)
         self._items: deque[Any] = deque()
         self._merged: deque[Any] = deque()
@@ -80,22 +100,30 @@ class ResponseStream:
         self._reader_paused = False
         self._source_paused = False
         self._ended = False
+        self._began = False
         self._error: DynamoError | None = None
         self._close_done: asyncio.Future[None] | None = None
         #: The worker that serves the current attempt.
         self.instance_id: int | None = None
+        #: The worker that computed its prompt, if that was another one's part.
+        self.prefill_instance_id: int | None = None
+        #: Who is asked when an attempt fails.
+        self.rescue: Rescue | None = None
+        #: Counted up by whoever watches over stalled workers; 0 again with every batch that is taken.
+        self.quiet = 0
 
     # The pipeline's side.
 
-    def begin(self, on_first: Callable[[], None] | None = None) -> Sink:
+    def begin(self, on_first: Callable[[], None] | None = None, adjust: Adjust | None = None) -> Sink:
         """The sink for a new attempt; whatever an earlier attempt still delivers is dropped from now on.
 
-        `on_first` is called when the attempt's first item of data arrives.
+        `on_first` is called when the attempt's first item of data arrives; `adjust` is given every item of data.
         """
-        self._on_first = on_first
+        self._began = self.begun
+        self._on_first = on_first or _nothing
         self._source = None
         self._source_paused = False
-        self._inlet = inlet = _Inlet(self)
+        self._inlet = inlet = _Inlet(self) if adjust is None else _AdjustingInlet(self, adjust)
         return inlet
 
     def attach(self, source: Source, instance_id: int) -> None:
@@ -103,6 +131,25 @@ class ResponseStream:
         self._source = source
         self.instance_id = instance_id
         self._balance()
+
+    def regrip(self, source: Source) -> None:
+        """Puts another grip in the place of the one that was attached, around which it was made."""
+        self._source = source
+
+    def let_go(self) -> Source | None:
+        """The grip on an attempt that has failed; it is the caller's from now on."""
+        source, self._source = self._source, None
+        self._source_paused = False
+        return source
+
+    def lose(self, error: DynamoError) -> None:
+        """The current attempt is of no use any more, although its own stream says nothing of it."""
+        if self._ended:
+            return
+        self._inlet = None
+        if self._source is not None:
+            self._source.stop()
+        self._lost(error)
 
     def fail(self, error: DynamoError) -> None:
         """Ends the stream badly, unless it has ended."""
@@ -117,6 +164,20 @@ class ResponseStream:
     def started(self) -> bool:
         """Whether the current attempt has delivered data."""
         return self._on_first is None
+
+    @property
+    def begun(self) -> bool:
+        """Whether any attempt has delivered data."""
+        return self._began or self._on_first is None
+
+    @property
+    def held_up(self) -> bool:
+        """Whether it is the reader's affair if nothing comes: items wait for it, or it asked for no more."""
+        return bool(self._items) or self._source_paused
+
+    def ahead(self) -> Sequence[Any]:
+        """The items that have arrived and not been taken, as they came."""
+        return tuple(self._items)
 
     # The reader's side.
 
@@ -142,6 +203,7 @@ class ResponseStream:
         items = self._items
         if not items:
             return ()
+        self.quiet = 0
         if len(items) == 1:
             batch = [items.popleft()]
         else:
@@ -198,8 +260,16 @@ class ResponseStream:
             return
         self._close_done = asyncio.get_running_loop().create_future()
         self._callback = None
-        source, self._source = self._source, None
         self._inlet = None
+        rescue, self.rescue = self.rescue, None
+        try:
+            if rescue is not None:
+                await rescue.aclose()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        source, self._source = self._source, None
         try:
             if source is not None:
                 await source.aclose()
@@ -214,15 +284,28 @@ class ResponseStream:
                 if close is not None:
                     close()
             finally:
-                self._close_done.set_result(None)
+                if self._close_done is not None:
+                    self._close_done.set_result(None)
 
     # Below.
+
+    def _lost(self, error: DynamoError) -> None:
+        rescue = self.rescue
+        if rescue is not None:
+            final = rescue.lost(error)
+            if final is None:
+                return
+            error = final
+        self._end(error)
 
     def _end(self, error: DynamoError | None) -> None:
         if self._ended:
             return
         self._ended = True
         self._error = error
+        rescue = self.rescue
+        if rescue is not None and error is not None:
+            rescue.give_up()
         end, self._on_end = self._on_end, None
         if end is not None:
             end()
@@ -288,7 +371,7 @@ class _Inlet:
             return
         if item.is_error():
             stream._inlet = None
-            stream._end(item.to_error())
+            stream._lost(item.to_error())
         elif item.is_complete_final():
             stream._inlet = None
             stream._end(None)
@@ -297,4 +380,21 @@ class _Inlet:
         stream = self._stream
         if stream._inlet is self:
             stream._inlet = None
-            stream._end(error or StreamIncomplete("the stream ended before it was complete"))
+            stream._lost(error or StreamIncomplete("the stream ended before it was complete"))
+
+
+class _AdjustingInlet(_Inlet):
+    """One whose items are changed before anybody sees them."""
+
+    __slots__ = ("_adjust",)
+
+    def __init__(self, stream: ResponseStream, adjust: Adjust) -> None:
+        super().__init__(stream)
+        self._adjust = adjust
+
+    def data(self, item: Any) -> None:
+        super().data(self._adjust(item))
+
+
+def _nothing() -> None:
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from dynamo_core.errors import DynamoError, Unknown, WireError, from_wire, to_wire
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 COMPLETE_FINAL = "complete_final"
 ERROR = "error"
@@ -73,3 +75,21 @@ class Annotated(msgspec.Struct, Generic[T], omit_defaults=True):
         if self.is_error():
             raise self.to_error()
         return self
+
+    def into_result(self) -> T | None:
+        """The data, None if there is none; raises the error of an error item."""
+        return self.ok().data
+
+    def map_data(self, change: Callable[[T], U]) -> Annotated[U]:
+        """The same item with its data changed. If `change` raises, an error item with that error."""
+        if self.data is None:
+            return self.transfer(None)
+        try:
+            data = change(self.data)
+        except Exception as error:
+            return Annotated.from_error(error)
+        return self.transfer(data)
+
+    def transfer(self, data: U | None) -> Annotated[U]:
+        """An item with other data of which the same is said."""
+        return Annotated(data, self.id, self.event, self.comment, self.error)

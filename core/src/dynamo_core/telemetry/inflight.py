@@ -13,6 +13,7 @@ from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
 from dynamo_core.telemetry.spans import Span, start_span
+from dynamo_core.telemetry.stages import PREPROCESS, Stage, Stages
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,20 @@ CLIENT_CLOSED = 499
 _SERVER_ERROR = 500
 
 _MAX_REQUEST_ID = 256
+
+#: What kind of failure an error type is; any other is `Internal`.
+_CLASSES = {
+    "validation": "InvalidRequest",
+    "not_found": "NotFound",
+    OVERLOAD: "CapacityExhausted",
+    "unavailable": "Unavailable",
+    CANCELLED: "Cancelled",
+    "response_timeout": "DeadlineExceeded",
+    "not_implemented": "NotImplemented",
+}
+
+
+_FAILURE = ("class", "reason")
 
 
 class _Families:
@@ -88,6 +103,17 @@ class _Families:
         self.output_length = metrics.histogram(
             f"{prefix}_output_sequence_tokens", "Length of answers.", model, OUTPUT_BUCKETS
         )
+        self.cached = metrics.histogram(
+            f"{prefix}_cached_tokens", "Tokens of prompts that an engine found in its cache.", model, INPUT_BUCKETS
+        )
+        self.preprocess = Stages(metrics, prefix).stage(PREPROCESS)
+        self.failures = metrics.counter(
+            f"{prefix}_failures_total", "Requests that failed, also before it was known for which model.", _FAILURE
+        )
+
+    def failed(self, error_type: str) -> None:
+        """Counts a failure."""
+        self.failures.labels(_CLASSES.get(error_type, "Internal"), error_type).inc()
 
 
 class _ModelSeries:
@@ -95,6 +121,7 @@ class _ModelSeries:
 
     __slots__ = (
         "active",
+        "cached",
         "duration",
         "endpoints",
         "inflight",
@@ -118,6 +145,7 @@ class _ModelSeries:
         self.itl = families.itl.labels(name)
         self.input_length = families.input_length.labels(name)
         self.output_length = families.output_length.labels(name)
+        self.cached = families.cached.labels(name)
         #: By endpoint and request type.
         self.endpoints: dict[tuple[str, str], _EndpointSeries] = {}
 
@@ -146,6 +174,9 @@ class _EndpointSeries:
     def rejected(self) -> Counter:
         model, endpoint, _ = self._labels
         return self._families.rejected.labels(endpoint, model)
+
+    def failed(self, error_type: str) -> None:
+        self._families.failed(error_type)
 
 
 class Requests:
@@ -193,10 +224,15 @@ class Requests:
             series=series,
             part=part,
             disconnects=self._families.disconnected,
+            preprocess=self._families.preprocess,
             announce=self._announce,
             clock=self._clock,
             key_id=key_id,
         )
+
+    def refused(self, error_type: str) -> None:
+        """A request ended before it was known for which model it is; only failures are counted without one."""
+        self._families.failed(error_type)
 
     def _series(self, model: str) -> _ModelSeries:
         if len(self._models) >= MAX_MODELS:
@@ -216,6 +252,7 @@ class Inflight:
 
     __slots__ = (
         "_announce",
+        "_cached_tokens",
         "_clock",
         "_disconnects",
         "_endpoint",
@@ -234,6 +271,8 @@ class Inflight:
         "_model",
         "_output_tokens",
         "_part",
+        "_preparing",
+        "_preprocess",
         "_prompt_tokens",
         "_request_type",
         "_scope",
@@ -258,6 +297,7 @@ class Inflight:
         series: _ModelSeries,
         part: _EndpointSeries,
         disconnects: Gauge,
+        preprocess: Stage,
         announce: Callable[[RequestRecord], None],
         clock: Callable[[], float],
         key_id: str,
@@ -276,6 +316,9 @@ class Inflight:
         self._series = series
         self._part = part
         self._disconnects = disconnects
+        self._preprocess = preprocess
+        #: When the preprocessing began, while it is going on.
+        self._preparing: float | None = None
         self._announce = announce
         self._clock = clock
         self._started = clock()
@@ -287,6 +330,7 @@ class Inflight:
         self._gap_sum = 0.0
         self._prompt_tokens: int | None = None
         self._output_tokens = 0
+        self._cached_tokens: int | None = None
         self._instance_id: int | None = None
         self._finish_reason: str | None = None
         self._error_type: str | None = None
@@ -313,6 +357,7 @@ class Inflight:
         self._part.started.inc()
         self._series.active.inc()
         self._series.queued.inc()
+        self._preparing = self._preprocess.enter()
         self._span.__enter__()
         self._scope.__enter__()
         return self
@@ -341,6 +386,7 @@ class Inflight:
         if self._entered and self._prompt_tokens is None:
             self._prompt_tokens = count
             self._series.input_length.observe(count)
+            self._prepared()
             self._enter_pipeline()
 
     def output(self, tokens: int) -> None:
@@ -368,9 +414,10 @@ class Inflight:
             self._instance_id = instance_id
             self._enter_pipeline()
 
-    def succeed(self, finish_reason: str | None) -> None:
-        """The whole answer was given to the client."""
+    def succeed(self, finish_reason: str | None, cached_tokens: int | None = None) -> None:
+        """The whole answer was given to the client. `cached_tokens` is what the engine says it had of the prompt."""
         if self._error_type is None:
+            self._cached_tokens = cached_tokens
             self._error_type = ""
             self._http_status = 200
             self._finish_reason = finish_reason
@@ -399,8 +446,14 @@ class Inflight:
         self._series.ttft.observe(now - self._started)
         self._enter_pipeline()
 
+    def _prepared(self) -> None:
+        since, self._preparing = self._preparing, None
+        if since is not None:
+            self._preprocess.leave(since)
+
     def _release(self) -> None:
         series = self._series
+        self._prepared()
         series.active.dec()
         if self._first is None:
             series.queued.dec()
@@ -417,8 +470,12 @@ class Inflight:
             self._disconnects.inc()
         if self._gone or error_type == CANCELLED:
             self._part.cancelled().inc()
-        if error_type == OVERLOAD:
-            self._part.rejected().inc()
+        if error_type:
+            self._part.failed(error_type)
+            if error_type == OVERLOAD:
+                self._part.rejected().inc()
+        if self._cached_tokens is not None:
+            series.cached.observe(self._cached_tokens)
         series.duration.observe(now - self._started)
         if self._first is not None:
             series.output_length.observe(self._output_tokens)

@@ -110,6 +110,11 @@ def set_recorder(recorder: Recorder | None) -> None:
     _recorder = recorder
 
 
+def recorded() -> bool:
+    """Whether spans opened now may be recorded. Without it, spans that serve no other purpose need not be opened."""
+    return _recorder is not None
+
+
 def start_span(
     name: str,
     *,

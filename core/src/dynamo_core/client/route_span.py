@@ -1,0 +1,81 @@
+"""The span of one attempt: from the choice of a worker to the end of what it streams. Made only if it is recorded."""
+
+from __future__ import annotations
+
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.errors import (
+    Cancelled,
+    CannotConnect,
+    ConnectionTimeout,
+    Disconnected,
+    DynamoError,
+    EngineShutdown,
+    ResponseTimeout,
+    StreamIncomplete,
+    chain_has,
+)
+from dynamo_core.telemetry.spans import Span, Value, describe, recorded, start_span
+from dynamo_core.telemetry.tracing import TraceContext
+
+#: Failures that are the worker's, or of the way to it.
+GONE = (CannotConnect, ConnectionTimeout, Disconnected, EngineShutdown, ResponseTimeout, StreamIncomplete)
+
+
+class RouteSpan:
+    """The span ``router.route_request`` of one attempt."""
+
+    __slots__ = ("_ctx", "_span")
+
+    def __init__(self, span: Span, ctx: EngineContext) -> None:
+        self._span = span
+        self._ctx = ctx
+
+    def chosen(self, instance_id: int, ctx: EngineContext) -> None:
+        """The router has decided; `ctx` is the attempt's, by which the worker's spans come below this one."""
+        # Ids are 64 bits, more than collectors take for a number.
+        self._span.set_attribute("worker_id", f"{instance_id:x}")
+        ctx.metadata.update(self._span.context.to_headers())
+
+    def end(self, error: DynamoError | None) -> None:
+        """The attempt is over; `error` says why it failed, if it did."""
+        span = self._span
+        if self._ctx.is_stopped() or (error is not None and chain_has(error, Cancelled)):
+            # To be cancelled is nobody's error.
+            span.set_attribute("request.outcome", "cancelled")
+        elif error is None:
+            span.set_attribute("request.outcome", "success")
+        else:
+            if isinstance(error, GONE):
+                span.set_attribute("request.outcome", "worker_disconnected")
+            span.set_error(describe(error))
+        span.end()
+
+
+def route_span(
+    ctx: EngineContext,
+    router_mode: str,
+    attempt: int,
+    *,
+    tokens_completed: int,
+    last: DynamoError | None,
+    from_worker: int | None,
+) -> RouteSpan | None:
+    """Opens the span below the one that `ctx.metadata` names; None if nobody records spans.
+
+    `last` is why the attempt before this one failed, `from_worker` the worker that had it.
+    """
+    if not recorded():
+        return None
+    attributes: dict[str, Value] = {
+        "router_mode": router_mode,
+        "request_id": ctx.id,
+        "request.attempt": str(attempt),
+        "migration.is_retry": attempt > 0,
+        "migration.tokens_completed": tokens_completed,
+    }
+    if last is not None:
+        attributes["migration.reason"] = last.kind
+    if from_worker is not None:
+        attributes["migration.from_worker_id"] = f"{from_worker:x}"
+    parent = TraceContext.from_headers(ctx.metadata)
+    return RouteSpan(start_span("router.route_request", kind="client", attributes=attributes, parent=parent), ctx)

@@ -1,0 +1,158 @@
+"""What /metrics says of models and workers is looked up when somebody reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
+from dynamo_core.client.gauges import FrontGauges
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.engine import DisaggregationMode
+from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.telemetry.metrics import Metrics
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class Slow(LLMEngine):
+    """Two ranks and a small cache; an answer waits until it is let go."""
+
+    NAME = "slow"
+    RANKS = 1
+
+    def __init__(self, config: PluginConfig, worker: Any) -> None:
+        super().__init__(config, worker)
+        self.go = asyncio.Event()
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(
+            model=self.worker.model_name,
+            kv_cache_block_size=16,
+            total_kv_blocks=100,
+            data_parallel_size=self.RANKS,
+            context_length=500,
+        )
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        await self.go.wait()
+        yield LLMEngineOutput.stop().with_tokens([1])
+
+    async def cleanup(self) -> None:
+        """Nothing is held."""
+
+
+class TwoRanks(Slow):
+    NAME = "two-ranks"
+    RANKS = 2
+
+
+@pytest.fixture
+def gauges(house: Any) -> FrontGauges:
+    gauges = FrontGauges(house.models, house.board, "f")
+    house.metrics.registry.register(gauges)
+    return gauges
+
+
+def shown(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:
+    """Every sample by name and the values of its labels, in the order of their names."""
+    text = generate_latest(metrics.registry).decode()
+    return {
+        family.name.removeprefix("f_"): {tuple(sample.labels.values()): sample.value for sample in family.samples}
+        for family in text_string_to_metric_families(text)
+        if family.name.startswith("f_")
+    }
+
+
+def record(instance_id: int | None, **fields: Any) -> RequestRecord:
+    """A request of 11 tokens: the first after 1 s, the others in another second."""
+    known: dict[str, Any] = {
+        **{"request_id": "r", "model": "m", "endpoint": "e", "request_type": "stream", "status": "success"},
+        **{"error_type": "", "http_status": 200, "prompt_tokens": 40, "output_tokens": 11, "duration": 2.0},
+        **{"time_to_first_token": 1.0, "finish_reason": "stop", "trace_id": "", "span_id": "", "x_request_id": None},
+    }
+    return RequestRecord(instance_id=instance_id, **{**known, **fields})
+
+
+async def test_a_model_is_there_with_the_facts_of_its_card_while_it_has_workers(
+    house: Any, gauges: FrontGauges
+) -> None:
+    assert shown(house.metrics)["model_ready"] == {}
+
+    worker = await house.run(Slow)
+    there = shown(house.metrics)
+    await worker.stop(grace=False)
+    await house.until(lambda: not house.models.list())
+
+    assert there["model_ready"] == {("m",): 1}
+    assert there["model_context_length"] == {("m",): 500}
+    assert there["model_kv_cache_block_size"] == {("m",): 16}
+    assert there["model_total_kv_blocks"] == {("m",): 100}
+    # What the card does not tell is not made up.
+    assert there["model_max_num_seqs"] == {}
+    assert not any(shown(house.metrics).values())
+
+
+async def test_a_model_without_a_role_it_needs_is_not_ready(house: Any, gauges: FrontGauges) -> None:
+    await house.run(Slow, disaggregation_mode=DisaggregationMode.DECODE)
+
+    assert shown(house.metrics)["model_ready"] == {("m",): 0}
+
+
+async def test_a_rank_shows_what_it_is_doing(house: Any, gauges: FrontGauges) -> None:
+    worker = await house.run(Slow)
+    key = ("0", f"{worker.instance.instance_id:x}", "aggregated")
+
+    stream = await house.ask(PreprocessedRequest(model="m", token_ids=list(range(40))))
+    busy = shown(house.metrics)
+    await stream.aclose()
+
+    assert busy["worker_active_prefill_tokens"] == {key: 40}
+    assert shown(house.metrics)["worker_active_prefill_tokens"] == {key: 0}
+
+
+async def test_the_last_request_of_a_worker_is_told_until_the_worker_goes(house: Any, gauges: FrontGauges) -> None:
+    worker = await house.run(Slow)
+    instance_id = worker.instance.instance_id
+    key = ("0", f"{instance_id:x}", "aggregated")
+
+    gauges.finished(record(instance_id))
+    gauges.finished(record(None, prompt_tokens=1))
+    gauges.finished(record(instance_id, prompt_tokens=2, time_to_first_token=None))
+    gauges.finished(record(instance_id + 1))
+    first = shown(house.metrics)
+    gauges.finished(record(instance_id, prompt_tokens=50, output_tokens=1, time_to_first_token=0.5))
+    second = shown(house.metrics)
+
+    assert first["worker_last_time_to_first_token_seconds"] == {key: 1}
+    assert first["worker_last_inter_token_latency_seconds"] == {key: 0.1}
+    assert first["worker_last_input_sequence_tokens"] == {key: 40}
+    assert second["worker_last_time_to_first_token_seconds"] == {key: 0.5}
+    assert second["worker_last_input_sequence_tokens"] == {key: 50}
+    # There is no time between the tokens of an answer of one.
+    assert second["worker_last_inter_token_latency_seconds"] == {key: 0.1}
+
+
+async def test_of_several_ranks_it_is_not_known_which_one_had_the_last_request(house: Any, gauges: FrontGauges) -> None:
+    worker = await house.run(TwoRanks)
+    name = f"{worker.instance.instance_id:x}"
+
+    gauges.finished(record(worker.instance.instance_id))
+    told = shown(house.metrics)
+
+    assert set(told["worker_active_decode_blocks"]) == {("0", name, "aggregated"), ("1", name, "aggregated")}
+    assert set(told["worker_last_input_sequence_tokens"]) == {("any", name, "aggregated")}
+
+
+async def test_the_stages_count_requests_in_and_out(house: Any) -> None:
+    await house.run(Slow)
+
+    stream = await house.ask(PreprocessedRequest(model="m", token_ids=[1, 2]))
+    await stream.aclose()
+    text = house.metrics.render_now().decode()
+
+    for stage in ("route", "dispatch"):
+        assert f'dynamo_frontend_stage_duration_seconds_count{{stage="{stage}"}} 1.0' in text
+        assert f'dynamo_frontend_stage_requests{{phase="aggregated",stage="{stage}"}} 0.0' in text

@@ -1,0 +1,822 @@
+"""Requests whose worker fails: asked again, moved on, or told why not. Real workers, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from itertools import product
+from typing import Any, ClassVar
+
+import pytest
+from dynamo_core import (
+    BackendError,
+    DisaggregationMode,
+    DynamoError,
+    EngineConfig,
+    EngineContext,
+    GenerateContext,
+    LLMEngine,
+    LLMEngineOutput,
+    PreprocessedRequest,
+    TopLogprob,
+)
+from dynamo_core.client.pipeline import Deadlines
+from dynamo_core.contracts.admission import Admission, Permit, Principal
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.errors import (
+    Cancelled,
+    EngineShutdown,
+    InvalidArgument,
+    ResponseTimeout,
+    StreamIncomplete,
+    Unavailable,
+)
+from dynamo_core.protocol.output import CompletionUsage, usage
+from dynamo_core.protocol.request import (
+    EmbedOutput,
+    EmbedRequest,
+    GuidedDecodingOptions,
+    OutputOptions,
+    SamplingOptions,
+    StopConditions,
+)
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.worker.worker import WorkerLimits
+
+LOST = BackendError.EngineShutdown("the engine is gone")
+PROMPT = [10, 20, 30]
+
+
+class Fragile(LLMEngine):
+    """The token at position p is 100 + p. Fails, or hangs, after as many tokens as `fates` says next."""
+
+    NAME = "fragile"
+    made: ClassVar[list[Fragile]] = []
+    #: For each request in the order of their arrival at any worker: after how many tokens what happens.
+    fates: ClassVar[list[tuple[int, Exception | str]]] = []
+    facts: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, config: PluginConfig, worker: Any) -> None:
+        super().__init__(config, worker)
+        self.asked: list[PreprocessedRequest] = []
+        self.attempts: list[str] = []
+        self.requests: list[str] = []
+        self.running = 0
+        Fragile.made.append(self)
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model=self.worker.model_name, **self.facts)
+
+    async def cleanup(self) -> None:
+        """Nothing to release."""
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        self.asked.append(request)
+        self.attempts.append(ctx.attempt_id)
+        self.requests.append(ctx.id)
+        self.running += 1
+        after, fate = self.fates.pop(0) if self.fates else (10**6, "")
+        try:
+            limit = request.stop_conditions.max_tokens
+            assert limit is not None
+            for count in range(limit):
+                if count == after:
+                    await self.meet(fate, ctx)
+                if ctx.is_stopped():
+                    yield LLMEngineOutput.cancelled()
+                    return
+                yield self.item(request, count)
+                await asyncio.sleep(0)
+            if after == limit:
+                await self.meet(fate, ctx)
+            yield LLMEngineOutput.length().with_usage(self.usage(request, limit))
+        finally:
+            self.running -= 1
+
+    async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
+        if self.fates:
+            await self.meet(self.fates.pop(0)[1], ctx)
+        return EmbedOutput(embeddings=[[1.0]])
+
+    async def meet(self, fate: Exception | str, ctx: GenerateContext) -> None:
+        if isinstance(fate, Exception):
+            raise fate
+        await ctx.stopped()
+
+    def item(self, request: PreprocessedRequest, count: int) -> LLMEngineOutput:
+        position = len(request.token_ids) + count
+        item = LLMEngineOutput([100 + position])
+        if request.output_options.logprobs is not None:
+            item.log_probs = [-float(position)]
+            item.top_logprobs = [[TopLogprob(100 + position, -float(position), 1)]]
+            item.cum_log_probs = -float(sum(range(len(request.token_ids), position + 1)))
+        return item
+
+    def usage(self, request: PreprocessedRequest, count: int) -> CompletionUsage:
+        told = usage(len(request.token_ids), count)
+        told.cached_tokens = 2
+        return told
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    Fragile.made, Fragile.fates, Fragile.facts = [], [], {}
+
+
+def answer(count: int) -> list[int]:
+    return [100 + len(PROMPT) + at for at in range(count)]
+
+
+def request(max_tokens: int = 8, **more: Any) -> PreprocessedRequest:
+    conditions = StopConditions(max_tokens=max_tokens, **more.pop("conditions", {}))
+    return PreprocessedRequest(model="m", token_ids=PROMPT, stop_conditions=conditions, **more)
+
+
+async def workers(house: Any, count: int, limit: int = 3, engine: type[LLMEngine] = Fragile, **more: Any) -> list[Any]:
+    return [await house.run(engine, worker=f"w{at}", migration_limit=limit, **more) for at in range(count)]
+
+
+async def read(stream: Any) -> list[LLMEngineOutput]:
+    try:
+        return [item async for item in stream]
+    finally:
+        await stream.aclose()
+
+
+def tokens(items: list[LLMEngineOutput]) -> list[int]:
+    return [token for item in items for token in item.token_ids]
+
+
+def asked() -> list[PreprocessedRequest]:
+    return [request for engine in Fragile.made for request in engine.asked]
+
+
+def metric(house: Any, name: str, **labels: str) -> float:
+    lines = house.metrics.render_now().decode().splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith(f"dynamo_frontend_model_migration_{name}{{")
+        and all(f'{key}="{value}"' in line for key, value in labels.items())
+    )
+
+
+# Before anything of the answer is there.
+
+
+@pytest.mark.parametrize("error", [LOST, StreamIncomplete("no end"), BackendError.Disconnected("from its memory")])
+async def test_a_worker_that_fails_before_the_first_item_costs_the_client_nothing(house: Any, error: Exception) -> None:
+    await workers(house, 2, limit=0)
+    Fragile.fates = [(0, error)]
+
+    items = await read(await house.ask(request()))
+
+    assert tokens(items) == answer(8)
+    assert items[-1].completion_usage is not None
+    assert items[-1].completion_usage.cached_tokens == 2
+    assert sorted(engine.running for engine in Fragile.made) == [0, 0]
+    assert asked()[0] == asked()[1]
+    assert {engine.requests[0] for engine in Fragile.made} == {"r0"}
+    assert {engine.attempts[0] for engine in Fragile.made} == {"r0-0", "r0-1"}
+    assert metric(house, "total", migration_type="new_request", model="m") == 1
+    assert house.board.total_requests == 0
+
+
+async def test_no_more_workers_are_tried_than_allowed(make_house: Callable[..., Any]) -> None:
+    house = make_house(deadlines=Deadlines(retries=1))
+    await workers(house, 3)
+    Fragile.fates = [(0, LOST)] * 3
+
+    with pytest.raises(Unavailable):
+        await read(await house.ask(request()))
+
+    assert len(asked()) == 2
+    assert metric(house, "duration_seconds_count", outcome="success", migration_type="new_request") == 1
+
+
+async def test_a_new_request_does_not_wait_for_workers_that_are_not_there(house: Any) -> None:
+    await workers(house, 1)
+    Fragile.fates = [(0, LOST)]
+
+    async with asyncio.timeout(5):
+        with pytest.raises(Unavailable):
+            await read(await house.ask(request()))
+
+    assert metric(house, "duration_seconds_count", outcome="failure", migration_type="new_request") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BackendError.InvalidArgument("not like this"),
+        BackendError.Unknown("broken"),
+        ValueError("a bug"),
+        EngineShutdown("given up", cause=Cancelled("by the caller")),
+        EngineShutdown("refused", cause=InvalidArgument("too long")),
+    ],
+)
+@pytest.mark.parametrize("after", [0, 3])
+async def test_what_another_worker_would_not_do_better_is_not_tried(house: Any, error: Exception, after: int) -> None:
+    await workers(house, 2)
+    Fragile.fates = [(after, error)]
+
+    with pytest.raises(DynamoError, match=str(error)):
+        await read(await house.ask(request()))
+
+    assert len(asked()) == 1
+    assert house.board.total_requests == 0
+
+
+async def test_a_request_that_was_stopped_is_not_asked_again(house: Any) -> None:
+    await workers(house, 2)
+    ctx = EngineContext("r")
+
+    class StopFirst(Exception):
+        """Raised by the engine once the request is stopped."""
+
+    async def meet(self: Fragile, fate: Any, inner: GenerateContext) -> None:
+        ctx.stop_generating()
+        raise LOST
+
+    Fragile.fates = [(0, StopFirst())]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fragile, "meet", meet)
+        with pytest.raises(EngineShutdown):
+            await read(await house.ask(request(), ctx=ctx))
+
+    assert len(asked()) == 1
+
+
+async def test_an_answer_of_another_endpoint_is_asked_for_again_too(house: Any) -> None:
+    Fragile.facts = {"capabilities": frozenset({"embed"})}
+    await workers(house, 2, limit=0)
+    Fragile.fates = [(0, LOST)]
+
+    output = await house.model().embed(EmbedRequest(model="m", token_ids=[[1]]), EngineContext("r"), Principal())
+
+    assert output.embeddings == [[1.0]]
+
+
+async def test_a_retry_waits_for_a_worker_that_is_busy(house: Any) -> None:
+    limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
+    await workers(house, 2, limits=limits)
+    # The first worker is busy with another request, which the second has to wait for.
+    Fragile.fates = [(1, "hangs"), (0, LOST)]
+    busy = await house.ask(request())
+    await anext(busy)
+    moving = await house.ask(request())
+    reading = asyncio.ensure_future(read(moving))
+    await house.eventually(lambda: metric(house, "total") == 1)
+
+    await busy.aclose()
+
+    assert tokens(await reading) == answer(8)
+    assert house.board.total_requests == 0
+
+
+# In mid-answer.
+
+
+async def test_another_worker_goes_on_where_the_first_one_stopped(house: Any) -> None:
+    await workers(house, 2)
+    Fragile.fates = [(3, LOST)]
+
+    items = await read(await house.ask(request(conditions={"min_tokens": 5}), ctx=EngineContext("r")))
+
+    assert tokens(items) == answer(8)
+    first, second = Fragile.made
+    (one,), (other,) = first.asked, second.asked
+    assert other.token_ids == PROMPT + answer(3)
+    assert (other.stop_conditions.max_tokens, other.stop_conditions.min_tokens) == (5, 2)
+    assert (one.stop_conditions.max_tokens, one.stop_conditions.min_tokens) == (8, 5)
+    assert one.token_ids == PROMPT
+    link = next(item.worker_trace_link for item in items if item.worker_trace_link is not None)
+    assert other.migration_link == link
+    assert (first.requests, second.requests) == (["r"], ["r"])
+    assert (first.attempts, second.attempts) == (["r-0"], ["r-1"])
+    assert (metric(house, "total"), metric(house, "total", migration_type="ongoing_request")) == (1, 1)
+    assert metric(house, "duration_seconds_count", outcome="success") == 1
+    assert house.board.total_requests == 0
+
+
+async def test_the_counts_are_those_of_the_whole_answer(house: Any) -> None:
+    await workers(house, 3)
+    Fragile.fates = [(3, LOST), (2, LOST)]
+
+    items = await read(await house.ask(request(output_options=OutputOptions(logprobs=1))))
+
+    told = items[-1].completion_usage
+    # What the first worker found in its cache it had not said yet when it failed.
+    assert told == usage(len(PROMPT), 8)
+    log_probs = [value for item in items for value in item.log_probs or ()]
+    tops = [[top.token_id for top in tops] for item in items for tops in item.top_logprobs or ()]
+    positions = range(len(PROMPT), len(PROMPT) + 8)
+    assert log_probs == [-float(position) for position in positions]
+    assert tops == [[100 + position] for position in positions]
+    assert [item.cum_log_probs for item in items if item.cum_log_probs is not None][-1] == -float(sum(positions))
+
+
+async def test_cached_tokens_are_those_of_the_first_worker_if_it_has_told(house: Any) -> None:
+    class Telling(Fragile):
+        def item(self, request: PreprocessedRequest, count: int) -> LLMEngineOutput:
+            return super().item(request, count).with_usage(self.usage(request, count + 1))
+
+        def usage(self, request: PreprocessedRequest, count: int) -> CompletionUsage:
+            told = super().usage(request, count)
+            told.cached_tokens = len(self.made[0].asked) + 40 if self is self.made[0] else 7
+            return told
+
+    await workers(house, 2, engine=Telling)
+    Fragile.fates = [(3, LOST)]
+
+    items = await read(await house.ask(request()))
+
+    told = items[-1].completion_usage
+    assert told is not None
+    assert (told.prompt_tokens, told.completion_tokens, told.total_tokens, told.cached_tokens) == (3, 8, 11, 41)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+async def test_wherever_workers_fail_the_answer_is_the_same(make_house: Callable[..., Any], length: int) -> None:
+    house = make_house(deadlines=Deadlines(retries=5))
+    await workers(house, 4)
+    nothing, gap = LOST, StreamIncomplete("gap")
+
+    for first, second, third in product(range(length + 2), repeat=3):
+        Fragile.fates = [(first, nothing), (second, gap), (third, nothing)]
+        items = await read(await house.ask(request(length)))
+
+        told = items[-1].completion_usage
+        assert tokens(items) == answer(length), (first, second, third)
+        assert items[-1].finish_reason == "length"
+        assert told is not None
+        assert (told.prompt_tokens, told.completion_tokens) == (len(PROMPT), length)
+        assert house.board.total_requests == 0
+
+
+async def test_it_moves_as_often_as_the_limit_says(house: Any) -> None:
+    await workers(house, 4, limit=2)
+    Fragile.fates = [(2, LOST), (2, LOST), (2, BackendError.EngineShutdown("the third"))]
+    stream = await house.ask(request())
+
+    seen = [await anext(stream)]
+    stream.on_ready(lambda: seen.extend(stream.take()))
+    await house.eventually(lambda: stream.ended)
+    await asyncio.sleep(0)
+    await stream.aclose()
+
+    assert tokens(seen) == answer(6)
+    assert isinstance(stream.error, EngineShutdown)
+    assert str(stream.error) == "the third"
+    assert len(asked()) == 3
+
+
+async def test_it_does_not_move_if_that_is_off(house: Any) -> None:
+    await workers(house, 2, limit=0)
+    Fragile.fates = [(2, LOST)]
+
+    with pytest.raises(EngineShutdown):
+        await read(await house.ask(request()))
+
+    assert len(asked()) == 1
+    assert metric(house, "total") == 0
+
+
+class Several(Fragile):
+    """Gives its tokens for a second choice."""
+
+    def item(self, request: PreprocessedRequest, count: int) -> LLMEngineOutput:
+        item = super().item(request, count)
+        item.index = 1
+        return item
+
+
+class Deltas(Fragile):
+    """Makes the message itself."""
+
+    def item(self, request: PreprocessedRequest, count: int) -> LLMEngineOutput:
+        return LLMEngineOutput(delta={"content": "x"})
+
+
+@pytest.mark.parametrize(
+    ("engine", "facts", "options"),
+    [
+        (Fragile, {}, {"guided_decoding": GuidedDecodingOptions(regex="a*")}),
+        (Fragile, {"capabilities": frozenset({"multi_choice"})}, {"n": 2}),
+        (Fragile, {}, {"use_beam_search": True}),
+        (Fragile, {}, {"best_of": 2}),
+        (Fragile, {"model_input": "text"}, {}),
+        (Several, {}, {}),
+        (Deltas, {}, {}),
+    ],
+)
+async def test_what_cannot_be_told_to_another_worker_stays_where_it_is(
+    house: Any,
+    engine: type[Fragile],
+    facts: dict[str, Any],
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Fragile.facts = facts
+    await workers(house, 2, engine=engine)
+    Fragile.fates = [(2, LOST)]
+
+    with pytest.raises(EngineShutdown, match="the engine is gone"):
+        await read(await house.ask(request(sampling_options=SamplingOptions(**options))))
+
+    assert len(asked()) == 1
+    assert "stays broken" in caplog.text
+
+
+async def test_what_cannot_move_in_mid_answer_is_still_asked_again_before_it(house: Any) -> None:
+    Fragile.facts = {"model_input": "text"}
+    await workers(house, 2)
+    Fragile.fates = [(0, LOST)]
+
+    assert tokens(await read(await house.ask(request()))) == answer(8)
+
+
+async def test_an_answer_of_which_only_the_end_is_missing_is_ended(house: Any) -> None:
+    await workers(house, 2)
+    Fragile.fates = [(8, LOST)]
+
+    items = await read(await house.ask(request()))
+
+    assert tokens(items) == answer(8)
+    assert items[-1].finish_reason == "length"
+    assert items[-1].completion_usage == usage(len(PROMPT), 8)
+    assert len(asked()) == 1
+
+
+@pytest.mark.parametrize(
+    ("conditions", "more", "reason"),
+    [
+        ({"stop_token_ids": [104]}, {}, "stop"),
+        ({"stop_token_ids_hidden": [104]}, {}, "stop"),
+        ({}, {"eos_token_ids": [104]}, "eos"),
+        ({"min_tokens": 3}, {"eos_token_ids": [104]}, None),
+        ({"ignore_eos": True}, {"eos_token_ids": [104]}, None),
+    ],
+)
+async def test_an_answer_that_has_come_to_a_stop_token_does_not_go_on_after_it(
+    house: Any, conditions: dict[str, Any], more: dict[str, Any], reason: str | None
+) -> None:
+    await workers(house, 2)
+    Fragile.fates = [(2, LOST)]
+
+    items = await read(await house.ask(request(conditions=conditions, **more)))
+
+    assert items[-1].finish_reason == (reason or "length")
+    assert tokens(items) == answer(2 if reason else 8)
+
+
+async def test_an_answer_that_has_filled_the_context_is_ended(house: Any) -> None:
+    Fragile.facts = {"context_length": len(PROMPT) + 4}
+    await workers(house, 2)
+    Fragile.fates = [(4, LOST)]
+
+    items = await read(await house.ask(request(8)))
+
+    assert (tokens(items), items[-1].finish_reason) == (answer(4), "length")
+
+
+async def test_an_answer_that_was_complete_is_not_gone_on_with(house: Any) -> None:
+    class Careless(Fragile):
+        async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+            self.asked.append(request)
+            yield LLMEngineOutput.length().with_tokens(answer(8))
+            raise LOST
+
+    await workers(house, 2, engine=Careless)
+    stream = await house.ask(request())
+
+    with pytest.raises(DynamoError):
+        await read(stream)
+
+    assert len(asked()) == 1
+
+
+@pytest.mark.parametrize(("most", "moves"), [(5, False), (6, True)])
+async def test_a_long_answer_is_not_kept_for_moving(
+    make_house: Callable[..., Any], most: int, moves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = make_house(deadlines=Deadlines(migration_max_seq_len=most))
+    await workers(house, 2)
+    Fragile.fates = [(3, LOST)]
+    stream = await house.ask(request())
+    seen: list[int] = []
+    try:
+        async for item in stream:
+            seen += item.token_ids
+    except EngineShutdown:
+        assert not moves
+    await stream.aclose()
+
+    assert seen == answer(8 if moves else 3)
+    # In the end the one that moved was too long to be moved again.
+    assert metric(house, "max_seq_len_exceeded_total", model="m") == 1
+    assert ("too long" in caplog.text) is not moves
+
+
+# Waiting.
+
+
+async def test_it_waits_until_a_worker_is_there(house: Any) -> None:
+    (only,) = await workers(house, 1)
+    Fragile.fates = [(3, LOST)]
+    stream = await house.ask(request())
+    reading = asyncio.ensure_future(read(stream))
+    await house.eventually(lambda: metric(house, "total") == 1)
+    await only.stop(grace=False)
+    await house.until(lambda: not house.models.list())
+
+    await workers(house, 1)
+
+    assert tokens(await reading) == answer(8)
+    assert house.board.total_requests == 0
+
+
+async def test_workers_of_another_model_by_that_name_do_not_go_on(make_house: Callable[..., Any]) -> None:
+    house = make_house(deadlines=Deadlines(migration_wait=0.2))
+    (only,) = await workers(house, 1)
+    Fragile.fates = [(3, LOST)]
+    reading = asyncio.ensure_future(read(await house.ask(request())))
+    await house.eventually(lambda: metric(house, "total") == 1)
+    await only.stop(grace=False)
+    await house.until(lambda: not house.models.list())
+    Fragile.facts = {"context_length": 4096}
+
+    await workers(house, 1)
+
+    with pytest.raises(EngineShutdown, match="the engine is gone"):
+        await reading
+    assert len(asked()) == 1
+
+
+async def test_it_waits_for_busy_workers_and_is_never_refused_for_load(house: Any) -> None:
+    limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
+    await workers(house, 2, limits=limits)
+    Fragile.fates = [(1, "hangs"), (2, LOST)]
+    busy = await house.ask(request())
+    await anext(busy)
+    reading = asyncio.ensure_future(read(await house.ask(request())))
+    await house.eventually(lambda: metric(house, "total") == 1)
+
+    await busy.aclose()
+
+    assert tokens(await reading) == answer(8)
+    assert house.board.total_requests == 0
+
+
+async def test_the_wait_has_an_end_and_the_client_gets_what_broke_its_answer(make_house: Callable[..., Any]) -> None:
+    house = make_house(deadlines=Deadlines(migration_wait=0.05))
+    await workers(house, 1)
+    Fragile.fates = [(3, LOST)]
+
+    with pytest.raises(EngineShutdown, match="the engine is gone"):
+        await read(await house.ask(request()))
+
+    assert metric(house, "duration_seconds_count", outcome="failure", migration_type="ongoing_request") == 1
+    assert house.board.total_requests == 0
+
+
+class Counting(Admission):
+    """Counts permits."""
+
+    NAME = "counting"
+
+    def __init__(self) -> None:
+        super().__init__(PluginConfig(), Metrics())
+        self.given = 0
+        self.back: list[int] = []
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Any) -> Permit:
+        self.given += 1
+        return Counted(self)
+
+
+class Counted(Permit):
+    __slots__ = ("admission",)
+
+    def __init__(self, admission: Counting) -> None:
+        self.admission = admission
+
+    def release(self, output_tokens: int) -> None:
+        self.admission.back.append(output_tokens)
+
+
+@pytest.mark.parametrize("how", ["stops", "leaves", "leaves twice", "runs out of time"])
+async def test_a_client_that_gives_up_ends_the_wait(make_house: Callable[..., Any], how: str) -> None:
+    admission = Counting()
+    total = 0.2 if how == "runs out of time" else 590
+    house = make_house(admission=admission, deadlines=Deadlines(total=total))
+    await workers(house, 1)
+    Fragile.fates = [(3, LOST)]
+    ctx = EngineContext("r")
+    stream = await house.ask(request(), ctx=ctx)
+    reading = asyncio.ensure_future(read(stream))
+    await house.eventually(lambda: metric(house, "total") == 1)
+
+    async with asyncio.timeout(5):
+        if how == "runs out of time":
+            with pytest.raises(ResponseTimeout):
+                await reading
+        elif how == "stops":
+            ctx.stop_generating()
+            with pytest.raises(Cancelled):
+                await reading
+        else:
+            reading.cancel()
+            closing = [stream.aclose()] if how == "leaves twice" else []
+            await asyncio.gather(reading, *closing, return_exceptions=True)
+
+    assert house.board.total_requests == 0
+    assert (admission.given, admission.back) == (1, [3])
+    assert metric(house, "duration_seconds_count", outcome="cancelled") == 1
+    assert len(house.pipeline._migrator.tasks) == 0
+
+
+async def test_it_is_admitted_once_however_often_it_moves(make_house: Callable[..., Any]) -> None:
+    admission = Counting()
+    house = make_house(admission=admission)
+    await workers(house, 3)
+    Fragile.fates = [(2, LOST), (2, LOST)]
+
+    await read(await house.ask(request()))
+
+    assert (admission.given, admission.back) == (1, [8])
+
+
+# Workers that hang, and workers that are down.
+
+
+async def test_a_worker_that_hangs_counts_as_failed(make_house: Callable[..., Any]) -> None:
+    house = make_house(deadlines=Deadlines(stall=0.05))
+    await workers(house, 2)
+    Fragile.fates = [(3, "hangs")]
+
+    items = await read(await house.ask(request()))
+
+    assert tokens(items) == answer(8)
+    await house.eventually(lambda: not any(engine.running for engine in Fragile.made))
+    assert house.board.total_requests == 0
+
+
+async def test_a_worker_that_hangs_ends_the_answer_where_it_cannot_move(make_house: Callable[..., Any]) -> None:
+    house = make_house(deadlines=Deadlines(stall=0.05))
+    await workers(house, 2, limit=0)
+    Fragile.fates = [(3, "hangs")]
+
+    with pytest.raises(ResponseTimeout, match=r"given nothing for 0\.05 s"):
+        await read(await house.ask(request()))
+
+    assert house.board.total_requests == 0
+    assert not len(house.pipeline._migrator.looks)
+
+
+async def test_a_reader_that_pauses_is_no_fault_of_the_worker(make_house: Callable[..., Any]) -> None:
+    house = make_house(deadlines=Deadlines(stall=0.004))
+    await workers(house, 2)
+    stream = await house.ask(request(400))
+    await anext(stream)
+    stream.pause()
+    looked = asyncio.Event()
+    for _ in range(8):
+        # As long as the alarms that look at the stream.
+        looked.clear()
+        house.pipeline._migrator.looks.set(looked.set)
+        await looked.wait()
+    stream.resume()
+
+    assert tokens(await read(stream))[-1] == answer(400)[-1]
+    assert len(asked()) == 1
+
+
+async def test_a_worker_that_failed_is_passed_over_for_a_while(house: Any) -> None:
+    await workers(house, 2)
+    Fragile.fates = [(3, LOST)]
+    await read(await house.ask(request()))
+    first, second = Fragile.made
+
+    for _ in range(4):
+        await read(await house.ask(request()))
+
+    assert (len(first.asked), len(second.asked)) == (1, 5)
+
+
+# Two hops.
+
+
+class Prefiller(Fragile):
+    """Hands over."""
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        self.asked.append(request)
+        self.attempts.append(ctx.attempt_id)
+        end = LLMEngineOutput.length().with_tokens([0])
+        end.disaggregated_params = {"prompt": len(request.token_ids)}
+        yield end
+
+
+class Decoder(Fragile):
+    """Refuses what was not prefilled."""
+
+    def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        assert request.prefill_result is not None
+        assert request.prefill_result.disaggregated_params == {"prompt": len(request.token_ids)}
+        return super().generate(request, ctx)
+
+
+PREFILL, DECODE = DisaggregationMode.PREFILL, DisaggregationMode.DECODE
+
+
+@pytest.mark.parametrize("after", [0, 3])
+async def test_when_a_decode_worker_fails_both_hops_are_done_again(house: Any, after: int) -> None:
+    await workers(house, 1, engine=Prefiller, disaggregation_mode=PREFILL)
+    await workers(house, 2, engine=Decoder, disaggregation_mode=DECODE)
+    await house.until(lambda: not house.model().missing_roles)
+    Fragile.fates = [(after, LOST)]
+
+    stream = await house.ask(request(), ctx=EngineContext("r"))
+    items = await read(stream)
+
+    prefiller, one, other = Fragile.made
+    assert tokens(items) == answer(8)
+    assert [each.token_ids for each in prefiller.asked] == [PROMPT, PROMPT + answer(after)]
+    assert prefiller.attempts == ["r-p0", "r-p1"]
+    assert (one.attempts, other.attempts) == (["r-0"], ["r-1"])
+    assert other.asked[0].stop_conditions.max_tokens == 8 - after
+    assert items[-1].completion_usage is not None
+    assert (items[-1].completion_usage.prompt_tokens, items[-1].completion_usage.completion_tokens) == (3, 8)
+    assert stream.prefill_instance_id in house.model().sides["prefill"].pool.instances
+    assert house.board.total_requests == 0
+
+
+async def test_an_aggregated_worker_goes_on_for_a_decode_worker(house: Any) -> None:
+    await workers(house, 1, engine=Prefiller, disaggregation_mode=PREFILL)
+    await workers(house, 1, engine=Decoder, disaggregation_mode=DECODE)
+    await house.until(lambda: not house.model().missing_roles)
+    Fragile.fates = [(3, LOST)]
+    stream = await house.ask(request())
+    reading = asyncio.ensure_future(read(stream))
+    await house.eventually(lambda: metric(house, "total") == 1)
+
+    await workers(house, 1)
+
+    assert tokens(await reading) == answer(8)
+    assert Fragile.made[-1].asked[0].token_ids == PROMPT + answer(3)
+    assert stream.prefill_instance_id is None
+    assert house.board.total_requests == 0
+
+
+class Meeting(Prefiller):
+    """Moves the cache itself, and fails while it does."""
+
+    failures: ClassVar[int] = 0
+    met: ClassVar[asyncio.Event]
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="m", bootstrap_host="meet.here", bootstrap_port=4242)
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        self.asked.append(request)
+        if Meeting.failures:
+            Meeting.failures -= 1
+            raise LOST
+        Meeting.met.set()
+        yield LLMEngineOutput.length().with_tokens([0])
+
+
+class Receiving(Fragile):
+    """Waits for a cache, which does not come if the prefill worker has failed."""
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        assert request.bootstrap_info is not None
+        forget = ctx.on_stop(Meeting.met.set)
+        await Meeting.met.wait()
+        forget()
+        async for item in super().generate(request, ctx):
+            yield item
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+async def test_when_a_prefill_worker_fails_at_the_meeting_both_hops_are_done_again(
+    house: Any, failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Meeting, "met", asyncio.Event(), raising=False)
+    monkeypatch.setattr(Meeting, "failures", failures)
+    await workers(house, 4, engine=Meeting, disaggregation_mode=PREFILL)
+    await workers(house, 4, engine=Receiving, disaggregation_mode=DECODE)
+    await house.until(lambda: not house.model().missing_roles)
+    most = house.deadlines.retries + 1
+
+    if failures < most:
+        assert tokens(await read(await house.ask(request()))) == answer(8)
+    else:
+        with pytest.raises(Unavailable):
+            await read(await house.ask(request()))
+
+    prefills = [len(engine.asked) for engine in Fragile.made if isinstance(engine, Meeting)]
+    assert sorted(prefills, reverse=True) == [1] * min(failures + 1, most) + [0] * (4 - min(failures + 1, most))
+    await house.eventually(lambda: not any(engine.running for engine in Fragile.made))
+    assert house.board.total_requests == 0

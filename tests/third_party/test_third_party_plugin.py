@@ -159,6 +159,13 @@ def test_the_config_of_the_package_is_sound(installed: Installed) -> None:
     assert "The config is sound." in output
 
 
+def test_the_plugin_keeps_the_contract_of_engines(installed: Installed) -> None:
+    output = installed.run("dynamo", "conformance", "engine", "parrot", "--set", "delay=0.001")
+
+    assert output.startswith("engine parrot (dynamo-plugin-engine-parrot 0.1.0), mode agg\n")
+    assert "The engine keeps its contract: " in output
+
+
 def test_an_installed_dynamo_writes_new_packages_too(installed: Installed, tmp_path: Path) -> None:
     installed.run("dynamo", "new", "engine", "second", "--path", tmp_path)
 

@@ -169,6 +169,18 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def pass_beside(echo: Echo, proxy: FaultProxy, connect: Connect) -> None:
+    """Time in which what was under way would have come: one question and one answer on a connection of their own."""
+    number = len(echo.wires)
+    client, server = await connect(proxy), await echo.wire(number)
+    await client.say(b"question")
+    await server.hear()
+    await server.say(b"answer")
+    await client.hear()
+    await client.close()
+    await server.close()
+
+
 NUMBERS = [b"0", b"1", b"2", b"3"]
 
 
@@ -306,8 +318,9 @@ async def test_a_cut_by_hand_resets_what_is_open_and_new_connections_are_carried
     assert await again.hear() == [b"1"]
 
 
+@pytest.mark.parametrize("how", ["closes", "resets"])
 async def test_a_black_hole_swallows_both_directions_and_keeps_both_connections(
-    echo: Echo, proxy: FaultProxy, connect: Connect
+    echo: Echo, proxy: FaultProxy, connect: Connect, how: str
 ) -> None:
     echo.mute = True
     rule = proxy.plan.inject(BlackHole(), direction=Direction.UP, at=1)
@@ -320,13 +333,17 @@ async def test_a_black_hole_swallows_both_directions_and_keeps_both_connections(
         await client.say(b"1", b"2")
         await rule.hit()
         # More than all buffers together: whoever sends into the hole is not told that nobody is there.
-        await client.say(bytes(8_000_000))
-        await server.say(bytes(8_000_000))
+        await client.say(*[bytes(8000)] * 1000)
+        await server.say(*[bytes(8000)] * 1000)
+        await pass_beside(echo, proxy, connect)
     async with unheard(server):
+        if how == "resets":
+            reset(client.writer)
         await client.close()
         await server.say(b"still there?")
+        await pass_beside(echo, proxy, connect)
 
-    assert proxy.connections == 1
+    await until(lambda: proxy.connections == 1)
     await server.close()
     await until(lambda: proxy.connections == 0)
 
@@ -367,8 +384,9 @@ async def test_a_half_open_connection_carries_the_other_direction_only(
         # Whether what is said now finds nobody is told in the dead direction: so it is not told.
         with suppress(OSError):
             await listener.say(b"2", b"3")
+        await pass_beside(echo, proxy, connect)
 
-    assert proxy.connections == 1
+    await until(lambda: proxy.connections == 1)
 
 
 async def test_a_delayed_frame_holds_up_those_behind_it_and_not_the_other_direction(
@@ -388,7 +406,9 @@ async def test_a_delayed_frame_holds_up_those_behind_it_and_not_the_other_direct
 
     assert heard == [b"0"]
     proxy.cut()
-    assert await client.reset(), "a cut does not wait for what is delayed"
+    assert await client.reset()
+    # A cut does not wait for what is delayed.
+    await until(lambda: proxy.connections == 0)
 
 
 async def test_what_was_delayed_comes_in_order(proxy: FaultProxy, connect: Connect) -> None:
@@ -429,6 +449,19 @@ async def test_a_throttled_direction_reads_no_faster_than_it_sends(
     client.writer.transport.abort()
 
 
+async def test_a_server_that_does_not_read_holds_up_its_client(echo: Echo, proxy: FaultProxy, connect: Connect) -> None:
+    echo.mute = True
+    client = await connect(proxy)
+    await echo.wire()
+
+    # More than the sockets hold: what is more would be held by the proxy.
+    client.writer.write(framed(bytes(60_000)) * 1000)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.writer.drain(), 0.5)
+
+    client.writer.transport.abort()
+
+
 async def test_a_rule_may_ask_for_what_a_frame_says(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Drop(), direction=Direction.UP, when=lambda body: body.startswith(b"b"), at=1)
     client = await connect(proxy)
@@ -463,6 +496,16 @@ async def test_a_rule_counts_the_frames_of_each_connection_for_itself(proxy: Fau
             await client.say(b"4")
 
 
+async def test_a_rule_for_either_direction_counts_each_for_itself(proxy: FaultProxy, connect: Connect) -> None:
+    rule = proxy.plan.inject(Drop(), at=2, times=None)
+    client = await connect(proxy)
+
+    await client.say(*NUMBERS)
+
+    assert await client.hear(2) == [b"0", b"1"]
+    assert [passing.number for passing in rule.met] == [2, 3]
+
+
 async def test_a_rule_may_be_for_one_connection(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Drop(), direction=Direction.UP, connection=1)
     first = await connect(proxy)
@@ -477,7 +520,7 @@ async def test_a_rule_may_be_for_one_connection(proxy: FaultProxy, connect: Conn
 
 async def test_of_several_rules_the_oldest_applies_and_all_of_them_count(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Drop(), direction=Direction.UP, at=1)
-    later = proxy.plan.inject(Duplicate(), direction=Direction.UP, at=1)
+    later = proxy.plan.inject(Duplicate(), direction=Direction.UP, at=2)
     client = await connect(proxy)
 
     await client.say(*NUMBERS)

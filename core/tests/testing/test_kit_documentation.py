@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from dynamo_core.testing.discovery_kit import DiscoveryKit
+from dynamo_core.testing.engine_kit import EngineConformance
 from dynamo_core.testing.events_kit import EventsKit
 from dynamo_core.testing.transport_kit import TransportKit
 
 PAGE = (Path(__file__).parents[3] / "docs" / "write-a-plugin.md").read_text().split("\n## Kits\n")[1]
 
-KITS: list[type] = [TransportKit, EventsKit, DiscoveryKit]
+KITS: list[type] = [EngineConformance, TransportKit, EventsKit, DiscoveryKit]
 
 
 @pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.__name__)
@@ -23,4 +24,5 @@ def test_a_kit_is_named_with_its_module(kit: type) -> None:
 def test_every_answer_of_an_author_is_in_the_table_and_no_other() -> None:
     answers = {name for kit in KITS for name in dir(kit) if name.isupper()}
 
-    assert set(re.findall(r"^\| `([A-Z_]+)` \|", PAGE, re.MULTILINE)) == answers
+    cells = re.findall(r"^\| (`[A-Z_]+`.*?) \|", PAGE, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`([A-Z_]+)`", cell)} == answers

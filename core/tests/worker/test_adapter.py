@@ -373,3 +373,34 @@ class TestContext:
         await bench.all()
 
         assert seen[0] is not None
+
+
+class TestUnwatched:
+    async def test_without_a_span_that_is_recorded_nothing_is_measured_per_item(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dynamo_core.worker.adapter.GenerateSpan", None)
+
+        assert len(await Bench(three).all()) == 4
+
+    async def test_without_the_validator_there_is_no_wrapper_around_the_engines_generator(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DYN_STREAM_VALIDATOR", "0")
+        monkeypatch.setattr("dynamo_core.worker.adapter.validated", None)
+
+        assert len(await Bench(three).all()) == 4
+
+    @pytest.mark.parametrize("validate", ["0", "1"])
+    async def test_an_answer_without_a_terminal_is_incomplete(
+        self, validate: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def unfinished(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+            yield chunk.token(1)
+
+        monkeypatch.setenv("DYN_STREAM_VALIDATOR", validate)
+        items = await Bench(unfinished).call()
+
+        assert (await anext(items)).token_ids == [1]
+        with pytest.raises(BackendError.StreamIncomplete, match="without a terminal item"):
+            await anext(items)

@@ -11,7 +11,7 @@ import msgspec
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import MULTI_CHOICE, DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
-from dynamo_core.errors import DynamoError, EngineShutdown, StreamIncomplete, as_backend_error
+from dynamo_core.errors import BackendError, DynamoError, EngineShutdown, as_backend_error
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.tasks import TaskSet
@@ -116,7 +116,7 @@ class EngineAdapter:
                             # Nothing may follow, so nothing that follows is asked for.
                             return
                     if left:
-                        raise StreamIncomplete("the engine ended the stream without a terminal item")
+                        raise BackendError.StreamIncomplete("the engine ended the stream without a terminal item")
                 except Exception as error:
                     failure = self._failure(error, ctx)
                     if watch is not None:

@@ -1,0 +1,246 @@
+"""Follows `docs/write-an-engine.md` literally: writes its files, types its commands, and compares what comes back."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "write-an-engine.md").read_text()
+
+#: Commands that go on until they are told to end, and what their log says when they are ready.
+READY = {
+    "dynamo serve ": "ready for requests at",
+    "dynamo frontend ": "listening at",
+    "python main.py --model-name": "serving ",
+}
+#: Seconds for one command, for a server to be ready, and for it to end.
+COMMAND, START, STOP = 120.0, 30.0, 30.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A file to write, commands to type, what they must print, or a heading: where a reader ends what still runs."""
+
+    kind: str
+    text: str
+    path: str = ""
+
+
+def renamed(text: str) -> str:
+    """The text with a name that nobody has installed, so that an engine made by following the page is not met."""
+    return text.replace("shout", "bongo7").replace("Shout", "Bongo7")
+
+
+def steps() -> Iterator[Step]:
+    found = re.finditer(r"^```(\w+)\n(.*?)^```$|^## ([^\n]+)$", PAGE, re.MULTILINE | re.DOTALL)
+    for language, text, heading in (match.groups() for match in found):
+        if heading is not None:
+            yield Step("heading", heading)
+        elif file := re.match(r"# file: (\S+)\n", text):
+            yield Step("file", renamed(text[file.end() :]), renamed(file[1]))
+        elif language in ("sh", "text"):
+            yield Step(language, renamed(text))
+
+
+def fragments() -> list[str]:
+    """Pieces of code that explain a file which the page shows as a whole."""
+    return [text for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if text[0] != "#"]
+
+
+def whole_files() -> list[str]:
+    return re.findall(r"^```python\n# file: \S+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("fragment", fragments(), ids=lambda text: text.strip().splitlines()[0])
+def test_what_is_explained_stands_in_a_file_of_the_page(fragment: str) -> None:
+    wanted = textwrap.dedent(fragment)
+
+    assert any(wanted in textwrap.dedent(part) for text in whole_files() for part in _tails(text, fragment))
+
+
+def _tails(text: str, fragment: str) -> Iterator[str]:
+    """Where the first line of the fragment occurs in the text, the lines from there on as far as the fragment goes."""
+    lines, size = text.splitlines(keepends=True), len(fragment.splitlines())
+    for at in range(len(lines)):
+        yield "".join(lines[at : at + size])
+
+
+class Reader:
+    """Somebody with a shell of their own environment, in an empty folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._bin = root / "environment" / "bin"
+        self._folder = root / "folder"
+        self._folder.mkdir()
+        self._home = self._folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self._bin.parent], check=True, timeout=60)
+        # Whatever is installed where the tests run is there too; what the page installs goes into the new environment.
+        here = sysconfig.get_path("purelib")
+        [site] = (self._bin.parent / "lib").glob("*/site-packages")
+        (site / "everything.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+        command = f"#!{self._bin}/python\nfrom dynamo_core.cli.main import main\nmain()\n"
+        (self._bin / "dynamo").write_text(command)
+        (self._bin / "dynamo").chmod(0o755)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
+        self._environment = kept | {
+            "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_CACHE_HOME": str(root / "cache"),
+            # No network, and no library again.
+            "PIP_NO_INDEX": "1",
+            "PIP_NO_DEPS": "1",
+            "PIP_NO_BUILD_ISOLATION": "0",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "DYN_HTTP_PORT": str(self._port),
+            # Where discovery keeps its records if nobody says so.
+            "TMPDIR": str(root),
+            "DYN_CLIENT__DRAIN_GRACE": "0.1",
+        }
+        self._running: list[Running] = []
+        self.last = ""
+        self.said = ""
+
+    def write(self, path: str, text: str) -> None:
+        target = self._home / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+    def type(self, commands: str) -> None:
+        """Types commands, and waits for their end, or until the server that they start is ready."""
+        text = commands.replace("127.0.0.1:8000", f"127.0.0.1:{self._port}").strip()
+        ready = next((words for start, words in READY.items() if text.startswith(start)), None)
+        if ready is not None:
+            server = Running(text, self._folder, self._environment)
+            self._running.append(server)
+            server.wait_for(ready)
+            return
+        self.last = text
+        where = self._home / "where"
+        done = subprocess.run(
+            ["bash", "-ec", f"{text}\npwd > {where}"],
+            cwd=self._folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND,
+            check=False,
+        )
+        self.said = done.stdout
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        self._folder = Path(where.read_text().strip())
+
+    def compare(self, shown: str) -> None:
+        """What was printed has a line with each shown piece, where … stands for anything.
+
+        A worker that has just begun may not be known yet, so requests are made again for a while.
+        """
+        pieces = [re.compile(".*".join(map(re.escape, line.split("…")))) for line in shown.splitlines()]
+        deadline = time.monotonic() + START
+        while missing := [piece.pattern for piece in pieces if not piece.search(self.said)]:
+            again = self.last.startswith("curl") and time.monotonic() < deadline
+            assert again, f"{self.last}\nsays\n{self.said}\nwithout\n{missing}"
+            time.sleep(0.2)
+            self.type(self.last)
+
+    def end_all(self) -> None:
+        """Ctrl-C in every terminal, the last one first."""
+        while self._running:
+            server = self._running.pop()
+            assert server.end() == 0, server.log
+
+    def close(self) -> None:
+        for server in self._running:
+            server.kill()
+
+
+class Running:
+    """A process in a terminal of its own."""
+
+    def __init__(self, command: str, folder: Path, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: list[str] = []
+        self._new: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def log(self) -> str:
+        return "".join(self._lines)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.append(line)
+            self._new.put(line)
+        self._new.put(None)
+        self.process.stderr.close()
+
+    def wait_for(self, words: str) -> None:
+        deadline = time.monotonic() + START
+        while True:
+            try:
+                line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"it never says {words!r}:\n{self.log}"
+            if words in line:
+                return
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(STOP)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(5)
+        self._reader.join(5)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.timeout(300)
+def test_whoever_follows_the_page_gets_what_it_shows(reader: Reader) -> None:
+    for step in steps():
+        if step.kind == "file":
+            reader.write(step.path, step.text)
+        elif step.kind == "sh":
+            reader.type(step.text)
+        elif step.kind == "text":
+            reader.compare(step.text)
+        else:
+            reader.end_all()
+    reader.end_all()

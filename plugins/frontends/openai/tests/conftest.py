@@ -15,7 +15,7 @@ from dynamo_core.client.stream import ResponseStream
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.frontend import FrontendServices
+from dynamo_core.contracts.frontend import FrontendServices, HttpRoute
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
 from dynamo_core.http.listener import Listener
@@ -264,6 +264,8 @@ class Server:
         self._record = asyncio.Event()
         self.metrics = Metrics()
         self.body_limit = 1024 * 1024
+        #: What stands before each route.
+        self.protect: Callable[[HttpRoute], HttpRoute] = lambda route: route
         self.config = OpenAIConfig()
         self.write_stall = 5.0
         self.keep_alive = 15.0
@@ -304,7 +306,7 @@ class Server:
             "public",
             host="127.0.0.1",
             port=0,
-            routes=self.frontend.routes(),
+            routes=[self.protect(route) for route in self.frontend.routes()],
             body_limit=self.body_limit,
             max_connections=100,
             idle_timeout=75,

@@ -296,6 +296,8 @@ def _large_bodies() -> Iterator[Hostile]:
 
 
 BODIES = list(table())
+#: Without most of the largest, which take a second each where the machine is busy.
+QUICK = [body for body in BODIES if "45 MB" not in body.name or body.name == "45 MB of lists"]
 
 
 class Client:
@@ -368,14 +370,14 @@ def nothing_is_held(server: Any) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(BODIES) >= 200
+    assert len(QUICK) >= 200
     assert len({body.name for body in BODIES}) == len(BODIES)
 
 
 async def test_every_one_is_refused_with_its_field_and_nothing_is_held(hostile_server: Any) -> None:
     client = Client(hostile_server.listener.port)
 
-    for hostile in BODIES:
+    for hostile in QUICK:
         check(hostile, *await asyncio.to_thread(client.post, hostile))
 
     nothing_is_held(hostile_server)
@@ -393,7 +395,7 @@ async def test_none_of_them_holds_the_loop(hostile_server: Any, monkeypatch: pyt
         best = (1e9, "")
         for _ in range(3):
             with longest_callback(monkeypatch) as taken:
-                await asyncio.to_thread(client.post, hostile)
+                check(hostile, *await asyncio.to_thread(client.post, hostile))
             best = min(best, max(taken))
             if best[0] <= LONGEST:
                 break
@@ -402,6 +404,7 @@ async def test_none_of_them_holds_the_loop(hostile_server: Any, monkeypatch: pyt
 
     await asyncio.to_thread(client.close)
     assert not slow
+    nothing_is_held(hostile_server)
 
 
 async def test_a_chunk_extension_without_end_is_cut_when_the_time_for_the_body_is_over(

@@ -122,7 +122,9 @@ def test_scores_keep_step_with_the_text_however_it_is_cut(
     text, tokens = told(made)
     assert (text, tokens) == told(pieces(asked, items(token_ids, [1] * len(token_ids)), tokenizer))
     shown = [tokenizer.token_bytes(token) for token, _, _ in tokens]
-    assert b"".join(shown).decode(errors="replace") == text
+    whole = b"".join(shown).decode(errors="replace")
+    # Where a broken character ends only shows with the token after it, which then counts as beginning there.
+    assert whole == text or (stop and "\ufffd" in text and whole.startswith(text))
     assert [offset for _, _, offset in tokens] == [characters(b"".join(shown[:at])) for at in range(len(shown))]
     given_so_far = 0
     for piece in made:

@@ -303,7 +303,6 @@ async def test_fields_that_ask_for_nothing_are_accepted(server: Any, model: Any)
         (b"{", None),
         (b"", None),
         (b"[]", None),
-        (b"[" * 200_000, None),
         (b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}', None),
         (b'{"messages":[]}', "model"),
         (b'{"model":"m"}', "messages"),

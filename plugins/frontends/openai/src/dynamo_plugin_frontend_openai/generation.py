@@ -16,6 +16,7 @@ from dynamo_plugin_frontend_openai.answer import Answer, Source, close_all
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.continuous import ContinuousUsage
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.meters import PromptMeters
 from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
 from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
@@ -89,6 +90,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         super().__init__(services)
         self._tasks = tasks
         self._write_buffer = write_buffer
+        self._meters = PromptMeters(services)
 
     async def serve(self, exchange: Exchange, ask: AskT) -> web.StreamResponse:
         """Answers a request that generates."""
@@ -97,6 +99,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             ask.check_for_tokens()
         model.precheck(exchange.principal)
         prompts = await ask.prompts(model)
+        self._meters.observe(prompts)
         inflight.prompt_tokens(sum(len(prompt.token_ids) for prompt in prompts))
         identity = Identity(f"{self.ID_PREFIX}{inflight.request_id}", int(time.time()), model.name)
         renderer = ask.renderer(identity, prompts, model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dynamo_core.errors import InvalidArgument
@@ -36,10 +37,15 @@ _END_MARK = "\ue000continue\ue001"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as tokens; `text` is None where the client gave tokens."""
+    """A prompt as tokens; `text` is None where the client gave tokens.
+
+    `templating` and `tokenizing` are the seconds that it took to make them; None where there was nothing to make.
+    """
 
     token_ids: list[int]
     text: str | None = None
+    templating: float | None = None
+    tokenizing: float | None = None
 
 
 async def chat_prompt(
@@ -54,6 +60,7 @@ async def chat_prompt(
     Raises:
         InvalidArgument: the template refuses the messages.
     """
+    begun = perf_counter()
     if request.use_raw_prompt:
         text, special = raw_prompt(raw["messages"]), True
     else:
@@ -61,8 +68,9 @@ async def chat_prompt(
         text = await asyncio.to_thread(render) if is_long(raw["messages"]) else render()
         # A template writes the special tokens itself.
         special = False
+    rendered = perf_counter()
     token_ids = await encode_async(model.tokenizer, text, add_special_tokens=special)
-    return Prompt(token_ids, text)
+    return Prompt(token_ids, text, None if special else rendered - begun, perf_counter() - rendered)
 
 
 def _render(
@@ -107,8 +115,9 @@ async def text_prompts(
     prompts = []
     for value in inputs:
         if isinstance(value, str):
+            begun = perf_counter()
             token_ids = await encode_async(model.tokenizer, value, add_special_tokens=add_special_tokens)
-            prompt = Prompt(token_ids, value)
+            prompt = Prompt(token_ids, value, tokenizing=perf_counter() - begun)
         else:
             size = model.tokenizer.vocab_size
             if (largest := max(value)) >= size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,13 +16,9 @@ if TYPE_CHECKING:
 
 TEXT, JSON_OBJECT, JSON_SCHEMA = "text", "json_object", "json_schema"
 
-#: The fields of a request that say it. All None in nearly every request.
-FIELDS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
-#: Those that say how engines are to do it, and mean nothing without one of the others.
+#: The fields that say how engines are to do it, and mean nothing without one that says what.
 MANNERS = ("guided_decoding_backend", "guided_whitespace_pattern")
 
-_given = attrgetter(*FIELDS, *MANNERS)
-_NOTHING = (None,) * len(FIELDS + MANNERS)
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -61,7 +56,7 @@ def constraint(request: GenerationRequest) -> tuple[str, GuidedDecodingOptions] 
     Raises:
         InvalidArgument: naming the field.
     """
-    if _given(request) == _NOTHING:
+    if _says_nothing(request):
         return None
     found = list(_found(request))
     if len(found) > 1:
@@ -78,6 +73,20 @@ def constraint(request: GenerationRequest) -> tuple[str, GuidedDecodingOptions] 
     if request.guided_whitespace_pattern is not None:
         options.whitespace_pattern = request.guided_whitespace_pattern
     return name, options
+
+
+def _says_nothing(request: GenerationRequest) -> bool:
+    """Whether all fields are left out, as in nearly every request."""
+    return (
+        request.response_format is None
+        and request.guided_json is None
+        and request.guided_regex is None
+        and request.guided_choice is None
+        and request.guided_grammar is None
+        and request.structured_outputs is None
+        and request.guided_decoding_backend is None
+        and request.guided_whitespace_pattern is None
+    )
 
 
 def _found(request: GenerationRequest) -> Iterator[tuple[str, GuidedDecodingOptions]]:

@@ -1,0 +1,39 @@
+"""How long it takes to make prompts of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import FrontendServices
+
+    from dynamo_plugin_frontend_openai.preprocess import Prompt
+
+_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_MILLISECONDS = tuple(1000 * bound for bound in _SECONDS)
+
+
+class PromptMeters:
+    """The metrics of templates and tokenizers."""
+
+    def __init__(self, services: FrontendServices) -> None:
+        metrics, prefix = services.metrics, services.metrics_prefix
+        self._template = metrics.histogram(
+            f"{prefix}_template_seconds", "Time to render a chat template.", buckets=_SECONDS
+        ).labels()
+        self._tokenize = metrics.histogram(
+            f"{prefix}_tokenize_seconds", "Time to make tokens of a prompt, waiting included.", buckets=_SECONDS
+        ).labels()
+        self._latency = metrics.histogram(
+            f"{prefix}_tokenizer_latency_ms", "Time of an operation of a tokenizer.", ("operation",), _MILLISECONDS
+        ).labels("encode")
+
+    def observe(self, prompts: Iterable[Prompt]) -> None:
+        """Counts some prompts; what was not done for one is not counted."""
+        for prompt in prompts:
+            if prompt.templating is not None:
+                self._template.observe(prompt.templating)
+            if prompt.tokenizing is not None:
+                self._tokenize.observe(prompt.tokenizing)
+                self._latency.observe(1000 * prompt.tokenizing)

@@ -86,7 +86,7 @@ class Server:
             if line is None:
                 self.end()
                 pytest.fail(f"the server did not start:\n{self.log}")
-            if found := re.search(ready + r" at http://127\.0\.0\.1:(\d+)", line):
+            if found := re.search(ready + r" at https?://127\.0\.0\.1:(\d+)", line):
                 return int(found[1])
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:

@@ -36,12 +36,12 @@ def test_a_prompt_comes_back_each_time_whether_it_is_remembered_or_not(
 
     _, _, page = server.request("GET", "/metrics")
     values = dict(
-        line.rsplit(" ", 1) for line in page.decode().splitlines() if "_token_cache_" in line and line[0] != "#"
+        line.rsplit(" ", 1) for line in page.decode().splitlines() if "_tokenizer_cache_" in line and line[0] != "#"
     )
     if not size:
         assert not values
     else:
         # Some fifteen pieces of LONG are read once and found three times, the short prompt once.
-        assert float(values["dynamo_frontend_token_cache_hits_total"]) > 40
-        assert float(values["dynamo_frontend_token_cache_misses_total"]) < 24
-        assert 0 < float(values["dynamo_frontend_token_cache_bytes"]) < 64 << 20
+        assert float(values["dynamo_frontend_tokenizer_cache_hits_total"]) > 40
+        assert float(values["dynamo_frontend_tokenizer_cache_misses_total"]) < 24
+        assert 0 < float(values["dynamo_frontend_tokenizer_cache_bytes"]) < 64 << 20

@@ -19,9 +19,11 @@ class Served:
     def __init__(self, code: int = 0) -> None:
         self.code = code
         self.given: list[LoadedSettings] = []
-        self.parts: list[tuple[str | None, int]] = []
+        self.parts: list[tuple[str | None, int | None]] = []
 
-    def __call__(self, loaded: LoadedSettings, *, only: str | None, replica: int, arguments: Sequence[str]) -> int:
+    def __call__(
+        self, loaded: LoadedSettings, *, only: str | None, replica: int | None, arguments: Sequence[str]
+    ) -> int:
         self.given.append(loaded)
         self.parts.append((only, replica))
         return self.code
@@ -101,15 +103,16 @@ def test_an_unknown_option_is_refused_with_a_hint(dynamo: RunCli, config: Path) 
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        (["serve"], (None, 0)),
-        (["serve", "--only", "frontend"], ("frontend", 0)),
+        (["serve"], (None, None)),
+        (["serve", "--only", "frontend"], ("frontend", None)),
+        (["serve", "--only", "frontend", "--replica", "0"], ("frontend", 0)),
         (["serve", "--only", "workers.mock", "--replica", "2"], ("workers.mock", 2)),
-        (["frontend"], ("frontend", 0)),
-        (["worker", "mock"], ("workers.mock", 0)),
+        (["frontend"], ("frontend", None)),
+        (["worker", "mock"], ("workers.mock", None)),
     ],
 )
 def test_a_process_runs_the_part_that_it_is_told_to(
-    dynamo: RunCli, served: Served, line: list[str], part: tuple[str | None, int]
+    dynamo: RunCli, served: Served, line: list[str], part: tuple[str | None, int | None]
 ) -> None:
     dynamo(*line)
 

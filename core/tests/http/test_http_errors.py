@@ -78,6 +78,7 @@ def test_overload_is_told_in_the_words_of_the_seed_documents() -> None:
     assert body["message"] == "Service temporarily unavailable: All workers are busy, please retry later"
     assert (body["type"], body["code"]) == ("service_unavailable", 503)
     assert response.headers["Retry-After"] == "2"
+    assert response_for(Unavailable("no worker")).headers["Retry-After"] == "1"
 
 
 @pytest.mark.parametrize(

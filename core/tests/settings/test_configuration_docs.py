@@ -51,11 +51,14 @@ def type_of(field: dict[str, Any]) -> str:
         *others, last = (type_of(option) for option in field["anyOf"])
         first = ", ".join(others)
         return f"{first}{',' if ',' in first else ''} or {last}"
+    if "$ref" in field:
+        return "mapping"
     if "enum" in field:
         return "one of " + ", ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":
         items = type_of(field["items"])
-        return "list of strings" if items == "string" else f"list, each {items}"
+        many = {"string": "list of strings", "mapping": "list of mappings"}
+        return many.get(items) or f"list, each {items}"
     if "maximum" in field:
         return f"{field['type']}, {field['minimum']} to {field['maximum']}"
     if "minimum" in field:

@@ -94,7 +94,15 @@ def test_plugin_models_are_merged_into_their_sections() -> None:
 def test_common_keys_stay_beside_the_plugins() -> None:
     schema = config_schema({"frontend": Nats})
 
-    assert set(follow(schema, "frontend")["properties"]) == {"use", "host", "port", "servers", "limits"}
+    assert set(follow(schema, "frontend")["properties"]) == {
+        "use",
+        "host",
+        "port",
+        "processes",
+        "tls",
+        "servers",
+        "limits",
+    }
 
 
 def test_profiles_know_the_same_keys_and_require_none() -> None:

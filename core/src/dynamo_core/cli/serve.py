@@ -31,7 +31,7 @@ def serve_options(command: CommandT) -> CommandT:
     return command
 
 
-def run(ctx: click.Context, *, dev: bool, only: str | None, replica: int = 0, **options: Any) -> None:
+def run(ctx: click.Context, *, dev: bool, only: str | None, replica: int | None = None, **options: Any) -> None:
     """Serves, and exits with the code of that."""
     from dynamo_core.runtime.app import serve
 
@@ -46,15 +46,15 @@ def run(ctx: click.Context, *, dev: bool, only: str | None, replica: int = 0, **
 @serve_options
 @click.option("--only", metavar="PART", help="Run one part in this process: frontend, or workers.NAME.")
 @click.option(
-    "--replica", type=click.IntRange(min=0), default=0, help="With --only workers.NAME: which replica this is."
+    "--replica", type=click.IntRange(min=0), help="With --only: which of several processes of that part this is."
 )
 @click.pass_context
-def command(ctx: click.Context, /, dev: bool, only: str | None, replica: int, **options: Any) -> None:
+def command(ctx: click.Context, /, dev: bool, only: str | None, replica: int | None, **options: Any) -> None:
     """Serve models over HTTP, as one config file says.
 
     Without a config file the built-in example runs: the mock engine behind the OpenAI API on http://127.0.0.1:8000.
     Settings are taken, the later winning, from the file, the profile, the environment (DYN_SECTION__KEY), --set, and
     the options below. With a transport that reaches other processes this command supervises one process per worker
-    replica and one for the frontend.
+    replica and one for the frontend, or as many as frontend.processes says.
     """
     run(ctx, dev=dev, only=only, replica=replica, **options)

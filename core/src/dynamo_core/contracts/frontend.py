@@ -25,7 +25,7 @@ from dynamo_core.text.tokenizer import Tokenizer
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 #: Where the listener notes on a request who asks.
-PRINCIPAL = "dynamo.principal"
+PRINCIPAL = web.RequestKey("dynamo.principal", Principal)
 _ANYBODY = Principal()
 
 
@@ -47,13 +47,18 @@ class ListenerName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """A route that a plugin contributes. `summary` is one line for the route list."""
+    """A route that a plugin contributes. `summary` is one line for the route list.
+
+    `refusal` words what the listener answers to somebody who may not call the handler, of status, message and perhaps a
+    code; without it core does.
+    """
 
     method: str
     path: str
     handler: HttpHandler
     summary: str = ""
     listener: ListenerName = ListenerName.PUBLIC
+    refusal: Callable[[int, str, str | None], web.Response] | None = None
 
 
 class TokenStream(Protocol):
@@ -194,6 +199,9 @@ class RequestLog(Protocol):
         `key_id` is that of the principal.
         """
 
+    def refused(self, error_type: str) -> None:
+        """Counts a request that failed before it was known for which model it is."""
+
 
 class InflightRequest(Protocol):
     """One client request being served. A context manager: leaving it counts the request out and announces the record.
@@ -219,8 +227,8 @@ class InflightRequest(Protocol):
     def routed(self, instance_id: int | None) -> None:
         """A worker accepted the request."""
 
-    def succeed(self, finish_reason: str | None) -> None:
-        """The whole answer was given to the client."""
+    def succeed(self, finish_reason: str | None, cached_tokens: int | None = None) -> None:
+        """The whole answer was given to the client. `cached_tokens` is what the engine says it had of the prompt."""
 
     def fail(self, error_type: str, http_status: int) -> None:
         """The request ends with an error that the client is told."""
@@ -240,6 +248,8 @@ class FrontendServices:
     write_stall: float
     #: Seconds of silence after which a stream gets a comment line.
     keep_alive: float
+    #: How the names of a frontend's metrics begin.
+    metrics_prefix: str = "dynamo_frontend"
 
 
 class Frontend(Plugin, ABC):

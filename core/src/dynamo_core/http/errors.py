@@ -117,7 +117,7 @@ def response_for(error: DynamoError) -> web.Response:
     if isinstance(error, WorkerOverloaded):
         return response_for(ServiceOverloaded())
     if isinstance(error, Unavailable):
-        return error_response(503, error.message or OVERLOADED_MESSAGE)
+        return error_response(503, error.message or OVERLOADED_MESSAGE, headers={"Retry-After": "1"})
     if isinstance(error, Cancelled):
         return error_response(CLIENT_CLOSED_REQUEST, "Request cancelled")
     if isinstance(error, NotSupported):

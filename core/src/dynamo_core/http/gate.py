@@ -1,19 +1,28 @@
 """The door of a listener: how many connections there may be, and how long one may take to say what it wants.
 
 A connection is given to the HTTP server only with its first request header complete. Until then it holds a few bytes
-and one timer, so a crowd that connects and says nothing, or says it byte by byte, costs little and not for long.
+and one timer, so a crowd that connects and says nothing, or says it byte by byte, costs little and not for long. With
+TLS the handshake has the same deadline, and counts as one connection whether it succeeds or not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import ssl as ssl_module
 from collections.abc import Callable
 from typing import cast
+
+from dynamo_core.http.stalls import Stalls
+from dynamo_core.tasks import TaskSet
 
 #: Seconds until the first request header must be complete.
 HEADER_TIMEOUT = 10.0
 #: Bytes after which an unfinished header goes to the HTTP server all the same, which refuses it with a reason.
 HEADER_LIMIT = 64 * 1024
+#: Seconds for a client to read what is left and to end TLS in order, unless the stalls have a deadline.
+_SHUTDOWN_TIMEOUT = 30.0
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -21,7 +30,8 @@ _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Leng
 class Gate:
     """Makes a protocol for each new connection of one listener.
 
-    `make` gives the HTTP server's protocol; `served` tells how many connections the server has now.
+    `make` gives the HTTP server's protocol; `served` tells how many connections the server has now; `stalls` watches
+    those that it was given.
     """
 
     def __init__(
@@ -31,18 +41,27 @@ class Gate:
         *,
         max_connections: int,
         header_timeout: float = HEADER_TIMEOUT,
+        ssl: ssl_module.SSLContext | None = None,
+        stalls: Stalls | None = None,
     ) -> None:
         self._make = make
+        self._ssl = ssl
+        self._stalls = stalls
+        self._shutdown_timeout = _SHUTDOWN_TIMEOUT if stalls is None else stalls.deadline
+        self._handshakes = TaskSet()
         self._served = served
         self._max = max_connections
         self._header_timeout = header_timeout
         self._waiting: set[_Visitor] = set()
+        self._settled: asyncio.Future[None] | None = None
         self._room = 0
         self._closed = False
         #: Connections closed at once because there were too many.
         self.refused = 0
         #: Connections closed because their first header did not come in time.
         self.timed_out = 0
+        #: Connections closed because no TLS came about.
+        self.unsafe = 0
 
     def __call__(self) -> asyncio.BaseProtocol:
         """The protocol of a connection that has just been accepted."""
@@ -52,13 +71,47 @@ class Gate:
         visitor = _Visitor(self)
         # Counted before the transport exists: a crowd may be accepted in one turn of the loop.
         self._waiting.add(visitor)
-        return visitor
+        return visitor if self._ssl is None else _Arrival(self, visitor)
+
+    async def settled(self, timeout: float) -> None:
+        """Returns once every connection has begun a request or is gone, or after `timeout` seconds."""
+        if self._waiting:
+            self._settled = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._settled], timeout=timeout)
 
     def close(self) -> None:
         """Closes every connection that has not begun a request. New ones are refused."""
         self._closed = True
         for visitor in list(self._waiting):
             visitor.leave()
+
+    async def aclose(self) -> None:
+        """As `close`; returns when no handshake is left."""
+        self.close()
+        await self._handshakes.aclose()
+
+    def _left(self, visitor: _Visitor) -> None:
+        self._waiting.discard(visitor)
+        if not self._waiting and self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+
+    async def _secure(self, sock: socket.socket, visitor: _Visitor) -> None:
+        """Shakes hands; from then on the visitor is as any other."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: visitor,
+                sock,
+                ssl=self._ssl,
+                ssl_handshake_timeout=self._header_timeout,
+                ssl_shutdown_timeout=self._shutdown_timeout,
+            )
+        except (OSError, TimeoutError):
+            # Errors of TLS are among them. The client's fault: no certificate that we know, no TLS at all, or gone.
+            self.unsafe += 1
+            sock.close()
+        finally:
+            if visitor._transport is None:
+                visitor.leave()
 
     def _admit(self) -> bool:
         # Counting costs time per connection, so it is done only when the room seen last time is used up.
@@ -75,6 +128,28 @@ class _Refusal(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.WriteTransport, transport).abort()
+
+
+class _Arrival(asyncio.Protocol):
+    """A connection that has to become TLS. It is given up for another on the same socket, made with TLS from the start:
+    event loops differ in whether the first bytes can be kept for a TLS that comes later."""
+
+    def __init__(self, gate: Gate, visitor: _Visitor) -> None:
+        self._gate = gate
+        self._visitor = visitor
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        plain = cast(asyncio.Transport, transport)
+        try:
+            sock = socket.socket(fileno=os.dup(plain.get_extra_info("socket").fileno()))
+        except OSError:
+            # No descriptor is left.
+            self._visitor.leave()
+            return
+        finally:
+            plain.abort()
+        sock.setblocking(False)
+        self._gate._handshakes.spawn(self._gate._secure(sock, self._visitor), name="tls-handshake")
 
 
 class _Visitor(asyncio.Protocol):
@@ -97,8 +172,9 @@ class _Visitor(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         buffer = self._data
+        # Empty lines may stand before a request. They are not the end of its header, and need not be kept.
         seen = max(0, len(buffer) - 3)
-        buffer += data
+        buffer += data if buffer else data.lstrip(b"\r\n")
         # A bare line feed is no end of a header, but it is the HTTP server that says so.
         if buffer.find(b"\r\n\r\n", seen) >= 0 or buffer.find(b"\n\n", seen) >= 0 or len(buffer) > HEADER_LIMIT:
             self._hand_over()
@@ -121,6 +197,8 @@ class _Visitor(asyncio.Protocol):
         protocol = self._gate._make()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
+        if self._gate._stalls is not None:
+            self._gate._stalls.watch(transport)
         protocol.data_received(bytes(self._data))
 
     def _late(self) -> None:
@@ -130,7 +208,7 @@ class _Visitor(asyncio.Protocol):
         self.leave()
 
     def _done(self) -> None:
-        self._gate._waiting.discard(self)
+        self._gate._left(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -32,19 +32,28 @@ class HealthSource(Protocol):
 
 
 def health_routes(
-    source: HealthSource, *, listener: ListenerName = ListenerName.PUBLIC, host: str | None = None
+    source: HealthSource,
+    *,
+    listener: ListenerName = ListenerName.PUBLIC,
+    host: str | None = None,
+    process: Callable[[], dict[str, Any]] | None = None,
 ) -> list[HttpRoute]:
-    """``GET /health``, ``/live`` and ``/ready``. `host` is this host's name, as workers publish it."""
+    """``GET /health``, ``/live`` and ``/ready``. `host` is this host's name, as workers publish it.
+
+    `process` tells which process answered, where several share a port.
+    """
     here = host if host is not None else socket.gethostname()
 
     async def health(_: web.Request) -> web.Response:
         instances = list(source.instances())
         stopping = source.shutting_down
-        body = {
+        body: dict[str, Any] = {
             "status": "shutting_down" if stopping else "healthy",
             "endpoints": sorted({_endpoint(instance) for instance in instances}),
             "instances": [_entry(instance, here) for instance in instances],
         }
+        if process is not None:
+            body["process"] = process()
         return _answer(body, not stopping)
 
     async def live(_: web.Request) -> web.Response:
@@ -77,7 +86,7 @@ def metrics_route(render: Callable[[], Awaitable[bytes]], *, listener: ListenerN
 
 
 def system_routes(endpoints: Callable[[], dict[str, bool]]) -> list[HttpRoute]:
-    """``GET /health`` and ``/live`` of a worker process; `endpoints` tells which of its endpoints serve."""
+    """What the system listener of a worker process answers; `endpoints` tells which of its endpoints serve."""
     begun = time.monotonic_ns()
 
     async def health(_: web.Request) -> web.Response:
@@ -91,9 +100,13 @@ def system_routes(endpoints: Callable[[], dict[str, bool]]) -> list[HttpRoute]:
         }
         return _answer(body, ready)
 
+    async def metadata(_: web.Request) -> web.Response:
+        return web.Response(status=404, text="Discovery metadata not available")
+
     return [
         HttpRoute("GET", "/health", health, "200 while all endpoints of this worker serve"),
         HttpRoute("GET", "/live", health, "the same"),
+        HttpRoute("GET", "/metadata", metadata, "404: no discovery here keeps what it knows with the workers"),
     ]
 
 

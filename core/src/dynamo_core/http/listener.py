@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import inspect
 import ipaddress
 import logging
+import os
 import socket
 import ssl as ssl_module
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
-from aiohttp import ClientConnectionResetError, http_parser, web
+from aiohttp import ClientConnectionResetError, HttpVersion10, HttpVersion11, http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from dynamo_core.contracts.frontend import HttpHandler, HttpRoute
 from dynamo_core.errors import ConfigError, DynamoError
+from dynamo_core.http.bind import bind_error
+from dynamo_core.http.connection import Connection
+from dynamo_core.http.cors import Cors
 from dynamo_core.http.errors import INTERNAL_MESSAGE, error_response, error_type, response_for
-from dynamo_core.http.gate import Gate
+from dynamo_core.http.gate import HEADER_TIMEOUT, Gate
+from dynamo_core.http.stalls import Stalls
 
 log = logging.getLogger(__name__)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
@@ -30,8 +35,15 @@ _MEGABYTE = 1024 * 1024
 _CANCEL_GRACE = 2.0
 #: Seconds to read away, and ignore, what a client still sends after its answer.
 _LINGER = 5.0
+#: Seconds that a connection which was accepted last may take to say what it wants.
+_LAST_WORDS = 1.0
 _BACKLOG = 1024
 _MAX_ECHO = 256
+#: Seconds that a client may leave an answer unread, unless the settings say otherwise.
+_WRITE_STALL = 30.0
+#: Most headers of a request, and most bytes of its first line and of each header.
+MAX_HEADERS = 128
+MAX_FIELD = 8190
 
 _Handle = Callable[[Any], Awaitable[web.StreamResponse]]
 
@@ -47,7 +59,9 @@ class _ProtocolNoise(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             log.debug("a client sent what is not HTTP: %s", error.message)
-        return not isinstance(error, (_AlreadyReported, HttpProcessingError, ClientConnectionResetError))
+        return not isinstance(
+            error, (_AlreadyReported, HttpProcessingError, web.RequestPayloadError, ClientConnectionResetError)
+        )
 
 
 _protocol_log.addFilter(_ProtocolNoise())
@@ -56,8 +70,12 @@ _protocol_log.addFilter(_ProtocolNoise())
 class Listener:
     """Serves routes on one address, within limits.
 
-    `name` is how messages call it; `port` 0 takes any free one; `body_limit` is in bytes, `idle_timeout` in seconds;
-    `port_option` is what an operator sets to move it.
+    `name` is how messages call it; `port` 0 takes any free one; `body_limit` is in bytes; `port_option` is what an
+    operator sets to move it. Times are in seconds: `idle_timeout` between two requests, `header_timeout` until the
+    first request's header is complete, `write_stall` that a client may leave an answer unread.
+
+    With `reuse_port` others may listen on the port too, if all of them set it; the kernel gives each new connection to
+    one of them.
 
     A handler is cancelled when its client leaves. An error that a handler raises becomes a JSON answer; if the answer
     had begun, the connection is closed instead.
@@ -73,8 +91,11 @@ class Listener:
         body_limit: int,
         max_connections: int,
         idle_timeout: float,
+        header_timeout: float = HEADER_TIMEOUT,
+        write_stall: float = _WRITE_STALL,
         reuse_port: bool = False,
         ssl: ssl_module.SSLContext | None = None,
+        cors: Cors | None = None,
         port_option: str = "--http-port",
     ) -> None:
         self.name = name
@@ -82,23 +103,30 @@ class Listener:
         self._port = port
         self._body_limit = body_limit
         self._max_connections = max_connections
-        self._idle_timeout = idle_timeout
+        self._header_timeout = header_timeout
+        self._stalls = Stalls(write_stall)
         self._reuse_port = reuse_port
         self._ssl = ssl
+        self._cors = cors
         self._port_option = port_option
         #: Handlers by method and path, of routes without variables.
         self._exact: dict[tuple[str, str], HttpHandler] = {}
+        #: How the library is to treat each connection.
+        self._options: dict[str, Any] = {
+            "access_log": None,
+            "keepalive_timeout": idle_timeout,
+            "lingering_time": _LINGER,
+            "max_headers": MAX_HEADERS,
+            "max_line_size": MAX_FIELD,
+            "max_field_size": MAX_FIELD,
+            "logger": _protocol_log,
+        }
         self._runner = web.AppRunner(
-            self._application(routes),
-            handler_cancellation=True,
-            access_log=None,
-            keepalive_timeout=idle_timeout,
-            lingering_time=_LINGER,
-            logger=_protocol_log,
-            shutdown_timeout=_CANCEL_GRACE,
+            self._application(routes), handler_cancellation=True, shutdown_timeout=_CANCEL_GRACE, **self._options
         )
         self._running: dict[asyncio.Task[None], object] = {}
         self._draining = False
+        self._leaving = False
         self._server: asyncio.Server | None = None
         self._gate: Gate | None = None
         self._addresses: list[tuple[str, int]] = []
@@ -149,37 +177,53 @@ class Listener:
         """Connections closed because their first request header did not come in time."""
         return self._gate.timed_out if self._gate is not None else 0
 
-    async def start(self) -> None:
-        """Binds and begins to serve.
+    @property
+    def stalled_connections(self) -> int:
+        """Connections cut because their clients did not read what they were sent."""
+        return self._stalls.cut
+
+    @property
+    def unsafe_connections(self) -> int:
+        """Connections closed because no TLS came about."""
+        return self._gate.unsafe if self._gate is not None else 0
+
+    async def start(self, *, accept: bool = True) -> None:
+        """Binds and begins to serve; without `accept` it only holds the address until `accept` is called.
 
         Raises:
-            ConfigError: the address cannot be bound; the message says which listener, where, and what to set.
+            ConfigError: the address cannot be bound, or not be served safely; the message says which listener, where,
+                and what to set.
         """
-        if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
-            log.warning(
-                "aiohttp runs without its C parser; HTTP will be slow. Install a wheel of aiohttp built with it"
-            )
         await self._runner.setup()
         server = self._runner.server
         if server is None:
             raise RuntimeError("the HTTP server was not made")
         # Most requests need none of what the library's application does for each: resolving, freezing, signals.
         server.request_handler = partial(self._dispatch, server.request_handler)
-        self._gate = Gate(server, lambda: self.connections, max_connections=self._max_connections)
+        self._gate = Gate(
+            partial(Connection, server, loop=asyncio.get_running_loop(), **self._options),
+            lambda: self.connections,
+            max_connections=self._max_connections,
+            header_timeout=self._header_timeout,
+            ssl=self._ssl,
+            stalls=self._stalls,
+        )
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 self._gate,
                 self._host or None,
                 self._port,
-                ssl=self._ssl,
                 backlog=_BACKLOG,
                 reuse_address=True,
                 reuse_port=self._reuse_port or None,
+                start_serving=accept,
             )
         except (OSError, OverflowError, UnicodeError) as error:
             await self.aclose()
-            raise ConfigError(self._bind_error(error)) from error
+            raise ConfigError(bind_error(self.name, self._host, self._port, self._port_option, error)) from error
         self._addresses = [sock.getsockname()[:2] for sock in self._server.sockets]
+        if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
+            await self._without_parser()
         if self.exposure == "network":
             log.warning(
                 "the %s listener is open to the network on %s:%d; whoever reaches it can use it",
@@ -188,11 +232,35 @@ class Listener:
                 self.port,
             )
 
+    async def _without_parser(self) -> None:
+        """aiohttp has not its C parser: what is refused as smuggling has been proved with that one only."""
+        lacks = "aiohttp runs without its C parser; install a wheel of aiohttp built with it"
+        if self.exposure == "network":
+            await self.aclose()
+            raise ConfigError(
+                f"the {self.name} listener will not serve the network on {self._host or '*'}:{self.port}: {lacks}, or "
+                "serve 127.0.0.1 only"
+            )
+        log.warning("%s: HTTP is slow, and refuses less of what is malformed", lacks)
+
+    async def accept(self) -> None:
+        """Begins to serve, if `start` did not."""
+        if self._server is not None and not self._draining:
+            await self._server.start_serving()
+
+    def leave(self) -> None:
+        """From now on every connection is closed after its answer, so that clients go elsewhere before a drain."""
+        self._leaving = True
+
     async def drain_and_close(self, timeout: float) -> None:
         """Stops accepting, lets running requests end for up to `timeout` seconds, then cancels the rest.
 
         Idle connections are closed at once; those of running requests after their answer. `aclose` cuts this short.
         """
+        self._draining = True
+        await self._close_door()
+        if timeout and self._gate is not None:
+            await self._gate.settled(min(timeout, _LAST_WORDS))
         self._stop_accepting()
         await self._close_idle()
         if self._running:
@@ -210,7 +278,10 @@ class Listener:
                 return
             if running:
                 await asyncio.wait(running, timeout=_CANCEL_GRACE)
+            if self._gate is not None:
+                await self._gate.aclose()
             await self._runner.cleanup()
+            self._stalls.close()
             # Only now: whoever cuts this short closes the rest by calling again.
             self._closed = True
 
@@ -220,6 +291,31 @@ class Listener:
             self._server.close()
         if self._gate is not None:
             self._gate.close()
+
+    async def _close_door(self) -> None:
+        """Stops listening, without losing a connection that the kernel has made already and nobody has taken yet."""
+        server, gate = self._server, self._gate
+        if server is None or gate is None:
+            return
+        # The same sockets once more, since the server does not let its own be asked.
+        doors = [socket.socket(fileno=os.dup(listening.fileno())) for listening in server.sockets]
+        server.close()
+        accepted: list[socket.socket] = []
+        for door in doors:
+            door.setblocking(False)
+            with door, suppress(OSError):
+                # An error is that there is no more, or that this one never listened.
+                while True:
+                    accepted.append(door.accept()[0])
+        loop = asyncio.get_running_loop()
+        try:
+            while accepted:
+                accepted[-1].setblocking(False)
+                await loop.connect_accepted_socket(gate, accepted[-1])
+                accepted.pop()
+        finally:
+            for connection in accepted:
+                connection.close()
 
     async def _close_idle(self) -> None:
         server = self._runner.server
@@ -236,23 +332,11 @@ class Listener:
             else:
                 connection.force_close()
 
-    def _bind_error(self, error: Exception) -> str:
-        where = f"the {self.name} listener cannot listen on {self._host or '*'}:{self._port}"
-        another = f"choose another port with {self._port_option}"
-        number = error.errno if isinstance(error, OSError) else None
-        if number == errno.EADDRINUSE:
-            return f"{where}: the port is in use; end the process that holds it, or {another}"
-        if number in (errno.EACCES, errno.EPERM):
-            return f"{where}: not allowed; {another} (1024 or above)"
-        if isinstance(error, OverflowError):
-            return f"{where}: not a port; {another} (0 to 65535)"
-        if isinstance(error, (socket.gaierror, UnicodeError)) or number == errno.EADDRNOTAVAIL:
-            return f"{where}: this host has no such address; set host to one of its own, such as 127.0.0.1 or 0.0.0.0"
-        return f"{where}: {error}; choose another address, or {another}"
-
     def _application(self, routes: Iterable[HttpRoute]) -> web.Application:
         app = web.Application(middlewares=[self._middleware], client_max_size=self._body_limit)
         app.on_response_prepare.append(_echo_request_id)
+        if self._cors is not None:
+            app.on_response_prepare.append(self._cors.mark)
         for route in routes:
             handler = _as_coroutine(route.handler)
             if "{" not in route.path:
@@ -271,14 +355,28 @@ class Listener:
 
     async def _dispatch(self, application: _Handle, request: Any) -> web.StreamResponse:
         """Takes a request for an exact path to its handler; any other, or one that asks for more, to `application`."""
+        if self._leaving:
+            # As if the client had asked for it: whoever writes the answer goes by this, and says so in its header.
+            request._message = request._message._replace(should_close=True)
         handler = self._exact.get((request.method, request.raw_path))
         headers = request.headers
-        if handler is None or "expect" in headers or "x-request-id" in headers:
-            return await application(request)
-        return await self._guard(request, handler, found=True)
+        if request.version != HttpVersion11 or "transfer-encoding" in headers:
+            fault = _framing_fault(request)
+            if fault is not None:
+                return fault
+        if handler is None or "expect" in headers or "x-request-id" in headers or "origin" in headers:
+            response = await application(request)
+        else:
+            response = await self._guard(request, handler, found=True)
+        if "upgrade" in headers or request.method == "CONNECT":
+            # We speak nothing else, but the parser takes what follows for another protocol.
+            request.protocol.close()
+        return response
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: HttpHandler) -> web.StreamResponse:
+        if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
+            return answer
         return await self._guard(request, handler, found=request.match_info.http_exception is None)
 
     async def _guard(self, request: web.Request, handler: HttpHandler, *, found: bool) -> web.StreamResponse:
@@ -302,6 +400,12 @@ class Listener:
                 log.error("%s %s failed", request.method, request.path, exc_info=error)
         except ClientConnectionResetError:
             raise
+        except web.RequestPayloadError as error:
+            if request.writer.output_size:
+                raise
+            log.debug("a client sent a body that is not HTTP: %s", error)
+            response = error_response(400, "The request body is not framed, or not encoded, as its header says")
+            response.force_close()
         except Exception as error:
             if request.writer.output_size:
                 self._break(request, error)
@@ -339,6 +443,21 @@ class Listener:
         if isinstance(error, web.HTTPRequestEntityTooLarge):
             return self._too_large()
         return error_response(error.status, error.reason, type=error_type(error.status))
+
+
+def _framing_fault(request: web.BaseRequest) -> web.Response | None:
+    """The refusal of a request that another server could take for two, or for a longer or shorter one."""
+    if request.version < HttpVersion10:
+        message = "HTTP/0.9 is not spoken here"
+    elif "Transfer-Encoding" in request.headers and request.version < HttpVersion11:
+        message = "HTTP/1.0 has no Transfer-Encoding"
+    elif request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        message = "Transfer-Encoding must be chunked, and nothing else"
+    else:
+        return None
+    response = error_response(400, message)
+    response.force_close()
+    return response
 
 
 def _as_coroutine(handler: HttpHandler) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:

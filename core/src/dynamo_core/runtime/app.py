@@ -14,6 +14,7 @@ from dynamo_core.runtime.application import Application
 from dynamo_core.runtime.control import Leash, supervised
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Hosted, Role, role_for, role_of
+from dynamo_core.runtime.shared_port import SharedPort
 from dynamo_core.runtime.signals import Signals, end_with
 from dynamo_core.runtime.supervisor import Supervisor, parts_of, serve_command
 from dynamo_core.settings import LoadedSettings
@@ -38,14 +39,15 @@ def serve(
     loaded: LoadedSettings,
     *,
     only: str | None = None,
-    replica: int = 0,
+    replica: int | None = None,
     arguments: Sequence[str] = (),
     hosted: Hosted | None = None,
 ) -> int:
     """Runs what the settings describe until SIGINT or SIGTERM; a second signal cuts what runs, a third ends it at once.
 
-    With a transport that reaches other processes and without `only`, this process supervises one process per part; each
-    is started with `arguments`, the command line that led here. With `hosted` this process is that engine's worker.
+    With a transport that reaches other processes and without `only`, or where several frontends are asked for, this
+    process supervises one process per part; each is started with `arguments`, the command line that led here. With
+    `hosted` this process is that engine's worker.
 
     Raises:
         ConfigError: nothing was started.
@@ -56,7 +58,7 @@ def serve(
     code = FAILED
     try:
         if role.whole and Plane(loaded, role).transport.CROSS_PROCESS:
-            code = run(lambda: _supervise(loaded, arguments))
+            code = run(lambda: _supervise(loaded, role, arguments))
         else:
             configure_export(_service_name(role))
             try:
@@ -170,9 +172,18 @@ def _settle_memory() -> None:
     gc.set_threshold(*GC_THRESHOLD)
 
 
-async def _supervise(loaded: LoadedSettings, arguments: Sequence[str]) -> int:
-    supervisor = Supervisor(parts_of(loaded.settings), serve_command(arguments))
-    longest = patience(loaded, role_of(loaded.settings, None)) + MARGIN
+async def _supervise(loaded: LoadedSettings, role: Role, arguments: Sequence[str]) -> int:
+    front = loaded.settings.frontend
+    # Looked at first, so that a taken port is told before any process starts.
+    with SharedPort(front.host, front.port) as shared:
+        if front.processes > 1:
+            return await _supervise_parts(loaded, role, arguments, shared.port)
+    return await _supervise_parts(loaded, role, arguments, None)
+
+
+async def _supervise_parts(loaded: LoadedSettings, role: Role, arguments: Sequence[str], port: int | None) -> int:
+    supervisor = Supervisor(parts_of(loaded.settings, role.workers, port), serve_command(arguments))
+    longest = patience(loaded, role) + MARGIN
     with Signals(longest + MARGIN) as signals:
         await supervisor.start()
         code = OK

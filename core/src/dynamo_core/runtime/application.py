@@ -36,7 +36,7 @@ class Application:
                 + ("where --only has no meaning" if self.role.hosted is None else "where no frontend finds the engine")
                 + ": set it to a transport that reaches other processes, such as tcp"
             )
-        self.front = Front(self._plane) if self.role.frontend else None
+        self.front = Front(self._plane, self.role) if self.role.frontend else None
         self.back = Back(self._plane, self.role, stopping=stopping)
         self._stopped = False
 

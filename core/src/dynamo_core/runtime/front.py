@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
 from ssl import SSLContext
+from typing import Any
 
 from dynamo_core.client.admission import NoAdmission
 from dynamo_core.client.board import LoadBoard
 from dynamo_core.client.caller import Caller
+from dynamo_core.client.gauges import FrontGauges
+from dynamo_core.client.load_share import LoadShare
 from dynamo_core.client.model_cache import ModelCache
 from dynamo_core.client.models import Models
 from dynamo_core.client.pipeline import Deadlines, Pipeline
@@ -28,18 +32,25 @@ from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.runtime.health import Health
 from dynamo_core.runtime.parsers import load_parsers
 from dynamo_core.runtime.plane import Plane
+from dynamo_core.runtime.roles import Role
+from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.inflight import Requests
 from dynamo_core.telemetry.loop_lag import LoopLag
 from dynamo_core.text.prefix_cache import TokenMemory
 
+log = logging.getLogger(__name__)
+
 MB = 1024 * 1024
+#: Seconds that a process waits to be ready before it joins a port that it shares.
+JOIN_WAIT = 10.0
 
 
 class Front:
     """Made from a plane; `start` after the plane's, `drain` and `aclose` before it is closed."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, role: Role) -> None:
         self._plane = plane
+        self._role = role
         self._settings = plane.settings
         resolved = plane.resolved
         if resolved.frontend is None or resolved.router is None:
@@ -63,7 +74,10 @@ class Front:
         self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)
         self._frontend = self._make_frontend()
         self._health = Health(self._settings, self.models)
+        self._share = self._make_share()
         self._listeners = self._make_listeners()
+        self._joined = asyncio.Event()
+        self._tasks = TaskSet()
 
     @property
     def url(self) -> str:
@@ -73,31 +87,46 @@ class Front:
     async def start(self) -> None:
         """Opens the listeners last, when requests can be answered, if only with 503.
 
+        A port that is shared is held at once, and joined when this process is ready: until then the others answer.
+
         Raises:
             ConfigError: an address cannot be bound.
         """
         await self._admission.start()
         self._lag.start()
         self.models.start()
+        if self._share is not None:
+            self._share.start()
         await self._frontend.start()
-        for listener in self._listeners:
+        public, *others = self._listeners
+        await public.start(accept=not self._shared)
+        for listener in others:
             await listener.start()
+        if self._shared:
+            log.info("health and metrics of this process are at %s", others[0].url)
+            self._tasks.spawn(self._join(public), name="join-port")
+        else:
+            self._joined.set()
 
     async def ready(self) -> None:
         """Returns once every model of the config has enough workers, as /ready says it."""
-        while not self._health.readiness()[0]:
-            await self.models.changed()
+        await self._models_ready()
+        await self._joined.wait()
 
     def leave(self) -> None:
-        """Says on /ready, /live and /health that it goes, so that nobody sends more."""
+        """Says on /ready, /live and /health that it goes, so that nobody sends more, and sends clients elsewhere."""
         self._health.shutting_down = True
+        for listener in self._listeners:
+            listener.leave()
 
     async def drain(self, timeout: float) -> None:
         """Stops accepting and lets running requests end for up to `timeout` seconds; what is left is cut."""
+        await self._tasks.aclose()
         await asyncio.gather(*(listener.drain_and_close(timeout) for listener in self._listeners))
 
     async def close_listeners(self) -> None:
         """Closes whatever a drain that was cut short left open."""
+        await self._tasks.aclose()
         for listener in self._listeners:
             await listener.aclose()
 
@@ -107,6 +136,8 @@ class Front:
 
     async def close_models(self) -> None:
         """Ends the watch of discovery, the routers, and what is still being cleaned up after requests."""
+        if self._share is not None:
+            await self._share.aclose()
         await self.models.aclose()
         await self._pipeline.aclose()
 
@@ -114,6 +145,25 @@ class Front:
         """Ends admission's background work, and the timer that measures the loop."""
         self._lag.stop()
         await self._admission.aclose()
+
+    @property
+    def _shared(self) -> bool:
+        """Whether the port is shared with other frontend processes."""
+        return self._role.processes > 1
+
+    async def _models_ready(self) -> None:
+        while not self._health.readiness()[0]:
+            await self.models.changed()
+
+    async def _join(self, public: Listener) -> None:
+        """Begins to accept on a shared port; in the end also without being ready, so that somebody says why."""
+        try:
+            async with asyncio.timeout(JOIN_WAIT):
+                await self._models_ready()
+        except TimeoutError:
+            log.info("not ready after %g s: %s", JOIN_WAIT, self._health.readiness()[1])
+        await public.accept()
+        self._joined.set()
 
     # Construction.
 
@@ -133,7 +183,7 @@ class Front:
         limit = self._settings.client.token_cache_mb
         if not limit:
             return None
-        metrics, name = self._plane.metrics, f"{self._settings.http.metrics_prefix}_token_cache"
+        metrics, name = self._plane.metrics, f"{self._settings.http.metrics_prefix}_tokenizer_cache"
         return TokenMemory(
             limit * MB,
             hit=metrics.counter(f"{name}_hits_total", "Prompts and pieces of prompts whose tokens were known.")
@@ -159,7 +209,12 @@ class Front:
                 first_item=client.first_item_timeout,
                 total=client.total_timeout,
                 decode_wait=client.decode_wait,
+                migration_wait=client.migration_wait,
+                migration_max_seq_len=client.migration_max_seq_len,
+                stall=client.stall_timeout,
             ),
+            metrics=self._plane.metrics,
+            prefix=self._settings.http.metrics_prefix,
         )
 
     def _make_router(self, pool: Pool) -> Router:
@@ -175,11 +230,24 @@ class Front:
         )
         return picked.cls(picked.config, services)
 
+    def _make_share(self) -> LoadShare | None:
+        plane, wanted = self._plane, self._settings.client.share_loads
+        if not plane.transport.CROSS_PROCESS or not (self._shared if wanted is None else wanted):
+            return None
+        peers = plane.metrics.gauge(
+            f"{self._settings.http.metrics_prefix}_load_peers", "Other frontends that have told of their loads lately."
+        )
+        return LoadShare(self.board, plane.events, plane.discovery, peers=peers.labels().set)
+
     def _make_frontend(self) -> Frontend:
         plane, settings = self._plane, self._settings
         picked = self._picked
 
+        gauges = FrontGauges(self.models, self.board, settings.http.metrics_prefix)
+        plane.metrics.registry.register(gauges)
+
         def finished(record: RequestRecord) -> None:
+            gauges.finished(record)
             plane.announce("dynamo_request_finished", record=record)
 
         services = FrontendServices(
@@ -188,14 +256,19 @@ class Front:
             metrics=plane.metrics,
             write_stall=settings.client.write_stall,
             keep_alive=settings.client.keep_alive,
+            metrics_prefix=settings.http.metrics_prefix,
         )
         return picked.cls(picked.config, services)
 
     def _make_listeners(self) -> list[Listener]:
         routes = [*self._frontend.routes(), metrics_route(self._plane.metrics.render, listener=ListenerName.ADMIN)]
         public, admin = self._guarded(routes)
-        health = health_routes(self._health)
+        health = health_routes(self._health, process=self._describe if self._shared else None)
         front, operators = self._settings.frontend, self._settings.admin
+        # Whoever asks on a shared port cannot choose who answers, so each process has a port of its own too.
+        port = 0 if operators.port is None and self._shared else operators.port
+        if port:
+            port += self._role.replica or 0
         if operators.port is None:
             public += admin
         listeners = [
@@ -206,20 +279,25 @@ class Front:
                 [*public, *health],
                 ssl=server_context("frontend.tls", front.tls),
                 cors=self._make_cors(),
+                reuse_port=self._shared,
             )
         ]
-        if operators.port is not None:
+        if port is not None:
             listeners.append(
                 self._make_listener(
                     "admin",
                     operators.host,
-                    operators.port,
+                    port,
                     [*admin, *health],
                     ssl=server_context("admin.tls", operators.tls),
                     port_option="admin.port",
                 )
             )
         return listeners
+
+    def _describe(self) -> dict[str, Any]:
+        """Which of the processes on a shared port this is."""
+        return {"pid": os.getpid(), "replica": self._role.replica, "system_url": self._listeners[1].url}
 
     def _guarded(self, routes: list[HttpRoute]) -> tuple[list[HttpRoute], list[HttpRoute]]:
         """The routes of either listener, each behind what its callers must show."""
@@ -256,6 +334,7 @@ class Front:
         ssl: SSLContext | None,
         cors: Cors | None = None,
         port_option: str = "--http-port",
+        reuse_port: bool = False,
     ) -> Listener:
         http = self._settings.http
         return Listener(
@@ -271,4 +350,5 @@ class Front:
             ssl=ssl,
             cors=cors,
             port_option=port_option,
+            reuse_port=reuse_port,
         )

@@ -180,6 +180,13 @@ def _check_reach(loaded: LoadedSettings, resolved: Resolved) -> None:
             f"discovery.use: {discovery.name!r} is seen by one process only: set discovery.use to one that all "
             "processes see, or transport.use to 'inproc'"
         )
+    processes = loaded.settings.frontend.processes
+    if processes > 1 and not transport.cls.CROSS_PROCESS:
+        raise ConfigError(
+            f"{_place(loaded, 'frontend.processes')}: {processes} processes cannot share what transport.use: "
+            f"{transport.name!r} keeps in one: set transport.use to one that reaches other processes, such as 'tcp', "
+            "or frontend.processes to 1"
+        )
 
 
 def _check_workers(loaded: LoadedSettings, resolved: Resolved) -> None:
@@ -213,9 +220,10 @@ def _folder_fault(folder: Path) -> str | None:
 
 def _check_listeners(loaded: LoadedSettings) -> None:
     front, admin = loaded.settings.frontend, loaded.settings.admin
-    if admin.port and admin.port == front.port and _meet(front.host, admin.host):
+    # Each frontend process has an admin port of its own, counted up from this one.
+    if admin.port and 0 <= front.port - admin.port < front.processes and _meet(front.host, admin.host):
         raise ConfigError(
-            f"{_place(loaded, 'admin.port')}: {admin.port} is the port of the frontend too: choose another, or leave "
+            f"{_place(loaded, 'admin.port')}: {front.port} is the port of the frontend too: choose another, or leave "
             "admin.port out to serve its routes on the public listener"
         )
 

@@ -23,31 +23,35 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The parts of the config that this process runs. `replica` is set for a worker of a process of its own.
+    """The parts of the config that this process runs. `replica` is set for a part in a process of its own.
 
-    With `hosted` the only worker's engine is not one that the config picks.
+    `processes` is how many frontends share the port of this one. With `hosted` the only worker's engine is not one that
+    the config picks.
     """
 
     frontend: bool
     workers: tuple[str, ...]
     replica: int | None = None
     hosted: Hosted | None = None
+    processes: int = 1
 
     @property
     def whole(self) -> bool:
-        """Whether the frontend and the workers share this process."""
+        """Whether this process is everything that was asked for, or supervises it."""
         return self.frontend and self.replica is None
 
     @property
     def name(self) -> str:
-        """A word for logs: ``frontend``, ``workers.mock-0``, or empty for everything."""
+        """A word for logs: ``frontend``, ``frontend-1``, ``workers.mock-0``, or empty for everything."""
         if self.whole:
             return ""
-        return FRONTEND if self.frontend else f"{WORKERS}{self.workers[0]}-{self.replica}"
+        if self.frontend:
+            return FRONTEND if self.processes == 1 else f"{FRONTEND}-{self.replica}"
+        return f"{WORKERS}{self.workers[0]}-{self.replica}"
 
 
-def role_of(settings: Settings, only: str | None, replica: int = 0) -> Role:
-    """The role that ``--only`` asks for; without it, everything.
+def role_of(settings: Settings, only: str | None, replica: int | None = None) -> Role:
+    """The role that ``--only`` asks for; without it, everything. Several frontends are one only with its `replica`.
 
     Raises:
         ConfigError: there is no such part.
@@ -55,12 +59,15 @@ def role_of(settings: Settings, only: str | None, replica: int = 0) -> Role:
     if only is None:
         return Role(True, tuple(settings.workers))
     if only == FRONTEND:
-        return Role(True, (), 0)
+        processes = settings.frontend.processes
+        if replica is None and processes > 1:
+            return Role(True, ())
+        return Role(True, (), replica or 0, processes=processes)
     name = only.removeprefix(WORKERS)
     if not only.startswith(WORKERS) or name not in settings.workers:
         known = ", ".join([FRONTEND, *(WORKERS + worker for worker in settings.workers)])
         raise ConfigError(f"--only {only}: there is no such part; this config has {known}")
-    return Role(False, (name,), replica)
+    return Role(False, (name,), replica or 0)
 
 
 def role_for(hosted: Hosted) -> Role:

@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from dynamo_core.runtime.control import CUT, HURRY, VARIABLE
@@ -33,27 +33,39 @@ MISCONFIGURED = 2
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One process to run: the value of ``--only`` and the replica."""
+    """One process to run: the value of ``--only`` and the replica; None if there is one only.
+
+    `port` is the one that a frontend shares with others, whatever the config says.
+    """
 
     only: str
-    replica: int = 0
+    replica: int | None = None
+    port: int | None = None
 
     @property
     def name(self) -> str:
         """A word for logs."""
-        return self.only if self.only == FRONTEND else f"{self.only}-{self.replica}"
+        return self.only if self.replica is None else f"{self.only}-{self.replica}"
 
     def arguments(self) -> list[str]:
         """What its command line has beside the supervisor's own."""
-        return ["--only", self.only] + ([] if self.only == FRONTEND else ["--replica", str(self.replica)])
+        arguments = ["--only", self.only]
+        if self.replica is not None:
+            arguments += ["--replica", str(self.replica)]
+        if self.port is not None:
+            arguments += ["--http-port", str(self.port)]
+        return arguments
 
 
-def parts_of(settings: Settings) -> list[Part]:
-    """The processes that a config asks for: workers first, so that the frontend finds some."""
-    workers = [
-        Part(WORKERS + name, replica) for name, worker in settings.workers.items() for replica in range(worker.replicas)
-    ]
-    return [*workers, Part(FRONTEND)]
+def parts_of(settings: Settings, workers: Collection[str], port: int | None) -> list[Part]:
+    """The processes of these workers, and the frontends: workers first, so that a frontend finds some.
+
+    `port` is the one that several frontends share, None for one frontend.
+    """
+    parts = [Part(WORKERS + name, replica) for name in workers for replica in range(settings.workers[name].replicas)]
+    if port is None:
+        return [*parts, Part(FRONTEND)]
+    return [*parts, *(Part(FRONTEND, replica, port) for replica in range(settings.frontend.processes))]
 
 
 @dataclass(slots=True)

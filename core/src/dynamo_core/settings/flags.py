@@ -80,6 +80,13 @@ FLAGS: tuple[Flag, ...] = (
         "How often a request may move to another worker; 0 for never.",
     ),
     Flag(
+        "--migration-max-seq-len",
+        "DYN_MIGRATION_MAX_SEQ_LEN",
+        "client.migration_max_seq_len",
+        int,
+        "Tokens of prompt and answer up to which a request can move in mid-answer.",
+    ),
+    Flag(
         "--disaggregation-mode",
         "DYN_DISAGGREGATION_MODE",
         "workers.*.disaggregation_mode",

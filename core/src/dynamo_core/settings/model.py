@@ -120,6 +120,9 @@ class FrontendSection(PluginSection):
     use: Text = Field(default="openai", description="The frontend plugin: the API that clients see.")
     host: Text = Field(default="127.0.0.1", description="Address that the public listener binds.")
     port: Port = Field(default=8000, description="Port of the public listener; 0 takes any free one.")
+    processes: Positive = Field(
+        default=1, description="Frontend processes that share the port; more than 1 need a transport between processes."
+    )
     tls: TlsSettings = Field(default_factory=TlsSettings)
 
 
@@ -250,6 +253,18 @@ class ClientSettings(BaseModel):
     decode_wait: SecondsOrZero = Field(
         default=30, description="Seconds that a prefilled request waits for a decode worker while all are busy."
     )
+    migration_wait: SecondsOrZero = Field(
+        default=20, description="Seconds that a request whose worker has failed waits for another one."
+    )
+    migration_max_seq_len: Positive | None = Field(
+        default=None,
+        description="Tokens of prompt and answer up to which a request can move in mid-answer; null means any number.",
+    )
+    stall_timeout: Seconds | None = Field(
+        default=None,
+        description="Seconds that a worker may be silent in mid-answer before it counts as failed; null means for as "
+        "long as its connection lives.",
+    )
     min_initial_workers: Count = Field(default=1, description="Workers that a model needs before `/ready` says 200.")
     shutdown_timeout: Seconds = Field(
         default=30, description="Seconds for running streams to end when the frontend stops."
@@ -264,6 +279,11 @@ class ClientSettings(BaseModel):
         default=None,
         description="Folder for model files fetched from workers; null means the user's own cache folder, "
         "empty means none.",
+    )
+    share_loads: bool | None = Field(
+        default=None,
+        description="Whether frontends tell each other what they have placed on workers; null means where "
+        "`frontend.processes` is more than 1.",
     )
 
 

@@ -1,0 +1,173 @@
+"""Who may ask: API keys for models, and one token for operators.
+
+The process knows hashes only. Keys are long and random, so that one round of SHA-256 is enough; it would not be for
+passwords.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from http import HTTPStatus
+
+from aiohttp import web
+
+from dynamo_core.contracts.admission import Principal
+from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute
+from dynamo_core.errors import ConfigError
+from dynamo_core.http.errors import error_response
+from dynamo_core.settings import AuthSettings
+
+#: What a hash in the settings begins with.
+PREFIX = "sha256:"
+#: Shorter ones could be guessed from their hashes.
+SHORTEST = 16
+
+MISSING, UNKNOWN = "missing", "unknown"
+
+_BEARER = "bearer "
+
+
+def new_key() -> str:
+    """A key with 256 random bits."""
+    return f"dyn-{secrets.token_urlsafe(32)}"
+
+
+def hash_of(key: str) -> str:
+    """A key as the settings hold it."""
+    return PREFIX + _digest(key).hex()
+
+
+def _digest(key: str) -> bytes:
+    # A header may hold bytes that are no text; they come as surrogates.
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _stored(where: str, secret: str) -> bytes:
+    """The digest of a key that is given as such or as its hash."""
+    if secret.startswith(PREFIX):
+        try:
+            digest = bytes.fromhex(secret.removeprefix(PREFIX))
+        except ValueError:
+            digest = b""
+        if len(digest) != sha256().digest_size:
+            raise ConfigError(f"{where}: is not `{PREFIX}` and 64 hexadecimal digits, as `dynamo key new` prints it")
+        return digest
+    if len(secret) < SHORTEST:
+        raise ConfigError(
+            f"{where}: has fewer than {SHORTEST} characters; `dynamo key new` makes one that is long enough"
+        )
+    return _digest(secret)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    digest: bytes
+    principal: Principal
+
+
+class ApiKeys:
+    """The keys of the settings. `failed` is told why somebody was turned away: ``missing`` or ``unknown``."""
+
+    def __init__(self, keys: Sequence[_Known], failed: Callable[[str], None]) -> None:
+        self._keys = keys
+        self._failed = failed
+
+    @classmethod
+    def load(
+        cls, settings: AuthSettings, env: Mapping[str, str], failed: Callable[[str], None] = lambda _: None
+    ) -> ApiKeys | None:
+        """The keys of the settings; None if there are none. `env` holds those that are given as variables.
+
+        Raises:
+            ConfigError: a variable is not set or holds no key, or two entries hold one key.
+        """
+        known: dict[bytes, _Known] = {}
+        for index, key in enumerate(settings.keys):
+            where = f"auth.keys[{index}]"
+            if key.env is not None and not env.get(key.env):
+                raise ConfigError(f"{where}.env: environment variable '{key.env}' is not set")
+            digest = _stored(f"{where}.env: '{key.env}'", env[key.env]) if key.env else _stored(where, key.hash or "")
+            if digest in known:
+                raise ConfigError(f"{where}: is the same key as that of {known[digest].principal.key_id!r}")
+            models = None if key.models is None else frozenset(key.models)
+            principal = Principal(key_id=key.id, tenant=key.tenant, priority=key.priority, models=models)
+            known[digest] = _Known(digest, principal)
+        return cls(tuple(known.values()), failed) if known else None
+
+    def protect(self, route: HttpRoute) -> HttpRoute:
+        """The route, for those who have a key; its handler finds out with `principal_of` who it is."""
+        return _guarded(route, self._identify, self._failed)
+
+    def _identify(self, presented: str) -> Principal | None:
+        digest = _digest(presented)
+        found = None
+        for known in self._keys:
+            # To the end, whichever it is: the time tells nothing.
+            if hmac.compare_digest(known.digest, digest):
+                found = known.principal
+        return found
+
+
+class AdminToken:
+    """What operators send. `secret` is the token or its hash; `failed` as for `ApiKeys`.
+
+    Raises:
+        ConfigError: it is too short to be one.
+    """
+
+    def __init__(self, secret: str, failed: Callable[[str], None] = lambda _: None) -> None:
+        self._digest = _stored("admin.token", secret)
+        self._failed = failed
+
+    def protect(self, route: HttpRoute) -> HttpRoute:
+        """The route, for those who have the token."""
+        return _guarded(route, self._identify, self._failed)
+
+    def _identify(self, presented: str) -> Principal | None:
+        return _OPERATOR if hmac.compare_digest(self._digest, _digest(presented)) else None
+
+
+_OPERATOR = Principal(key_id="admin")
+
+
+def _guarded(route: HttpRoute, identify: Callable[[str], Principal | None], failed: Callable[[str], None]) -> HttpRoute:
+    handler = route.handler
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        presented = _presented(http)
+        principal = None if presented is None else identify(presented)
+        if principal is None:
+            failed(MISSING if presented is None else UNKNOWN)
+            return _refusal(route, presented is None)
+        http[PRINCIPAL] = principal
+        return await handler(http)
+
+    return replace(route, handler=handle)
+
+
+def _presented(http: web.Request) -> str | None:
+    """The key of a request; None if there is none, or more than one that could be meant."""
+    headers = http.headers
+    given = headers.getall("Authorization", ())
+    if len(given) == 1 and given[0][: len(_BEARER)].lower() == _BEARER:
+        return given[0][len(_BEARER) :].strip() or None
+    keys = headers.getall("x-api-key", ())
+    return keys[0].strip() or None if len(keys) == 1 and not given else None
+
+
+def _refusal(route: HttpRoute, missing: bool) -> web.Response:
+    if missing:
+        message, code = "No API key was sent. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`", None
+    else:
+        message, code = "The API key is not known", "invalid_api_key"
+    response = (route.refusal or _in_general)(HTTPStatus.UNAUTHORIZED, message, code)
+    response.headers["WWW-Authenticate"] = "Bearer" if missing else 'Bearer error="invalid_token"'
+    return response
+
+
+def _in_general(status: int, message: str, code: str | None) -> web.Response:
+    return error_response(status, message, code=code)

@@ -14,6 +14,7 @@ from dynamo_core.protocol.request import (
     OutputOptions,
     PrefillResult,
     PreprocessedRequest,
+    RouterConfigOverride,
     RoutingHints,
     SamplingOptions,
     StopConditions,
@@ -93,6 +94,8 @@ routing_hints = st.builds(
     cache_salt=maybe(texts),
     priority=maybe(integers),
     allowed_worker_ids=maybe(lists(st.integers(0, 2**63 - 1))),
+    strict_priority=maybe(counts),
+    priority_jump=maybe(floats),
 )
 
 #: `PreprocessedRequest` with any of its fields set.
@@ -117,6 +120,9 @@ requests: SearchStrategy[PreprocessedRequest] = st.builds(
     body=json_values,
     extra_args=maybe(json_objects),
     is_probe=st.booleans(),
+    router_config_override=maybe(
+        st.builds(RouterConfigOverride, router_temperature=maybe(floats), assume_kv_reuse=maybe(st.booleans()))
+    ),
 )
 
 top_logprobs = st.builds(TopLogprob, token_id=token_ids, logprob=floats, rank=counts)

@@ -17,6 +17,7 @@ from dynamo_core.contracts.transport import Served
 from dynamo_core.errors import (
     CannotConnect,
     ConnectionTimeout,
+    Disconnected,
     DynamoError,
     EngineShutdown,
     InvalidArgument,
@@ -145,6 +146,8 @@ class ListenerLink(Link):
         self._hurried = 0
         #: Frames of rows that the caller has not taken yet, of those it was asked to tell about.
         self._under_way = 0
+        #: Heartbeats since the caller was last heard to have taken any, while it should have.
+        self._overdue = 0
         #: Awaited by handlers whose items wait for the next frame; None while nobody does.
         self._collected: asyncio.Future[None] | None = None
         self._tail: list[bytes] = []
@@ -253,6 +256,7 @@ class ListenerLink(Link):
         if taken.frames > self._under_way:
             raise FrameError("more frames were taken than sent")
         self._under_way -= taken.frames
+        self._overdue = 0
         if self._dirty:
             self.schedule()
 
@@ -319,6 +323,16 @@ class ListenerLink(Link):
         self.schedule()
 
     # Both.
+
+    def ticked(self) -> None:
+        if not self._under_way or self.blocked:
+            self._overdue = 0
+            return
+        # A caller that lives tells what it takes. If it does not, a frame was lost, and rows would wait for each other
+        # for ever. One that does not live is not heard at all, and given up for that.
+        self._overdue += 1
+        if self._overdue * self.config.heartbeat >= self.config.silence and not self._silent:
+            self.close(Disconnected(f"{self.peer} did not tell for {self.config.silence} s what it has taken"))
 
     def gather(self, out: list[bytes]) -> None:
         dirty, self._dirty = self._dirty, []

@@ -1,0 +1,206 @@
+"""Trouble with one of several workers while a crowd runs, and what must hold whatever the trouble was.
+
+`migration_limit` says which promise is held: 0, and what ran on the worker in trouble may break, with an error; more,
+and every answer must be whole and equal to an unbroken run.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dynamo_core.testing.faults import (
+    BlackHole,
+    Corrupt,
+    Cut,
+    Delay,
+    Direction,
+    Drop,
+    Duplicate,
+    Fault,
+    HalfOpen,
+    Reorder,
+    Throttle,
+)
+
+from tests.chaos.client import Client, Crowd
+from tests.chaos.history import Answer, Asked, Outcome, check, judge
+from tests.chaos.processes import ProxiedWorkers, Worker
+from tests.chaos.wire import is_last, is_rows, is_running, is_taken
+
+DOWN, UP = Direction.DOWN, Direction.UP
+
+#: Seconds in which all is given back after the last answer: the two that a stopped engine has, the second that /metrics
+#: is cached for, and room for a slow machine. What a silent connection holds comes on top.
+QUIET = 2 + 1 + 5
+
+#: Tokens of an answer that still runs when something happens, at 10 ms each.
+LONG = 200
+
+Act = Callable[[Worker], Awaitable[Any]]
+
+
+class Effect(Enum):
+    """What a trouble does to the requests that run on its worker, if nothing moves them to another."""
+
+    ALL = "every one of them is broken"
+    SOME = "one at least is broken"
+    NONE = "none notices more than a pause"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something done to a worker, or to the wire to it, and how it is put right."""
+
+    name: str
+    strike: Act
+    effect: Effect = Effect.ALL
+    mend: Act | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def wire(
+    name: str,
+    fault: Fault,
+    direction: Direction,
+    when: Callable[[bytes], bool],
+    *,
+    at: int = 20,
+    times: int | None = 1,
+    effect: Effect = Effect.ALL,
+) -> Trouble:
+    """A fault at a chosen frame."""
+
+    async def strike(worker: Worker) -> None:
+        await worker.plan.inject(fault, direction=direction, when=when, at=at, times=times).hit()
+
+    async def mend(worker: Worker) -> None:
+        worker.plan.clear()
+
+    return Trouble(name, strike, effect, mend)
+
+
+async def kill(worker: Worker) -> None:
+    await worker.kill()
+
+
+async def restart(worker: Worker) -> None:
+    worker.start()
+
+
+async def freeze(worker: Worker) -> None:
+    worker.signal(signal.SIGSTOP)
+
+
+async def thaw(worker: Worker) -> None:
+    worker.signal(signal.SIGCONT)
+
+
+TROUBLES = [
+    Trouble("killed", kill, mend=restart),
+    Trouble("frozen", freeze, mend=thaw),
+    wire("cut", Cut(), DOWN, is_rows),
+    wire("cut in the middle of a frame", Cut(keep=7), DOWN, is_rows),
+    wire("a frame of rows dropped", Drop(), DOWN, is_running, effect=Effect.SOME),
+    wire("a frame of rows doubled", Duplicate(), DOWN, is_running, effect=Effect.SOME),
+    # Between the last rows of a stream and its end there may be a frame of others, and then nothing is lost: so always.
+    wire("last rows after the next frame", Reorder(), DOWN, is_last, at=0, times=None, effect=Effect.SOME),
+    wire("a frame of rows corrupted", Corrupt(), DOWN, is_running),
+    wire("a frame to the worker dropped", Drop(), UP, is_taken, effect=Effect.SOME),
+    wire("a frame to the worker doubled", Duplicate(), UP, is_taken, effect=Effect.SOME),
+    wire("a frame to the worker corrupted", Corrupt(), UP, is_taken),
+    wire("a black hole", BlackHole(), DOWN, is_rows),
+    wire("half open, answers lost", HalfOpen(), DOWN, is_rows),
+    wire("half open, questions lost", HalfOpen(), UP, is_taken),
+    wire("late by less than the silence", Delay(0.5), DOWN, is_rows, effect=Effect.NONE),
+    wire("slow", Throttle(20_000), DOWN, is_rows, effect=Effect.NONE),
+]
+
+
+def requests(streams: int, unary: int, *, first: int = 0, tokens: int = LONG) -> list[Asked]:
+    """Streams, then unary requests; no two are alike, or end together."""
+    return [
+        Asked(first + number, f"question {number}", tokens + 5 * number, stream=number < streams)
+        for number in range(streams + unary)
+    ]
+
+
+def allowed(asked: Asked, *, whole: bool, migration_limit: int) -> set[Outcome]:
+    """What a request may become that ran on a worker in trouble; `whole`: also what it must be elsewhere."""
+    broken = Outcome.BROKEN if asked.stream else Outcome.FAILED
+    if migration_limit:
+        return {Outcome.WHOLE}
+    return {broken, Outcome.WHOLE} if whole else {broken}
+
+
+async def one_worker_in_trouble(
+    fleet: ProxiedWorkers, trouble: Trouble, expect: Callable[..., Awaitable[Mapping[int, Answer]]]
+) -> list[str]:
+    """Strikes the first worker while a crowd runs on all of them; what is wrong with what came of it."""
+    asked, later = requests(8, 4), requests(6, 4, first=100, tokens=20)
+    expected = await expect([*asked, *later])
+    struck = fleet.workers[0]
+    async with Client(fleet.url) as client:
+        async with Crowd(client, asked) as crowd:
+            await crowd.begun()
+            over = [history for history in crowd.histories if history.ends]
+            reached = [one for one in asked if one.seed in struck.requests.seeds]
+            await trouble.strike(struck)
+            histories = await crowd.end()
+        if trouble.mend is not None:
+            await trouble.mend(struck)
+        await fleet.complete()
+        async with Crowd(client, later) as crowd:
+            afterwards = await crowd.end()
+    held = await fleet.quiet(QUIET)
+
+    may: dict[int, Collection[Outcome]] = {}
+    if trouble.effect is not Effect.NONE:
+        whole = trouble.effect is not Effect.ALL
+        may = {one.seed: allowed(one, whole=whole, migration_limit=fleet.migration_limit) for one in reached}
+    problems = check([*histories, *afterwards], expected, may)
+    if over or not 0 < len(reached) < len(asked):
+        problems.append(f"of {len(asked)} requests {len(over)} were over too early, {len(reached)} on the worker")
+    if trouble.effect is not Effect.NONE and not fleet.migration_limit:
+        outcomes = {judge(history, expected[history.asked.seed])[0] for history in histories}
+        if outcomes == {Outcome.WHOLE}:
+            problems.append("nothing was broken: the trouble was none")
+    return problems + [f"still held: {name} = {value}" for name, value in held.items()]
+
+
+async def trouble_all_the_time(
+    fleet: ProxiedWorkers, expect: Callable[..., Awaitable[Mapping[int, Answer]]], *, rounds: int, seed: int
+) -> list[str]:
+    """Strikes one worker after the other, in an order that `seed` draws, under clients of every kind."""
+    dice = random.Random(seed)
+    problems: list[str] = []
+    for turn in range(rounds):
+        trouble, struck = dice.choice(TROUBLES), dice.choice(fleet.workers)
+        asked = requests(dice.randint(6, 12), dice.randint(1, 5), first=1000 * turn, tokens=dice.randint(100, LONG))
+        expected = await expect(asked)
+        async with Client(fleet.url) as client:
+            async with Crowd(client, asked, leaving=dice.randint(0, 3)) as crowd:
+                await crowd.begun()
+                before = set(struck.requests.seeds)
+                await trouble.strike(struck)
+                crowd.leave()
+                histories = await crowd.end()
+            if trouble.mend is not None:
+                await trouble.mend(struck)
+        await fleet.complete()
+        may = {one.seed: {Outcome.LEFT} for one in crowd.leaving}
+        for one in asked:
+            # A request that another worker's death sends here has not been seen before, and begins anew.
+            if one.seed in before and trouble.effect is not Effect.NONE:
+                may.setdefault(one.seed, set()).update(allowed(one, whole=True, migration_limit=fleet.migration_limit))
+        for one in crowd.leaving:
+            may[one.seed].add(Outcome.WHOLE)
+        problems += [f"round {turn}, {trouble}: {what}" for what in check(histories, expected, may)]
+    held = await fleet.quiet(QUIET)
+    return problems + [f"still held: {name} = {value}" for name, value in held.items()]

@@ -1,0 +1,114 @@
+"""`View`: what one process sees of the store, and what its watches are to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+
+from dynamo_plugin_discovery_etcd.wire import NO_LEASE, Change, Listing, Record
+
+
+class View:
+    """Adds up listings and changes. Every method returns what watches are to be told; times only count.
+
+    After an outage, and when the store has been emptied, nobody is taken for dead for one ttl: until then whoever lives
+    has come back. The last view stands meanwhile.
+    """
+
+    def __init__(self, ttl: float) -> None:
+        self._ttl = ttl
+        self._cluster = 0
+        #: What is in the store.
+        self._records: dict[str, Record] = {}
+        #: What is not in the store any more and is told as gone after the time of grace.
+        self._kept: dict[str, bytes] = {}
+        self._grace_until = float("-inf")
+        self._away = False
+        self._broken = False
+        #: The newest change that is known.
+        self.revision = 0
+        #: Whether a listing has ever come.
+        self.synced = False
+        #: Whether the store is away, or was, and somebody may not have come back yet.
+        self.stale = False
+
+    @property
+    def count(self) -> int:
+        """How many records the store should hold."""
+        return len(self._records)
+
+    def failed(self) -> list[WatchEvent]:
+        """The store cannot be read."""
+        self._away = True
+        return self._mark_stale()
+
+    def broken(self) -> None:
+        """Changes come no more, until the next listing."""
+        self._broken = True
+
+    def listed(self, listing: Listing, asked_at: int, now: float) -> list[WatchEvent]:
+        """Everything has been read. `asked_at` is the `revision` of before: a store never goes back by itself."""
+        emptied = self.synced and (listing.cluster != self._cluster or listing.revision < asked_at)
+        following = not (self._away or self._broken)
+        if not emptied and following and listing.revision < self.revision:
+            # Changes have overtaken it.
+            return []
+        events = self._mark_stale() if emptied and self._records else []
+        if self.synced and (emptied or not following):
+            self._grace_until = now + self._ttl
+        shown = {key: record.value for key, record in self._records.items()} | self._kept
+        self._cluster, self.revision = listing.cluster, listing.revision
+        self._records = listing.records
+        self._away, self._broken, self.synced = False, False, True
+        missing = {key: value for key, value in shown.items() if key not in self._records}
+        self._kept = missing if now < self._grace_until else {}
+        if not self._kept:
+            events += [WatchEvent(WatchKind.DELETE, key) for key in missing]
+        oldest_first = sorted(self._records.items(), key=lambda item: item[1].revision)
+        events += [
+            WatchEvent(WatchKind.PUT, key, record.value)
+            for key, record in oldest_first
+            if shown.get(key) != record.value
+        ]
+        return events + self.tick(now)
+
+    def changed(self, changes: Iterable[Change], now: float) -> list[WatchEvent]:
+        """Changes have come, the oldest first. What a listing had already is passed over."""
+        events: list[WatchEvent] = []
+        known = self.revision
+        for change in changes:
+            if change.revision <= known:
+                continue
+            self.revision = max(self.revision, change.revision)
+            before = self._records.pop(change.key, None)
+            if change.record is not None:
+                shown = before.value if before is not None else self._kept.pop(change.key, None)
+                self._records[change.key] = change.record
+                if shown != change.record.value:
+                    events.append(WatchEvent(WatchKind.PUT, change.key, change.record.value))
+            elif before is not None and before.lease != NO_LEASE and now < self._grace_until:
+                # The lease may have expired while nobody could renew it.
+                self._kept[change.key] = before.value
+            elif before is not None:
+                events.append(WatchEvent(WatchKind.DELETE, change.key))
+        return events + self.tick(now)
+
+    def tick(self, now: float) -> list[WatchEvent]:
+        """Time has passed."""
+        events: list[WatchEvent] = []
+        if self._away:
+            return events
+        if now >= self._grace_until:
+            events += [WatchEvent(WatchKind.DELETE, key) for key in self._kept]
+            self._kept = {}
+        if self.stale and not self._kept:
+            self.stale = False
+            events.append(WatchEvent(WatchKind.FRESH))
+        return events
+
+    def _mark_stale(self) -> list[WatchEvent]:
+        if self.stale:
+            return []
+        self.stale = True
+        return [WatchEvent(WatchKind.STALE)]

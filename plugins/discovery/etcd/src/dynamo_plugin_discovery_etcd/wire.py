@@ -1,0 +1,99 @@
+"""How keys, values and numbers look in etcd's JSON: bytes in base64, 64-bit numbers as text, zeros left out."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_core.contracts.discovery import MAX_VALUE
+
+#: The longest key, in bytes of UTF-8.
+MAX_KEY = 1024
+#: The lease of values that outlive their writer.
+NO_LEASE = 0
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A value, the lease it belongs to, and the revision of the store that it came with."""
+
+    lease: int
+    revision: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All records of this system at one revision of the store."""
+
+    cluster: int
+    revision: int
+    records: dict[str, Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a watch of the store tells: a record that was put, or None for one that is gone."""
+
+    key: str
+    revision: int
+    record: Record | None
+
+
+class Keys:
+    """Keys below a prefix, as etcd wants them."""
+
+    def __init__(self, prefix: str) -> None:
+        self._start = f"{prefix}/".encode()
+        #: The first key that does not begin with the prefix: its last byte is a slash, which can be counted up.
+        self._end = self._start[:-1] + bytes([self._start[-1] + 1])
+
+    def one(self, key: str) -> str:
+        """One key."""
+        return text(self._start + _bytes(key))
+
+    def everything(self, after: str | None = None) -> Json:
+        """The range of all keys, or of those after one."""
+        start = self._start if after is None else self._start + _bytes(after) + b"\x00"
+        return {"key": text(start), "range_end": text(self._end)}
+
+    def name(self, key: str) -> str:
+        """The reverse of `one`."""
+        return b64decode(key)[len(self._start) :].decode(errors="surrogateescape")
+
+
+def text(data: bytes) -> str:
+    """Bytes in base64."""
+    return b64encode(data).decode()
+
+
+def _bytes(key: str) -> bytes:
+    # A foreign key that is no UTF-8 must not stop the listing.
+    return key.encode(errors="surrogateescape")
+
+
+def number(fields: Json, name: str) -> int:
+    """A number, 0 if it is left out."""
+    return int(fields.get(name, 0))
+
+
+def record(fields: Json) -> Record:
+    """What a key holds."""
+    return Record(number(fields, "lease"), number(fields, "mod_revision"), b64decode(fields.get("value", "")))
+
+
+def check(key: str, value: bytes) -> None:
+    """Refuses what cannot be a record.
+
+    Raises:
+        ValueError: the key is empty or too long, or the value is too large.
+    """
+    if not key:
+        raise ValueError("a key must not be empty")
+    if len(key.encode()) > MAX_KEY:
+        raise ValueError(f"the key {key[:40]!r}… is longer than {MAX_KEY} bytes")
+    if len(value) > MAX_VALUE:
+        raise ValueError(f"the value of {key!r} has {len(value)} bytes, more than {MAX_VALUE}")

@@ -1,0 +1,242 @@
+"""A real etcd on the loopback, on free ports, that tests may stop, kill and start anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_discovery_etcd.config import EtcdConfig
+from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
+
+DEADLINE = 15.0
+
+
+class Etcd:
+    """A member of a cluster; alone unless `members` says otherwise."""
+
+    def __init__(
+        self,
+        binary: str,
+        folder: Path,
+        *arguments: str,
+        tls_ca: Path | None = None,
+        tls_client: tuple[str, str] | None = None,
+        ports: tuple[int, ...] = (),
+        members: tuple[int, ...] = (),
+    ) -> None:
+        self._folder = folder
+        self._context = None if tls_ca is None else ssl.create_default_context(cafile=str(tls_ca))
+        if self._context is not None and tls_client is not None:
+            self._context.load_cert_chain(*tls_client)
+        client, peer = ports or _free_ports(2)
+        self.url = f"{'http' if tls_ca is None else 'https'}://127.0.0.1:{client}"
+        peer_url = f"http://127.0.0.1:{peer}"
+        cluster = ",".join(f"m{port}=http://127.0.0.1:{port}" for port in members or (peer,))
+        self._command = [
+            binary, "--name", f"m{peer}", "--data-dir", str(folder / "data"), "--initial-cluster", cluster,
+            "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
+            "--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url,
+            # The shortest life of a lease follows from these: one second.
+            "--heartbeat-interval", "20", "--election-timeout", "200", *arguments,
+        ]  # fmt: skip
+        self._log = folder / "etcd.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def launch(self, *, empty: bool = False) -> None:
+        """Starts it with what it held, or empty."""
+        if empty:
+            shutil.rmtree(self._folder / "data")
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def start(self, *, empty: bool = False) -> None:
+        """Starts it, and returns when it serves."""
+        self.launch(empty=empty)
+        self.wait()
+
+    def wait(self) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + DEADLINE
+        while not self._healthy():
+            assert self.process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """It is there and does not answer, until `resume`."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(DEADLINE)
+            self.process = None
+
+    def ask(self, path: str, body: dict[str, Any], token: str | None = None) -> dict[str, Any]:
+        """One request, as an administrator would make it."""
+        headers = {"content-type": "application/json"} | ({} if token is None else {"Authorization": token})
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=DEADLINE, context=self._context) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+    def revision(self) -> int:
+        return int(self.ask("/v3/kv/range", {"key": "YQ==", "count_only": True})["header"]["revision"])
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/health", timeout=1, context=self._context) as response:
+                return bool(json.load(response)["health"] == "true")
+        except OSError:
+            return False
+
+
+def _free_ports(count: int) -> list[int]:
+    # All at once, so that they differ.
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+@pytest.fixture(scope="session")
+def etcd_binary() -> str:
+    found = shutil.which("etcd")
+    if found is None:
+        missing = "NOT TESTED: there is no etcd; install one (Debian: etcd-server), 3.4 or newer"
+        if os.environ.get("CI") == "1":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found
+
+
+MakeEtcd = Callable[..., Etcd]
+
+
+@pytest.fixture
+def make_etcd(etcd_binary: str, tmp_path: Path) -> Iterator[MakeEtcd]:
+    """Starts clusters that live as long as the test."""
+    made: list[Etcd] = []
+
+    def make(*arguments: str, **how: Any) -> Etcd:
+        folder = tmp_path / f"etcd{len(made)}"
+        folder.mkdir()
+        made.append(Etcd(etcd_binary, folder, *arguments, **how))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for etcd in made:
+        etcd.kill()
+
+
+@pytest.fixture
+def etcd(make_etcd: MakeEtcd) -> Etcd:
+    return make_etcd()
+
+
+@pytest.fixture
+def cluster(etcd_binary: str, tmp_path: Path) -> Iterator[list[Etcd]]:
+    """Three members: one may be lost."""
+    ports = _free_ports(6)
+    made: list[Etcd] = []
+    for number in range(3):
+        folder = tmp_path / f"member{number}"
+        folder.mkdir()
+        made.append(Etcd(etcd_binary, folder, ports=(ports[number], ports[3 + number]), members=tuple(ports[3:])))
+        made[-1].launch()
+    for member in made:
+        member.wait()
+    yield made
+    for member in made:
+        member.kill()
+
+
+class Seen:
+    """What one watch tells, added up."""
+
+    def __init__(self, discovery: EtcdDiscovery, prefix: str = "") -> None:
+        self.watch = discovery.watch(prefix)
+        self.records: dict[str, bytes] = {}
+        self.log: list[WatchEvent] = []
+
+    @property
+    def kinds(self) -> list[WatchKind]:
+        return [event.kind for event in self.log]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Reads until the condition holds."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                while not condition():
+                    event = await anext(self.watch)
+                    self.log.append(event)
+                    if event.kind is WatchKind.PUT:
+                        self.records[event.key] = event.value
+                    elif event.kind is WatchKind.DELETE:
+                        del self.records[event.key]
+        except TimeoutError:
+            pytest.fail(f"the watch told only {self.log}")
+
+    async def shows(self, records: dict[str, bytes]) -> None:
+        await self.until(lambda: self.records == records)
+
+    async def hears(self, kind: WatchKind, times: int = 1) -> None:
+        await self.until(lambda: self.kinds.count(kind) >= times)
+
+
+@pytest.fixture
+async def see() -> AsyncIterator[Callable[..., Seen]]:
+    """Opens watches that live as long as the test."""
+    opened: list[Seen] = []
+
+    def see(discovery: EtcdDiscovery, prefix: str = "") -> Seen:
+        opened.append(Seen(discovery, prefix))
+        return opened[-1]
+
+    yield see
+    for seen in opened:
+        await seen.watch.aclose()
+
+
+MakeDiscovery = Callable[..., EtcdDiscovery]
+
+
+@pytest.fixture
+async def make_on() -> AsyncIterator[MakeDiscovery]:
+    """Makes discovery objects, as different processes would have them."""
+    made: list[EtcdDiscovery] = []
+
+    def make(*endpoints: str, **settings: object) -> EtcdDiscovery:
+        defaults = {"endpoints": endpoints, "ttl": 1.0, "poll": 0.1, "timeout": 0.5, "start_timeout": 0.5}
+        made.append(EtcdDiscovery(EtcdConfig.model_validate(defaults | settings), Metrics()))
+        return made[-1]
+
+    yield make
+    await asyncio.gather(*(discovery.aclose() for discovery in made))
+
+
+@pytest.fixture
+def make(etcd: Etcd, make_on: MakeDiscovery) -> MakeDiscovery:
+    """The same, on one cluster."""
+    return lambda **settings: make_on(etcd.url, **settings)

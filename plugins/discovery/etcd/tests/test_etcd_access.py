@@ -1,0 +1,204 @@
+"""Logins, certificates, and what is told when they do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_core.contracts.discovery import WatchKind
+from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_discovery_etcd.config import EtcdConfig
+from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
+from pydantic import ValidationError
+
+LOGIN = {"username": "worker", "password": "opensesame"}
+
+
+def guard(etcd: Any) -> None:
+    """Switches authentication on, with a user that may use the prefix of the framework alone."""
+    for path, body in (
+        ("user/add", {"name": "root", "password": "rootpass"}),
+        ("user/grant", {"user": "root", "role": "root"}),
+        ("role/add", {"name": "dynamo"}),
+        ("role/grant", {"name": "dynamo", "perm": {"permType": 2, "key": "ZHluYW1vLw==", "range_end": "ZHluYW1vMA=="}}),
+        ("user/add", {"name": "worker", "password": "opensesame"}),
+        ("user/grant", {"user": "worker", "role": "dynamo"}),
+        ("user/add", {"name": "nobody", "password": "opensesame"}),
+        ("enable", {}),
+    ):
+        if path == "user/grant" and body["user"] == "root":
+            etcd.ask("/v3/auth/role/add", {"name": "root"})
+        etcd.ask(f"/v3/auth/{path}", body)
+
+
+async def test_with_a_login_everything_works_and_the_secret_is_never_told(
+    etcd: Any, make: Any, see: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    guard(etcd)
+    owner, other = make(**LOGIN), make(**LOGIN)
+    await owner.start()
+    lease, seen = await owner.lease(), see(other)
+
+    await lease.put("a", b"1")
+    await owner.put_value("b", b"2")
+    await seen.shows({"a": b"1", "b": b"2"})
+    await lease.remove("a")
+    await owner.put_value("b", None)
+    await seen.shows({})
+    await lease.aclose()
+
+    assert "opensesame" not in caplog.text
+    assert "opensesame" not in repr(owner.config)
+
+
+async def test_a_token_that_etcd_has_forgotten_is_fetched_anew(etcd: Any, make: Any, see: Any) -> None:
+    guard(etcd)
+    owner, seen = make(**LOGIN), see(make(**LOGIN))
+    lease = await owner.lease()
+    await lease.put("a", b"1")
+    await seen.shows({"a": b"1"})
+
+    # Its tokens live in memory.
+    etcd.kill()
+    await seen.hears(WatchKind.STALE)
+    etcd.start()
+    await seen.hears(WatchKind.FRESH)
+    await lease.put("b", b"2")
+
+    await seen.shows({"a": b"1", "b": b"2"})
+
+
+async def test_authentication_may_be_switched_on_while_processes_run(etcd: Any, make: Any, see: Any) -> None:
+    owner, seen = make(**LOGIN), see(make(**LOGIN))
+    lease = await owner.lease()
+    await lease.put("a", b"1")
+    await seen.shows({"a": b"1"})
+
+    guard(etcd)
+    await lease.put("b", b"2")
+
+    await seen.shows({"a": b"1", "b": b"2"})
+
+
+@pytest.mark.parametrize(
+    ("login", "told"),
+    [
+        ({}, r"^discovery\.password: etcd at http://127.* refuses: user name is empty; set `username` and `password`$"),
+        (LOGIN | {"password": "wrongpass"}, r"^discovery\.password: .*authentication failed"),
+        (LOGIN | {"username": "nobody"}, r"^discovery\.username: .*permission denied; the plugin's README"),
+        (LOGIN | {"prefix": "others"}, r"^discovery\.username: .*permission denied; the plugin's README"),
+    ],
+)
+async def test_a_login_that_does_not_do_is_told_at_the_start_with_the_remedy(
+    etcd: Any, make: Any, login: dict[str, str], told: str
+) -> None:
+    guard(etcd)
+
+    with pytest.raises(ConfigError, match=told) as raised:
+        await make(**login).start()
+    assert "wrongpass" not in str(raised.value)
+
+
+async def test_a_lease_that_is_refused_for_long_is_lost(etcd: Any, make: Any) -> None:
+    lease = await make(lost_after=0.2).lease()
+    await lease.put("a", b"1")
+
+    guard(etcd)
+    root = etcd.ask("/v3/auth/authenticate", {"name": "root", "password": "rootpass"})["token"]
+    etcd.ask("/v3/lease/revoke", {"ID": str(lease.id)}, token=root)
+
+    async with asyncio.timeout(15):
+        await lease.lost.wait()
+    with pytest.raises(CannotConnect, match="lost"):
+        await lease.put("a", b"2")
+
+
+async def test_a_cluster_that_is_not_there_is_waited_for_and_then_named(make_on: Any) -> None:
+    with pytest.raises(
+        Exception, match=r"^discovery\.endpoints: etcd at http://127\.0\.0\.1:1 cannot be reached: .*; start"
+    ):
+        await make_on("http://127.0.0.1:1", start_timeout=0.1).start()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """An authority, and a certificate for 127.0.0.1 that serves both sides."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command is not installed")
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    for words in (
+        ["req", "-x509", *curve, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"],
+        ["req", *curve, "-subj", "/CN=node", "-keyout", "node.key", "-out", "node.csr"],
+        ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+         "-extfile", "names", "-out", "node.pem"],
+    ):  # fmt: skip
+        (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+        subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)
+    return folder
+
+
+async def test_over_tls_the_servers_certificate_is_checked_and_a_client_certificate_shown(
+    make_etcd: Any, make_on: Any, see: Any, certificates: Path
+) -> None:
+    ca, cert, key = (str(certificates / name) for name in ("ca.pem", "node.pem", "node.key"))
+    etcd = make_etcd(
+        "--cert-file", cert, "--key-file", key, "--trusted-ca-file", ca, "--client-cert-auth",
+        tls_ca=Path(ca), tls_client=(cert, key),
+    )  # fmt: skip
+    good = make_on(etcd.url, tls={"ca": ca, "cert": cert, "key": key})
+
+    await good.start()
+    lease, seen = await good.lease(), see(good)
+    await lease.put("a", b"1")
+    await seen.shows({"a": b"1"})
+
+    with pytest.raises(ConfigError, match=r"^discovery\.tls\.ca: .*certificate verify failed.*; name the authority"):
+        await make_on(etcd.url).start()
+    with pytest.raises(CannotConnect, match=r"^discovery\.endpoints: etcd at https://127"):
+        await make_on(etcd.url, tls={"ca": ca}, start_timeout=0).start()
+    with pytest.raises(ConfigError, match=r"^discovery\.tls\.ca: .*missing\.pem' cannot be used: No such file"):
+        await make_on(etcd.url, tls={"ca": str(certificates / "missing.pem")}).start()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"endpoints": []}, "endpoints"),
+        ({"endpoints": ["http://user:hunter2@etcd:2379"]}, "set `username` and `password`"),
+        ({"endpoints": ["redis://etcd"]}, "neither http://host:port nor https://host:port"),
+        ({"endpoints": ["http://etcd:2379/v3"]}, "neither http://host:port nor https://host:port"),
+        ({"endpoints": ["etcd"], "tls": {}}, "write https://"),
+        ({"username": "a"}, "belong together"),
+        ({"tls": {"cert": "a"}}, "belong together"),
+        ({"heartbeat": 6}, "heartbeat"),
+        ({"poll": 6}, "poll"),
+        ({"timeout": 6}, "timeout"),
+        ({"ttl": 0.5}, "ttl"),
+        ({"endpoint": "x"}, "endpoint"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        EtcdConfig.model_validate(settings)
+
+    # What pydantic adds about the input is left out by the loader.
+    assert told in str(raised.value)
+
+
+def test_addresses_are_completed() -> None:
+    settings = EtcdConfig(endpoints=("etcd-0", "https://[::1]", "http://etcd-0:2379/", "b:1"))
+
+    assert settings.endpoints == ("http://etcd-0:2379", "https://[::1]:2379", "http://b:1")
+
+
+async def test_closing_needs_neither_a_start_nor_a_cluster() -> None:
+    await EtcdDiscovery(EtcdConfig(), Metrics()).aclose()

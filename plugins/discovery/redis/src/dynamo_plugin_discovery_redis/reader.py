@@ -1,0 +1,129 @@
+"""The store as watchers see it: what has changed since the last look, and word that something has."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.exceptions import RedisError
+
+from dynamo_plugin_discovery_redis.config import RedisConfig
+from dynamo_plugin_discovery_redis.connect import explain, once, options
+from dynamo_plugin_discovery_redis.scripts import READ, Names
+
+#: Asks for everything.
+EVERYTHING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a lease holds: its ttl in seconds, and key to revision and value."""
+
+    ttl: float
+    records: dict[str, tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at the store."""
+
+    epoch: bytes
+    #: Whether the connection is new: the server may have been started anew and have forgotten something.
+    anew: bool
+    #: All leases that live.
+    there: set[int]
+    #: Those of them that may have changed.
+    changed: dict[int, Held]
+
+
+class Reader:
+    """Reads for one task; `changes` may run in another."""
+
+    def __init__(self, config: RedisConfig) -> None:
+        self._config = config
+        self._names = Names(config.prefix, config.database)
+        how = options(config) | {"retry": Retry(once(), 0)}
+        self._client = Redis(**how, redis_connect_func=self._connected)
+        self._announcements = Redis(**how)
+        self._connections = 0
+        self._ended = False
+        self._epoch = b""
+        self._revision = EVERYTHING
+
+    async def read(self) -> Reading:
+        """What has changed since the last call that succeeded.
+
+        Raises:
+            CannotConnect: the server cannot be asked.
+        """
+        connections, known = self._connections, self._revision
+        # Until it has succeeded, nothing is known.
+        self._revision = EVERYTHING
+        try:
+            reading, revision = await self._read(known)
+            anew = connections != self._connections
+            if anew and known != EVERYTHING:
+                # The connection has been made in between: what is known may be of another life of the server.
+                reading, revision = await self._read(EVERYTHING)
+        except BaseException as error:
+            # What is asked next must not get the answer to this.
+            await self._client.connection_pool.disconnect()
+            if isinstance(error, RedisError | OSError):
+                raise explain(self._config, error) from error
+            raise
+        self._epoch, self._revision = reading.epoch, revision
+        return Reading(reading.epoch, anew, reading.there, reading.changed)
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        """Word of each change, and one at the beginning. Some may be missed.
+
+        Raises:
+            CannotConnect: the connection could not be made, or broke.
+        """
+        announcements = self._announcements.pubsub()
+        try:
+            await announcements.subscribe(self._names.channel)
+            while not self._ended:
+                # The confirmation counts: what happened before it has not been announced.
+                if await announcements.get_message(timeout=self._config.ttl) is not None:
+                    yield
+        except (RedisError, OSError) as error:
+            raise explain(self._config, error) from error
+        finally:
+            await announcements.aclose()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """Lets `changes` end soon. Cancelling is not enough: the library may swallow it while it sends."""
+        self._ended = True
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+        await self._announcements.aclose()
+
+    async def _connected(self, connection: AbstractConnection) -> None:
+        self._connections += 1
+        await connection.on_connect()
+
+    async def _read(self, known: int) -> tuple[Reading, int]:
+        names = self._names
+        head = (names.channel, names.leases, self._epoch, str(known), secrets.token_hex(8))
+        answer = await self._client.eval(READ, len(names.shared), *names.shared, *head)
+        epoch, revision, there, changed = answer
+        held = {int(lease, 16): _held(fields) for lease, fields in changed}
+        return Reading(epoch, False, {int(lease, 16) for lease in there}, held), revision
+
+
+def _held(fields: list[bytes]) -> Held:
+    ttl, records = 0.0, {}
+    for key, value in zip(fields[::2], fields[1::2], strict=True):
+        if key:
+            revision, _, content = value.partition(b":")
+            records[key.decode()] = (int(revision), content)
+        else:
+            ttl = int(value) / 1000
+    return Held(ttl, records)

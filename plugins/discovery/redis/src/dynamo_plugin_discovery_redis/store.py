@@ -1,0 +1,93 @@
+"""The store as writers see it: leases and records, each change one step of the server. Blocks; for threads."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from dynamo_plugin_discovery_redis import scripts
+from dynamo_plugin_discovery_redis.config import RedisConfig
+from dynamo_plugin_discovery_redis.connect import explain, once, options
+from dynamo_plugin_discovery_redis.scripts import NO_LEASE, Names, lease_name
+
+
+class Store:
+    """Every method raises `CannotConnect` if the server cannot be asked, `Refused` if it says no.
+
+    Safe for several threads at once. Times are in seconds.
+    """
+
+    def __init__(self, config: RedisConfig) -> None:
+        self._config = config
+        self._names = Names(config.prefix, config.database)
+        # Again at once, once: a connection of before a restart of the server is found out by using it. All that is
+        # asked may be asked twice.
+        retry = Retry(once(), 1, supported_errors=(RedisConnectionError,))
+        self._client = redis.Redis(**options(config), retry=retry)
+
+    @property
+    def config(self) -> RedisConfig:
+        """Where the store is."""
+        return self._config
+
+    def register(self, lease: int, ttl: float, records: Mapping[str, bytes]) -> None:
+        """Makes a lease, or replaces one, with these records, the oldest first."""
+        flat: list[bytes | str] = []
+        for key, value in records.items():
+            flat += (key, value)
+        self._ask(scripts.REGISTER, lease, [str(_milliseconds(ttl)), *flat])
+
+    def put(self, lease: int, key: str, value: bytes) -> bool:
+        """Writes a record; False if there is no such lease."""
+        return self._ask(scripts.PUT, lease, [key, value]) != 0
+
+    def remove(self, lease: int, key: str) -> None:
+        """Removes a record; one that is not there is fine."""
+        self._ask(scripts.REMOVE, lease, [key])
+
+    def beat(self, lease: int, ttl: float, records: int) -> bool:
+        """Renews a lease; False if it is gone, or does not hold that many records."""
+        return self._ask(scripts.BEAT, lease, [str(_milliseconds(ttl)), str(records)]) != 0
+
+    def close_lease(self, lease: int, ttl: float) -> None:
+        """Removes all records of a lease, which then expires."""
+        self._ask(scripts.CLOSE, lease, [str(_milliseconds(ttl))])
+
+    def put_value(self, key: str, value: bytes | None) -> None:
+        """Writes a value that outlives its writer; None removes it."""
+        if value is None:
+            self.remove(NO_LEASE, key)
+        else:
+            self.put(NO_LEASE, key, value)
+
+    def try_out(self) -> None:
+        """Does each of the above once, with a lease that is gone at once."""
+        lease, ttl = secrets.randbelow(2**63 - 1) + 1, 0.001
+        self.register(lease, 60.0, {"-": b""})
+        self.put(lease, "-", b"")
+        self.remove(lease, "-")
+        self.beat(lease, ttl, 0)
+        self.close_lease(lease, ttl)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def _ask(self, script: str, lease: int, arguments: Iterable[bytes | str]) -> int:
+        keys = self._names.keys(lease)
+        head = (self._names.channel, lease_name(lease))
+        try:
+            answer = self._client.eval(script, len(keys), *keys, *head, *arguments)
+        except (RedisError, OSError) as error:
+            raise explain(self._config, error) from error
+        assert isinstance(answer, int)  # noqa: S101 - what the scripts end with
+        return answer
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,76 @@
+"""`View`: what one process sees, and how it changes from one look at the store to the next."""
+
+from __future__ import annotations
+
+from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+
+from dynamo_plugin_discovery_redis.reader import Held, Reading
+
+
+class View:
+    """Adds up readings. Every method returns what watches are to be told; times are of a clock that only counts.
+
+    After an outage, and when the store has been emptied or may have forgotten something, nobody is taken for dead for
+    one ttl: until then whoever lives has come back. The last view stands meanwhile.
+    """
+
+    def __init__(self, ttl: float) -> None:
+        self._ttl = ttl
+        self._epoch = b""
+        self._leases: dict[int, Held] = {}
+        #: Leases that are missing, and are kept until the time of grace is over.
+        self._kept: set[int] = set()
+        self._grace_until = float("-inf")
+        #: Key to value, of the newest record of each key.
+        self.records: dict[str, bytes] = {}
+        self._synced = False
+        #: Whether the store is away, or was, and somebody may not have come back yet.
+        self.stale = False
+
+    def is_synced(self) -> bool:
+        """Whether a reading has ever come."""
+        return self._synced
+
+    def failed(self) -> list[WatchEvent]:
+        """The store could not be read."""
+        if self.stale:
+            return []
+        self.stale = True
+        return [WatchEvent(WatchKind.STALE)]
+
+    def read(self, reading: Reading, now: float) -> list[WatchEvent]:
+        """The store has been read. Removed first, then put, oldest first."""
+        emptied = self._synced and reading.epoch != self._epoch
+        if emptied or (self._synced and reading.anew):
+            self._grace_until = now + max([self._ttl, *(held.ttl for held in self._leases.values())])
+        self._epoch, self._synced = reading.epoch, True
+        before = self._kept
+        missing = self._leases.keys() - reading.there
+        self._kept = set(missing) if now < self._grace_until else set()
+        self._leases |= reading.changed
+        for lease in missing - self._kept:
+            del self._leases[lease]
+        events: list[WatchEvent] = []
+        if emptied and self._kept and not self.stale:
+            self.stale = True
+            events.append(WatchEvent(WatchKind.STALE))
+        if reading.changed or missing or before:
+            events += self._differences()
+        if self.stale and not self._kept:
+            self.stale = False
+            events.append(WatchEvent(WatchKind.FRESH))
+        return events
+
+    def _differences(self) -> list[WatchEvent]:
+        # A key belongs to whoever put it last; what may be gone already stands back.
+        newest: dict[str, tuple[bool, int, bytes]] = {}
+        for lease, held in self._leases.items():
+            for key, (revision, value) in held.records.items():
+                record = (lease not in self._kept, revision, value)
+                if key not in newest or newest[key] < record:
+                    newest[key] = record
+        view = {key: value for key, (_, _, value) in sorted(newest.items(), key=lambda item: item[1])}
+        events = [WatchEvent(WatchKind.DELETE, key) for key in self.records if key not in view]
+        events += [WatchEvent(WatchKind.PUT, key, view[key]) for key in view if self.records.get(key) != view[key]]
+        self.records = view
+        return events

@@ -1,0 +1,344 @@
+"""What Redis discovery promises beyond the kit: who may use the server, and what happens when it forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_plugin_discovery_redis.config import RedisConfig
+from pydantic import ValidationError
+
+README = Path(__file__).parents[1] / "README.md"
+
+OWNER = """
+import asyncio, sys
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_discovery_redis.discovery import RedisConfig, RedisDiscovery
+
+async def main():
+    discovery = RedisDiscovery(RedisConfig(url=sys.argv[1], ttl=1, poll=0.1, timeout=0.4), Metrics())
+    await discovery.start()
+    lease = await discovery.lease()
+    await lease.put(f"v1/instances/{lease.id:x}", b"here")
+    print(f"{lease.id:x}", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await discovery.aclose()
+
+asyncio.run(main())
+"""
+
+
+async def owner(url: str) -> tuple[asyncio.subprocess.Process, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, url, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        return process, f"v1/instances/{(await process.stdout.readline()).decode().strip()}"
+
+
+async def until(events: Any, kind: WatchKind) -> list[WatchEvent]:
+    """Reads up to the first event of a kind, which is the last of the answer."""
+    seen: list[WatchEvent] = []
+    async with asyncio.timeout(10):
+        while not seen or seen[-1].kind is not kind:
+            seen.append(await anext(events))
+    return seen
+
+
+# Processes.
+
+
+async def test_the_records_of_a_process_that_is_killed_vanish_and_those_of_others_stay(server: Any, make: Any) -> None:
+    (killed, killed_key), (stays, stays_key) = await asyncio.gather(owner(server.url), owner(server.url))
+    discovery = make()
+    try:
+        async with asyncio.timeout(30), aclosing(discovery.watch("v1/")) as events:
+            assert {(await anext(events)).key for _ in range(2)} == {killed_key, stays_key}
+            assert (await anext(events)).kind is WatchKind.SYNCED
+
+            killed.kill()
+            assert await anext(events) == WatchEvent(WatchKind.DELETE, killed_key)
+            await stays.communicate(b"end\n")
+            assert await anext(events) == WatchEvent(WatchKind.DELETE, stays_key)
+    finally:
+        for process in (killed, stays):
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(server: Any, make: Any) -> None:
+    lease = await make().lease(0.8)
+    await lease.put("a", b"1")
+    key = f"dynamo:lease:{lease.id:x}"
+    blocked = threading.Event()
+    missing: list[float] = []
+
+    def look_from_elsewhere() -> None:
+        with redis.Redis(port=server.port) as client:
+            while not blocked.wait(0.05):
+                if not client.exists(key):
+                    missing.append(time.monotonic())
+
+    looking = threading.Thread(target=look_from_elsewhere)
+    looking.start()
+    # An engine that loads its weights without giving way.
+    time.sleep(2.0)  # noqa: ASYNC251
+    blocked.set()
+    looking.join(5)
+
+    assert missing == []
+    assert not lease.lost.is_set()
+
+
+async def test_leases_end_their_thread_when_discovery_is_closed(make: Any) -> None:
+    discovery = make()
+    lease = await discovery.lease()
+    assert any(thread.name == "discovery-heartbeat" for thread in threading.enumerate())
+
+    await discovery.aclose()
+    await lease.aclose()
+
+    assert not any(thread.name == "discovery-heartbeat" for thread in threading.enumerate())
+    with pytest.raises(ValueError, match="closed"):
+        await discovery.lease()
+
+
+async def test_a_lease_that_the_server_goes_on_refusing_is_lost_and_one_without_a_server_is_not(
+    server: Any, make: Any
+) -> None:
+    refused = await make(lost_after=0.3).lease()
+    server.kill()
+    await asyncio.sleep(1.0)
+    assert not refused.lost.is_set()
+
+    server.start("--requirepass", "changed")
+    async with asyncio.timeout(10):
+        await refused.lost.wait()
+
+    with pytest.raises(CannotConnect, match="lost"):
+        await refused.put("a", b"1")
+
+
+# A store that forgets.
+
+
+async def test_a_store_that_is_emptied_leaves_the_view_as_it_was_until_everybody_is_back(
+    server: Any, make: Any
+) -> None:
+    one, other = make(), make()
+    lease = await one.lease()
+    await lease.put("a", b"1")
+    await lease.put("b", b"2")
+    async with aclosing(other.watch("")) as events:
+        await until(events, WatchKind.SYNCED)
+
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+        seen = [event.kind for event in await until(events, WatchKind.FRESH)]
+        await lease.put("c", b"3")
+        last = await until(events, WatchKind.PUT)
+
+    assert seen == [WatchKind.STALE, WatchKind.FRESH]
+    assert last == [WatchEvent(WatchKind.PUT, "c", b"3")]
+
+
+async def test_who_does_not_come_back_to_an_emptied_store_is_told_as_gone(server: Any, make: Any) -> None:
+    one, other = make(), make()
+    await (await one.lease()).put("a", b"1")
+    one._keeper.stop(5)
+    async with aclosing(other.watch("")) as events:
+        await until(events, WatchKind.SYNCED)
+
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+        seen = await until(events, WatchKind.FRESH)
+
+    assert [event.kind for event in seen] == [WatchKind.STALE, WatchKind.DELETE, WatchKind.FRESH]
+    assert seen[1].key == "a"
+
+
+async def test_a_record_that_somebody_removed_from_the_store_comes_back(server: Any, make: Any) -> None:
+    discovery = make()
+    lease = await discovery.lease()
+    await lease.put("a", b"1")
+    async with aclosing(discovery.watch("")) as events:
+        await until(events, WatchKind.SYNCED)
+        with redis.Redis(port=server.port) as client:
+            client.hdel(f"dynamo:lease:{lease.id:x}", "a")
+            client.delete("dynamo:leases")
+
+        async with asyncio.timeout(10):
+            assert (await anext(events)).kind is WatchKind.DELETE
+            assert await anext(events) == WatchEvent(WatchKind.PUT, "a", b"1")
+
+
+async def test_changes_are_heard_of_again_after_a_restart_without_waiting_for_a_poll(server: Any, make: Any) -> None:
+    writer, reader = make(), make(ttl=30, poll=15)
+    async with aclosing(reader.watch("")) as events:
+        await until(events, WatchKind.SYNCED)
+        server.kill()
+        server.start()
+        # The listener connects again by itself, which is a reason to look.
+        await writer.put_value("a", b"1")
+
+        assert (await until(events, WatchKind.PUT))[-1].key == "a"
+
+
+async def test_a_key_that_two_leases_put_is_the_last_ones_and_falls_back_to_the_other(make: Any) -> None:
+    discovery = make()
+    first, second = await discovery.lease(), await discovery.lease()
+    await first.put("a", b"first")
+    await second.put("a", b"second")
+    async with aclosing(discovery.watch("")) as events:
+        assert (await anext(events)).value == b"second"
+        await until(events, WatchKind.SYNCED)
+
+        await second.remove("a")
+
+        assert await until(events, WatchKind.PUT) == [WatchEvent(WatchKind.PUT, "a", b"first")]
+
+
+async def test_systems_with_different_prefixes_or_databases_do_not_see_each_other(make: Any) -> None:
+    for settings in ({}, {"prefix": "other"}, {"database": 1}):
+        await make(**settings).put_value("key", repr(settings).encode())
+
+    for settings in ({}, {"prefix": "other"}, {"database": 1}):
+        async with aclosing(make(**settings).watch("")) as events:
+            seen = await until(events, WatchKind.SYNCED)
+        assert [event.value for event in seen[:-1]] == [repr(settings).encode()]
+
+
+async def test_what_was_there_before_a_process_started_is_in_its_first_view(make: Any) -> None:
+    await make().put_value("a", b"1")
+    late = make()
+    await late.start()
+
+    async with aclosing(late.watch("")) as events:
+        assert await anext(events) == WatchEvent(WatchKind.PUT, "a", b"1")
+
+
+# Who may use the server.
+
+
+async def test_a_server_that_is_not_there_is_waited_for_and_then_named(make: Any) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    discovery = make(url=f"redis://127.0.0.1:{port}", start_timeout=0.2)
+
+    with pytest.raises(CannotConnect, match=rf"discovery\.url: Redis at 127\.0\.0\.1:{port} does not serve"):
+        await discovery.start()
+
+
+async def test_a_server_that_comes_late_is_used(server: Any, make: Any) -> None:
+    server.kill()
+    discovery = make(start_timeout=20)
+    starting = asyncio.create_task(discovery.start())
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(server.start)
+
+    async with asyncio.timeout(20):
+        await starting
+
+
+@pytest.mark.parametrize("login", [{}, {"password": "wrong"}, {"username": "nobody", "password": "right"}])
+async def test_a_wrong_login_is_an_error_of_the_configuration(
+    make_server: Any, make: Any, login: dict[str, str]
+) -> None:
+    discovery = make(url=make_server("--requirepass", "right").url, **login)
+
+    with pytest.raises(ConfigError, match=r"discovery\.password: .*refuses the login") as caught:
+        await discovery.start()
+
+    assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
+
+
+async def test_a_right_password_is_taken(make_server: Any, make: Any) -> None:
+    await make(url=make_server("--requirepass", "right").url, password="right").start()
+
+
+async def test_the_permissions_that_the_readme_names_are_enough_and_fewer_are_told(make_server: Any, make: Any) -> None:
+    found = re.search(r"ACL SETUSER dynamo (.*?)```", README.read_text(), re.DOTALL)
+    assert found is not None
+    rules = found[1].replace("\\\n", " ").replace("…", "secret").split()
+    server = make_server()
+    with redis.Redis(port=server.port) as client:
+        client.execute_command("ACL", "SETUSER", "dynamo", *rules)
+        client.execute_command("ACL", "SETUSER", "less", *rules, "-publish")
+    allowed = make(url=server.url, username="dynamo", password="secret")
+    await allowed.start()
+    lease = await allowed.lease()
+    await lease.put("a", b"1")
+    async with aclosing(allowed.watch("")) as events:
+        assert await anext(events) == WatchEvent(WatchKind.PUT, "a", b"1")
+    await lease.aclose()
+
+    with pytest.raises(ConfigError, match=r"discovery\.username: .*too little"):
+        await make(url=server.url, username="less", password="secret").start()
+
+
+async def test_a_database_that_does_not_exist_is_an_error_of_the_configuration(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"discovery\.database: "):
+        await make(database=9999).start()
+
+
+async def test_an_encrypted_server_is_used_only_if_its_certificate_is_trusted(
+    make_server: Any, make: Any, tmp_path: Path
+) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subject = ["-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1"]
+    how = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", *subject]
+    command = ["openssl", "req", "-x509", *how, "-keyout", str(key), "-out", str(cert)]
+    await asyncio.to_thread(lambda: subprocess.run(command, check=True, capture_output=True))
+    files = ("--tls-cert-file", str(cert), "--tls-key-file", str(key), "--tls-auth-clients", "no")
+    server = make_server(*files, tls=True)
+
+    trusting = make(url=server.url, tls={"ca": str(cert)}, timeout=0.5)
+    await trusting.start()
+    await (await trusting.lease()).put("a", b"1")
+    async with aclosing(trusting.watch("")) as events:
+        assert await anext(events) == WatchEvent(WatchKind.PUT, "a", b"1")
+
+    with pytest.raises(ConfigError, match=r"discovery\.tls\.ca: "):
+        await make(url=server.url, timeout=0.5).start()
+    with pytest.raises(ConfigError, match=r"discovery\.tls\.ca: .*cannot be used"):
+        await make(url=server.url, tls={"ca": str(tmp_path / "none.pem")}).start()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"url": "redis://me:hunter2@host"}, "set `username` and `password`"),
+        ({"url": "redis://host/3"}, "set `database`"),
+        ({"url": "http://host"}, "neither redis://host:port nor"),
+        ({"url": "redis://host:99999"}, "a port that is none"),
+        ({"username": "me"}, "needs a `password`"),
+        ({"ttl": 1, "heartbeat": 0.6, "timeout": 0.3}, "at most half of ttl"),
+        ({"ttl": 1, "timeout": 2}, "timeout .* at most half of ttl"),
+        ({"tls": {"cert": "a.pem"}}, "`cert` and `key` belong together"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason) as caught:
+        RedisConfig.model_validate(settings)
+    assert "hunter2" not in str(caught.value.errors(include_input=False))
+
+
+def test_an_address_may_leave_out_scheme_and_port() -> None:
+    assert RedisConfig(url="[::1]").url == "redis://[::1]:6379"
+    assert RedisConfig(url="valkey://store:1").port == 1
+    assert RedisConfig(url="rediss://store").wants_tls

@@ -43,14 +43,17 @@ $(STAMPS)/dev: $(BIN)/python $(MANIFESTS) requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
 
+# Files are shared out among as many processes as there are cores; the tests of a file stay together.
+PARALLEL ?= -n auto --dist loadfile
+
 serve: $(STAMPS)/serve ## Set up, then serve (CONFIG=file, ARGS="--set a.b=c"; port: DYN_HTTP_PORT)
 	@exec $(BIN)/dynamo serve $(CONFIG) $(ARGS)
 
 test: $(STAMPS)/dev ## Set up, then run the tests
-	@exec $(BIN)/python -m pytest -m "not full" $(ARGS)
+	@exec $(BIN)/python -m pytest $(PARALLEL) -m "not full" $(ARGS)
 
 test-full: $(STAMPS)/dev ## The tests and the long lanes
-	@exec $(BIN)/python -m pytest -m "full or not full" $(ARGS)
+	@exec $(BIN)/python -m pytest $(PARALLEL) -m "full or not full" $(ARGS)
 
 check: $(STAMPS)/dev ## Lint, types, import rules
 	$(BIN)/ruff check .

@@ -1,11 +1,12 @@
-"""The command line: `python -m benchmarks --url …` for any server, `… suite` and `… adapter` for the project's own."""
+"""The command line: `python -m benchmarks --url …` for any server; `… suite`, `… adapter` and `… registrations` for the
+project's own."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from benchmarks import adapter, suite
+from benchmarks import adapter, registrations, suite
 from benchmarks.children import pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
@@ -26,6 +27,10 @@ def main(arguments: list[str]) -> int:
         parser = argparse.ArgumentParser(prog="python -m benchmarks adapter", description=adapter.__doc__)
         adapter.add_arguments(parser)
         return adapter.run_adapter(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["registrations"]:
+        parser = argparse.ArgumentParser(prog="python -m benchmarks registrations", description=registrations.__doc__)
+        registrations.add_arguments(parser)
+        return registrations.run_registrations(parser.parse_args(arguments[1:]))
     return _measure_urls(arguments)
 
 

@@ -252,7 +252,20 @@ def test_a_part_that_cannot_run_ends_the_whole_with_its_reason(tmp_path: Path, s
         port = taken.getsockname()[1]
 
         with pytest.raises(pytest.fail.Exception, match=f"(?s){port}.*cannot run with this config"):
+            serve(config(tmp_path), "--profile", "processes", "--set", f"admin.port={port}")
+
+
+def test_a_taken_port_is_told_before_any_process_starts(tmp_path: Path, serve: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with pytest.raises(pytest.fail.Exception) as raised:
             serve(config(tmp_path), "--profile", "processes", "--set", f"frontend.port={port}")
+
+    assert f"127.0.0.1:{port}: the port is in use" in str(raised.value)
+    assert "runs as pid" not in str(raised.value)
 
 
 def test_a_worker_process_tells_its_own_health_and_metrics(serve: Any, tmp_path: Path) -> None:

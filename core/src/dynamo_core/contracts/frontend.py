@@ -225,7 +225,7 @@ class InflightRequest(Protocol):
         """New tokens are about to be shown to the client; call once per write, not per token."""
 
     def routed(self, instance_id: int | None) -> None:
-        """A worker accepted the request."""
+        """A worker accepted the request; after a migration, another one."""
 
     def succeed(self, finish_reason: str | None, cached_tokens: int | None = None) -> None:
         """The whole answer was given to the client. `cached_tokens` is what the engine says it had of the prompt."""

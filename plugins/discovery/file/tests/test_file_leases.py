@@ -284,6 +284,9 @@ async def test_a_record_that_was_damaged_or_removed_is_mended_by_its_lease(
     (host.path / RECORDS / "a").write_bytes(b"garbage")
     (host.path / RECORDS / "b").unlink()
     view.poll()
+    assert view.records == {"a": b"1"}, "a file that was changed in its place is found by the next thorough look"
+    host.time.advance(1)
+    view.poll()
     view.poll()
     assert view.records == {}
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
+from operator import itemgetter
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 
@@ -30,8 +32,9 @@ JUMP = 0.25
 
 @dataclass(slots=True)
 class _File:
-    """A file among the records; `record` is None if it cannot be read."""
+    """A file among the records; `record` is None if it cannot be read. `inode` is what the directory says it is."""
 
+    inode: int
     state: Signature
     record: Record | None
 
@@ -55,6 +58,9 @@ class Scanner:
     that only counts. File times only refine when the last change was; a jump of the host's clock starts the counting
     anew, and so does a pause of this process, which says nothing about the others.
 
+    Only what has changed is looked at: by names and inodes while changes come, and thoroughly, by the state of every
+    file, three times in a ttl.
+
     Not safe for two threads at once.
     """
 
@@ -64,6 +70,10 @@ class Scanner:
         self._clock = clock
         self._files: dict[str, _File] = {}
         self._leases: dict[int, _LeaseState] = {}
+        #: The names of the files of each lease.
+        self._held: dict[int, set[str]] = {}
+        #: What has to be compared with the view: keys of files that changed, or whose lease came to life or died.
+        self._suspects: set[str] = set()
         self._view: dict[str, bytes] = {}
         self._format: Signature | None = None
         self._directory: Signature | None = None
@@ -91,15 +101,16 @@ class Scanner:
                 events = self._note_another_folder(place)
                 if self.stale and self._hold_until is None:
                     self._came_back(now)
-                changed = self._scan(place, now)
-                if changed or now >= self._next_lease:
-                    changed = self._look_at_leases(place, now, wall) or changed
+                if self._scan(place, now) or now >= self._next_lease:
+                    self._look_at_leases(place, now, wall)
         except OSError as error:
             return self._unreachable(error)
         self.synced = True
         self._missing_reason = ""
-        if changed or self.stale:
+        if self.stale:
             events += self._differences(now)
+        elif self._suspects:
+            events += self._changes()
         return events
 
     def _watch_the_clocks(self, now: float, wall: int) -> None:
@@ -123,7 +134,7 @@ class Scanner:
         known, self._format = self._format, place.require(FORMAT)
         if known is None or known == self._format:
             return []
-        self._directory = None
+        self._directory, self._next_full = None, 0.0
         if self.stale:
             return []
         log.warning("discovery folder %s has been made anew", self._folder.path)
@@ -136,7 +147,7 @@ class Scanner:
             log.warning("discovery folder %s cannot be read; the last view is kept: %s", self._folder.path, error)
             self._missing_reason = reason
         # What is there when it comes back has to be read whatever its time says.
-        self._directory = None
+        self._directory, self._next_full = None, 0.0
         self._hold_until = None
         if self.stale:
             return []
@@ -160,21 +171,34 @@ class Scanner:
             return False
         # Decided before reading: a change during the reading must be found by the next one.
         self._settled = ticking >= self._settled_at
-        self._next_full = now + self._ttl / 3
-        known, self._files = self._files, {}
+        thorough = now >= self._next_full
+        if thorough:
+            self._next_full = now + self._ttl / 3
+        known, files = self._files, dict[str, _File]()
         changed = False
-        for name, state in place.listing(RECORDS):
-            file = known.pop(name, None)
-            if file is None or file.state != state:
-                file = self._read(place, name, state)
-                changed = True
-            if file is not None:
-                self._files[name] = file
+        try:
+            for name, inode, state in place.listing(RECORDS, thorough=thorough):
+                before = file = known.get(name)
+                if file is None or file.inode != inode or (thorough and file.state != state):
+                    file = self._read(place, name, inode)
+                    self._note(name, before, file)
+                    changed = True
+                known.pop(name, None)
+                if file is not None:
+                    files[name] = file
+        except OSError:
+            # What was not reached stays as it was known.
+            self._files = known | files
+            raise
+        self._files = files
+        for name, file in known.items():
+            self._note(name, file, None)
         return changed or bool(known)
 
-    def _read(self, place: Place, name: str, state: Signature) -> _File | None:
+    def _read(self, place: Place, name: str, inode: int) -> _File | None:
+        path = f"{RECORDS}/{name}"
         try:
-            state, data = place.read(f"{RECORDS}/{name}", MAX_RECORD)
+            state, data = place.read(path, MAX_RECORD)
             record = decode(data)
             if file_name(record.key) != name:
                 raise ValueError(f"it holds the record {record.key!r}")
@@ -182,31 +206,47 @@ class Scanner:
             return None
         except (OSError, ValueError) as error:
             log.warning("%s is left out: %s", self._folder.path / RECORDS / name, error)
-            return _File(state, None)
-        return _File(state, record)
+            signature = place.signature(path)
+            return None if signature is None else _File(inode, signature, None)
+        return _File(inode, state, record)
+
+    def _note(self, name: str, before: _File | None, after: _File | None) -> None:
+        """A file has changed, come or gone."""
+        for file in (before, after):
+            if file is None or file.record is None:
+                continue
+            self._suspects.add(file.record.key)
+            if file.record.lease == NO_LEASE:
+                continue
+            held = self._held.setdefault(file.record.lease, set())
+            if file is after:
+                held.add(name)
+            else:
+                held.discard(name)
+            if not held:
+                del self._held[file.record.lease]
 
     # Leases.
 
-    def _look_at_leases(self, place: Place, now: float, wall: int) -> bool:
-        """Looks at the leases that are due or new; whether one has come to life or died."""
-        held: dict[int, list[str]] = {}
-        for name, file in self._files.items():
-            if file.record is not None and file.record.lease != NO_LEASE:
-                held.setdefault(file.record.lease, []).append(name)
-        changed = False
-        for number in self._leases.keys() - held.keys():
+    def _look_at_leases(self, place: Place, now: float, wall: int) -> None:
+        """Looks at the leases that are due or new."""
+        for number in self._leases.keys() - self._held.keys():
             del self._leases[number]
-        for number, names in held.items():
+        for number, names in self._held.items():
             lease = self._leases.get(number)
             if lease is not None and now < lease.due:
                 continue
             before = lease is not None and lease.alive
             lease = self._leases[number] = self._look(place, number, lease, now, wall)
-            changed = changed or lease.alive is not before
+            if lease.alive is not before:
+                self._suspects.update(self._keys(names))
             if not lease.alive and now - lease.noticed > lease.ttl:
                 self._clear_away(place, number, lease, names)
         self._next_lease = min((lease.due for lease in self._leases.values()), default=float("inf"))
-        return changed
+
+    def _keys(self, names: Collection[str]) -> list[str]:
+        files = [self._files[name] for name in names]
+        return [file.record.key for file in files if file.record is not None]
 
     def _look(self, place: Place, number: int, lease: _LeaseState | None, now: float, wall: int) -> _LeaseState:
         path = f"{LEASES}/{lease_name(number)}"
@@ -233,7 +273,7 @@ class Scanner:
         except (OSError, ValueError):
             return self._ttl
 
-    def _clear_away(self, place: Place, number: int, lease: _LeaseState, names: list[str]) -> None:
+    def _clear_away(self, place: Place, number: int, lease: _LeaseState, names: Collection[str]) -> None:
         """Removes what a dead lease has left. Others do the same at the same time."""
         try:
             for name in names:
@@ -245,7 +285,25 @@ class Scanner:
 
     # The view.
 
+    def _changes(self) -> list[WatchEvent]:
+        """The differences among the keys that may have some."""
+        suspects, self._suspects = self._suspects, set()
+        gone: list[WatchEvent] = []
+        put: list[tuple[int, WatchEvent]] = []
+        for key in suspects:
+            file = self._files.get(file_name(key))
+            if file is None or file.record is None or not self._lives(file.record.lease):
+                if self._view.pop(key, None) is not None:
+                    gone.append(WatchEvent(WatchKind.DELETE, key))
+            elif self._view.get(key) != file.record.value:
+                self._view[key] = file.record.value
+                put.append((file.state.modified, WatchEvent(WatchKind.PUT, key, file.record.value)))
+        put.sort(key=itemgetter(0))
+        return [*gone, *(event for _, event in put)]
+
     def _differences(self, now: float) -> list[WatchEvent]:
+        """As `_changes`, for all there is: after the folder was away, some may have to be kept that are not there."""
+        self._suspects.clear()
         there = [file for file in self._files.values() if file.record is not None and self._lives(file.record.lease)]
         there.sort(key=lambda file: file.state.modified)
         view = {file.record.key: file.record.value for file in there if file.record is not None}

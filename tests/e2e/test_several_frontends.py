@@ -1,0 +1,285 @@
+"""Several frontend processes on one port: who answers, who is counted, and what happens when one ends or dies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = """
+frontend: {processes: 2}
+router: {use: least-loaded}
+client: {drain_grace: 0.5}
+workers:
+  mock:
+    model: {name: mock-model}
+    engine: {use: mocker, fixed_itl_ms: 5}
+    replicas: 2
+    grace_period: 0.5
+transport: {use: tcp}
+discovery: {use: file, path: "%s", ttl: 2}
+"""
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10, **more}
+
+
+class Frontends:
+    """A server whose frontend is two processes, and each of them by its own port. `folder` is its discovery's.
+
+    Ready once each process has heard of `peers` others: those of other servers on the folder count too.
+    """
+
+    def __init__(self, server: Any, folder: Path, peers: int = 1) -> None:
+        self.server = server
+        self.folder = folder
+        assert server.until(lambda: len(self.processes()) == 2, 20), server.log
+        assert server.until(lambda: self.metric("dynamo_frontend_load_peers") == [peers] * 2, 20)
+
+    def processes(self) -> dict[int, str]:
+        """Those that answer on the shared port now: pid and the address of their own port."""
+        found = {}
+        for _ in range(30):
+            process = self.server_health()["process"]
+            found[process["pid"]] = process["system_url"]
+            if len(found) == 2:
+                break
+        return found
+
+    def server_health(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.server.request("GET", "/health")[2])
+        return answer
+
+    def metric(self, name: str) -> list[float]:
+        """A metric of each process, scraped where each says that it can be."""
+        return [scrape(url, name) for url in self.processes().values()]
+
+    def active(self, total: int) -> dict[int, float]:
+        """Requests that each process is busy with, once they are so many together; metrics are renewed every second."""
+        found: dict[int, float] = {}
+
+        def complete() -> bool:
+            for pid, url in self.processes().items():
+                found[pid] = scrape(url, "dynamo_frontend_active_requests")
+            return sum(found.values()) == total
+
+        assert self.server.until(complete, 10), found
+        return found
+
+    def restarted(self, pid: int) -> bool:
+        """Whether another process has taken the place of one."""
+        return bool(self.server.until(lambda: pid not in (now := self.processes()) and len(now) == 2, 30))
+
+
+def scrape(url: str, name: str) -> float:
+    """The sum of all samples of a metric."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
+
+
+@pytest.fixture(scope="module")
+def frontends(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Frontends:
+    folder = tmp_path_factory.mktemp("discovery")
+    return Frontends(serve_for_module(CONFIG % folder), folder)
+
+
+class Load:
+    """Clients that ask without pause: some with a connection for each request, some that keep theirs."""
+
+    def __init__(self, port: int) -> None:
+        self.failures: list[str] = []
+        self.done = 0
+        self._port = port
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(keep,)) for keep in (False, False, True, True)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _run(self, keep: bool) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        turn = 0
+        while not self._stop.is_set():
+            turn += 1
+            stream = turn % 2 == 0
+            try:
+                connection.request(
+                    "POST",
+                    "/v1/chat/completions",
+                    json.dumps(chat(stream=stream)),
+                    {"content-type": "application/json"},
+                )
+                response = connection.getresponse()
+                body = response.read()
+                if response.status != 200 or (stream and not body.endswith(b"data: [DONE]\n\n")):
+                    self.failures.append(f"{response.status} {body[-200:]!r}")
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(f"{'kept' if keep else 'new'} {error!r}")
+                connection.close()
+            if not keep:
+                connection.close()
+            self.done += 1
+        connection.close()
+
+
+def open_streams(server: Any, until_content: Any, tokens: int, count: int, pause: float = 0.0) -> list[socket.socket]:
+    streams = []
+    for _ in range(count):
+        streams.append(server.raw("POST", "/v1/chat/completions", chat(max_tokens=tokens, stream=True)))
+        until_content(streams[-1])
+        time.sleep(pause)
+    return streams
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while data := connection.recv(65536):
+            received += data
+    except ConnectionError:
+        pass
+    finally:
+        connection.close()
+    return received
+
+
+def test_each_process_answers_on_the_port_and_is_scraped_on_one_of_its_own(frontends: Frontends) -> None:
+    before = frontends.metric("dynamo_frontend_requests_total")
+
+    statuses = [frontends.server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(30)]
+    after = frontends.metric("dynamo_frontend_requests_total")
+
+    assert statuses == [200] * 30
+    assert sum(after) - sum(before) == 30
+    assert all(now > 0 for now in after), "both had a part"
+
+
+def test_loads_agree_so_that_both_together_fill_the_workers_evenly(frontends: Frontends, until_content: Any) -> None:
+    server = frontends.server
+    # One after the other, so that each choice is made with what the other process did before it known.
+    streams = open_streams(server, until_content, tokens=3000, count=12, pause=0.15)
+    per_worker = [scrape(url, "dynamo_component_inflight_requests") for url in worker_urls(frontends.folder)]
+    for stream in streams:
+        stream.close()
+
+    assert per_worker == [6, 6]
+    frontends.active(0)
+
+
+def worker_urls(folder: Path) -> list[str]:
+    """The addresses of the workers' own listeners, from their records in discovery."""
+    urls = []
+    for record in (folder / "records").iterdir():
+        found = re.search(rb'"system_url":"([^"]+)"', record.read_bytes())
+        if found and "instances" in record.name:
+            urls.append(found[1].decode())
+    return urls
+
+
+def test_one_that_is_killed_takes_only_its_own_connections_along(frontends: Frontends, until_content: Any) -> None:
+    server = frontends.server
+    streams = open_streams(server, until_content, tokens=800, count=8)
+    pids = list(frontends.processes())
+    held = frontends.active(8)
+
+    os.kill(pids[0], signal.SIGKILL)
+    assert server.until(lambda: not Path(f"/proc/{pids[0]}").exists(), 5)
+    statuses = [server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(10)]
+    answers = [read_to_end(stream) for stream in streams]
+
+    whole = [answer for answer in answers if answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")]
+    assert statuses == [200] * 10
+    assert len(whole) == held[pids[1]]
+    assert frontends.restarted(pids[0]), server.log
+
+
+@pytest.mark.timeout(120)
+def test_ending_one_after_the_other_fails_no_request(frontends: Frontends) -> None:
+    with Load(frontends.server.port) as load:
+        for pid in list(frontends.processes()):
+            os.kill(pid, signal.SIGTERM)
+            assert frontends.restarted(pid), frontends.server.log
+
+    assert load.failures == []
+    assert load.done > 50
+
+
+def test_a_second_server_on_the_port_is_refused_even_if_it_would_share(frontends: Frontends, tmp_path: Path) -> None:
+    for processes in (1, 2):
+        path = tmp_path / f"second{processes}.yaml"
+        path.write_text(CONFIG.replace("processes: 2", f"processes: {processes}") % (tmp_path / "discovery"))
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "dynamo_core.cli.main",
+                "serve",
+                str(path),
+                "--http-port",
+                str(frontends.server.port),
+            ],
+            env={key: value for key, value in os.environ.items() if not key.startswith("DYN_")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+        assert done.returncode == 2
+        assert f"127.0.0.1:{frontends.server.port}: the port is in use" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def two_free_ports() -> int:
+    """The first of two in a row, from below those that the system gives to connections."""
+    for port in range(20000 + os.getpid() % 10000, 32000, 2):
+        with socket.socket() as one, socket.socket() as two:
+            try:
+                one.bind(("127.0.0.1", port))
+                two.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    pytest.fail("no two ports in a row are free")
+
+
+def test_a_container_of_frontends_runs_several_and_ends_in_order(
+    frontends: Frontends, serve: Any, tmp_path: Path
+) -> None:
+    admin = two_free_ports()
+    server = serve(CONFIG % frontends.folder, "--set", f"admin.port={admin}", command="frontend")
+    more = Frontends(server, frontends.folder, peers=3)
+
+    urls = set(more.processes().values())
+    statuses = [more.server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(5)]
+    hidden = more.server.request("GET", "/metrics")[0]
+    more.server.signal(signal.SIGTERM)
+
+    assert urls == {f"http://127.0.0.1:{admin}", f"http://127.0.0.1:{admin + 1}"}
+    assert statuses == [200] * 5
+    assert hidden == 404
+    assert more.server.wait() == 0

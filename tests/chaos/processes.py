@@ -1,4 +1,4 @@
-"""Real processes over tcp and the file discovery: one frontend, and workers that are each reached through a proxy."""
+"""Real processes over tcp and the file discovery: frontends, and workers that are each reached through a proxy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ workers:
     model: {name: mock-model, migration_limit: %(migration_limit)s}
     engine: {use: mocker, fixed_itl_ms: %(itl)s}
     grace_period: 0.5
+    drain_timeout: 1
 client: {drain_grace: 0.5, write_stall: 2}
 frontend: {write_buffer: 65536}
 transport: {use: tcp, heartbeat: 0.5, silence: %(silence)s, write_stall: %(silence)s}
@@ -140,10 +142,17 @@ class Worker(Part):
 
 
 class ProxiedWorkers:
-    """A frontend and its workers. `async with` starts them, and ends them and their proxies."""
+    """Frontends and their workers. `async with` starts them, and ends them and their proxies."""
 
     def __init__(
-        self, folder: Path, *, workers: int = 2, migration_limit: int = 0, itl: float = 10, silence: float = 2
+        self,
+        folder: Path,
+        *,
+        workers: int = 2,
+        frontends: int = 1,
+        migration_limit: int = 0,
+        itl: float = 10,
+        silence: float = 2,
     ) -> None:
         self.migration_limit = migration_limit
         self.silence = silence
@@ -153,8 +162,10 @@ class ProxiedWorkers:
         values = {"migration_limit": migration_limit, "itl": itl, "silence": silence, "folder": self._discovery}
         self._config.write_text(CONFIG % values)
         self.workers: list[Worker] = []
-        self.frontend = Part(self._config, "--only", "frontend", "--set", "frontend.port=0")
-        self.url = ""
+        # Each on a port of its own, so that one that is started again is where it was.
+        ports = [free_port() for _ in range(frontends)]
+        self.frontends = [Part(self._config, "--only", "frontend", "--set", f"frontend.port={port}") for port in ports]
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -165,12 +176,8 @@ class ProxiedWorkers:
                 proxy = FaultProxy("127.0.0.1", port, tap=requests)
                 await proxy.start()
                 self.workers.append(Worker(self._config, number, port, proxy, requests))
-            for part in (*self.workers, self.frontend):
+            for part in (*self.workers, *self.frontends):
                 part.start()
-            try:
-                self.url = await until(self._listening, START_DEADLINE)
-            except TimeoutError:
-                raise TimeoutError("the frontend did not start:\n" + self.logs) from None
             await self.complete()
         except BaseException:
             await self.__aexit__()
@@ -178,7 +185,7 @@ class ProxiedWorkers:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for part in (self.frontend, *self.workers):
+        for part in (*self.frontends, *self.workers):
             await part.end()
         for worker in self.workers:
             await worker.proxy.aclose()
@@ -187,37 +194,59 @@ class ProxiedWorkers:
 
     def abandon(self) -> None:
         """Leaves no process behind, even where the test was cut off and nothing was closed."""
-        for part in (self.frontend, *self.workers):
+        for part in (*self.frontends, *self.workers):
             part.abandon()
 
-    def _listening(self) -> str:
-        if not self.frontend.running:
-            raise RuntimeError("the frontend ended:\n" + self.frontend.log)
-        found = re.search(r"listening at (http://127\.0\.0\.1:\d+)", self.frontend.log)
-        return found[1] if found else ""
+    @property
+    def url(self) -> str:
+        """The first frontend's."""
+        return self.urls[0]
 
-    async def pids(self) -> set[int]:
-        """The processes of the workers that the frontend sees."""
-        listed = json.loads(await self._get(f"{self.url}/health"))["instances"]
+    async def pids(self, url: str) -> set[int]:
+        """The processes of the workers that a frontend sees; none while it does not listen."""
+        try:
+            listed = json.loads(await self._get(f"{url}/health"))["instances"]
+        except aiohttp.ClientConnectionError:
+            return set()
         return {entry["pid"] for entry in listed}
 
     async def complete(self) -> None:
-        """Returns when the frontend sees all workers, and none beside."""
+        """Returns when every frontend sees all workers, and none beside."""
         deadline = asyncio.get_running_loop().time() + START_DEADLINE
         wanted = {worker.pid for worker in self.workers}
-        while await self.pids() != wanted:
-            if asyncio.get_running_loop().time() > deadline:
-                raise TimeoutError("not all workers are seen:\n" + self.logs)
-            await asyncio.sleep(0.05)
+        for frontend, url in zip(self.frontends, self.urls, strict=True):
+            while await self.pids(url) != wanted:
+                if not frontend.running:
+                    raise RuntimeError("a frontend ended:\n" + frontend.log)
+                if asyncio.get_running_loop().time() > deadline:
+                    raise TimeoutError("not all workers are seen:\n" + self.logs)
+                await asyncio.sleep(0.05)
+
+    def wipe(self) -> None:
+        """Removes the folder of the discovery, with all that is in it."""
+        # What a process writes meanwhile may stand in the way, and is gone with the next look.
+        while self._discovery.exists():
+            shutil.rmtree(self._discovery, ignore_errors=True)
+
+    async def moves(self) -> float:
+        """How many answers in the middle have been moved, by all frontends."""
+        name = "dynamo_frontend_model_migration_total"
+        counted = 0.0
+        for url in self.urls:
+            for line in (await self._get(f"{url}/metrics")).splitlines():
+                if line.startswith(f"{name}{{") and 'migration_type="ongoing_request"' in line:
+                    counted += float(line.split()[-1])
+        return counted
 
     @property
     def logs(self) -> str:
         """What all processes have logged."""
-        return "\n".join(part.log for part in (self.frontend, *self.workers))
+        return "\n".join(part.log for part in (*self.frontends, *self.workers))
 
     async def held(self) -> dict[str, float]:
         """All accounting gauges of all processes that are not zero."""
-        places: dict[str, tuple[str, tuple[str, ...]]] = {"frontend": (self.url, FRONTEND_GAUGES)}
+        places: dict[str, tuple[str, tuple[str, ...]]]
+        places = {f"frontend {number}": (url, FRONTEND_GAUGES) for number, url in enumerate(self.urls)}
         places |= {f"worker {pid}": (url, WORKER_GAUGES) for pid, url in self._system_urls().items()}
         held: dict[str, float] = {}
         for place, (url, gauges) in places.items():

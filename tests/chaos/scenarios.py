@@ -6,9 +6,11 @@ and every answer must be whole and equal to an unbroken run.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import random
 import signal
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -40,6 +42,9 @@ QUIET = 2 + 1 + 5
 
 #: Tokens of an answer that still runs when something happens, at 10 ms each.
 LONG = 200
+
+#: Seconds after which a worker that has failed must be asked again: the ten for which it is passed over, and some room.
+PASSED_OVER = 15.0
 
 Act = Callable[[Worker], Awaitable[Any]]
 
@@ -140,10 +145,15 @@ def allowed(asked: Asked, *, whole: bool, migration_limit: int) -> set[Outcome]:
 
 
 async def one_worker_in_trouble(
-    fleet: ProxiedWorkers, trouble: Trouble, expect: Callable[..., Awaitable[Mapping[int, Answer]]]
+    fleet: ProxiedWorkers,
+    trouble: Trouble,
+    expect: Callable[..., Awaitable[Mapping[int, Answer]]],
+    *,
+    streams: int = 8,
+    unary: int = 4,
 ) -> list[str]:
     """Strikes the first worker while a crowd runs on all of them; what is wrong with what came of it."""
-    asked, later = requests(8, 4), requests(6, 4, first=100, tokens=20)
+    asked, later = requests(streams, unary), requests(6, 4, first=100, tokens=20)
     expected = await expect([*asked, *later])
     struck = fleet.workers[0]
     async with Client(fleet.url) as client:
@@ -159,6 +169,7 @@ async def one_worker_in_trouble(
         async with Crowd(client, later) as crowd:
             afterwards = await crowd.end()
     held = await fleet.quiet(QUIET)
+    moves = await fleet.moves()
 
     may: dict[int, Collection[Outcome]] = {}
     if trouble.effect is not Effect.NONE:
@@ -167,11 +178,24 @@ async def one_worker_in_trouble(
     problems = check([*histories, *afterwards], expected, may)
     if over or not 0 < len(reached) < len(asked):
         problems.append(f"of {len(asked)} requests {len(over)} were over too early, {len(reached)} on the worker")
+    if bool(moves) != (trouble.effect is not Effect.NONE and fleet.migration_limit > 0):
+        problems.append(f"{moves:.0f} answers were moved")
     if trouble.effect is not Effect.NONE and not fleet.migration_limit:
         outcomes = {judge(history, expected[history.asked.seed])[0] for history in histories}
         if outcomes == {Outcome.WHOLE}:
             problems.append("nothing was broken: the trouble was none")
     return problems + [f"still held: {name} = {value}" for name, value in held.items()]
+
+
+async def asked_again(client: Client, worker: Worker, numbers: Iterator[int]) -> None:
+    """Returns when a worker gets requests: one that has failed is passed over for a while."""
+    async with asyncio.timeout(PASSED_OVER):
+        while True:
+            sent = {next(numbers) for _ in range(4)}
+            await asyncio.gather(*(client.ask(Asked(seed, max_tokens=1, stream=False)) for seed in sent))
+            if worker.requests.seeds & sent:
+                return
+            await asyncio.sleep(0.2)
 
 
 async def trouble_all_the_time(
@@ -180,11 +204,13 @@ async def trouble_all_the_time(
     """Strikes one worker after the other, in an order that `seed` draws, under clients of every kind."""
     dice = random.Random(seed)
     problems: list[str] = []
+    numbers = itertools.count(1000 * rounds)
     for turn in range(rounds):
         trouble, struck = dice.choice(TROUBLES), dice.choice(fleet.workers)
         asked = requests(dice.randint(6, 12), dice.randint(1, 5), first=1000 * turn, tokens=dice.randint(100, LONG))
         expected = await expect(asked)
         async with Client(fleet.url) as client:
+            await asked_again(client, struck, numbers)
             async with Crowd(client, asked, leaving=dice.randint(0, 3)) as crowd:
                 await crowd.begun()
                 before = set(struck.requests.seeds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core.errors import ServiceOverloaded, Unavailable, WorkerOverloaded
+from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -148,6 +150,27 @@ async def test_both_modes_are_counted_alike(server: Any, model: Any, stream: boo
     labels = {"endpoint": "chat_completions", "model": "m", "request_type": kind}
     assert server.metrics.registry.get_sample_value("dynamo_frontend_requests_started_total", labels) == 1
     assert [server.gauge(name) for name in ("active_requests", "inflight_requests", "queued_requests")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_books_name_the_worker_that_an_answer_has_moved_to(server: Any, model: Any, stream: bool) -> None:
+    moved = asyncio.Event()
+
+    def ends_elsewhere() -> None:
+        sink = call.stream.begin()
+        call.stream.attach(call.grip, 8)
+        sink.data(LLMEngineOutput([*b"y"], FinishReason.STOP))
+        sink.event(Annotated.from_complete_final())
+        moved.set()
+
+    model.script = lambda call: call.say("x")
+    asking = asyncio.ensure_future(server.chat(stream=stream))
+    call = await model.call()
+    asyncio.get_running_loop().call_soon(ends_elsewhere)
+    await moved.wait()
+
+    assert (await asking).status == 200
+    assert (await server.record()).instance_id == 8
 
 
 async def test_what_failed_before_a_model_was_found_is_counted_too(server: Any) -> None:

@@ -147,6 +147,8 @@ class Answer:
         for source in self.sources:
             source.stream.on_ready(None)
         only = self.sources[0].stream
+        # It may have moved since it was begun; the books name the last worker.
+        self.inflight.routed(only.instance_id)
         if len(self.sources) == 1 and only.ended and only.error is None:
             # Nothing is left to stop, so nothing is lost if the caller is cancelled in here.
             await only.aclose()

@@ -20,7 +20,12 @@ DISTRIBUTIONS = [ROOT / "core", *PLUGINS]
 PUBLIC = ("contracts", "errors", "hookspecs", "http", "kv", "protocol", "tasks", "telemetry", "text")
 
 #: Import names of distributions whose names differ.
-IMPORT_NAMES = {"pyyaml": "yaml", "importlib-metadata": "importlib_metadata", "dynamo-core": "dynamo_core", "nats-py": "nats"}
+IMPORT_NAMES = {
+    "pyyaml": "yaml",
+    "importlib-metadata": "importlib_metadata",
+    "dynamo-core": "dynamo_core",
+    "nats-py": "nats",
+}
 
 
 def manifest(distribution: Path) -> dict[str, Any]:

@@ -59,8 +59,8 @@ workers:
         (WORKER + "    drain_timeout: 0", "config.yaml:5: workers.mock.drain_timeout: must be more than 0, got 0"),
         (
             WORKER + "    disaggregation_mode: both",
-            "config.yaml:5: workers.mock.disaggregation_mode: unknown disaggregation mode 'both' (expected one of: agg, "
-            "prefill, decode)",
+            "config.yaml:5: workers.mock.disaggregation_mode: unknown disaggregation mode 'both' (expected one of: "
+            "agg, prefill, decode)",
         ),
         (
             WORKER + "    endpoint_types: [chat, images]",

@@ -150,11 +150,7 @@ class PluginLoader:
         if kind not in PARSER_KINDS:
             ours = f"ours are called dynamo-plugin-{kind}-NAME"
         # A name that is nearly right is a slip: advice to install it would lead to a package of a stranger.
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else f"install the distribution that offers it ({ours})"
-        )
+        hint = f"did you mean {close[0]!r}?" if close else f"install the distribution that offers it ({ours})"
         return f"there is no {kind.replace('_', ' ')} {name!r} ({known}): {hint}"
 
     def _module(self, offer: Offer) -> ModuleType:

@@ -1,0 +1,19 @@
+"""The transport over NATS."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.transport import Transport
+
+DYNAMO_API = 1
+
+
+@hookimpl
+def dynamo_register_transports() -> list[type[Transport]]:
+    from dynamo_plugin_transport_nats.transport import NatsTransport
+
+    return [NatsTransport]

@@ -1,0 +1,160 @@
+"""The settings of the NATS transport."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from dynamo_core.contracts.config import PluginConfig
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+#: Where a server listens if its address does not say.
+DEFAULT_PORT = 4222
+
+_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+class TlsConfig(PluginConfig):
+    """Encryption. Nothing secret is sent before it is in force; a server that does not offer it is refused."""
+
+    ca: Path | None = Field(
+        default=None, description="Who may sign the servers' certificates, a PEM file; null means the system's list."
+    )
+    cert: Path | None = Field(
+        default=None, description="This process's certificate chain, a PEM file, for servers that ask for one."
+    )
+    key: Path | None = Field(default=None, description="The private key of `cert`, a PEM file without a passphrase.")
+    server_name: str | None = Field(
+        default=None, description="The name that the servers' certificates bear; null means the host of the address."
+    )
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("`cert` and `key` belong together: set both or neither")
+        return self
+
+
+class NatsConfig(PluginConfig):
+    """Where the servers are, how to log in, and the bounds of calls. Times in seconds."""
+
+    servers: list[str] = Field(
+        default=["nats://127.0.0.1:4222"],
+        min_length=1,
+        description="The servers of one cluster, as nats://host:port or tls://host:port; any of them will do.",
+    )
+    prefix: str = Field(
+        default="dynamo",
+        max_length=128,
+        description="What every subject begins with. Systems with different prefixes can share a server.",
+    )
+    user: str | None = Field(default=None, description="Log in with this name and `password`.")
+    password: SecretStr | None = Field(default=None, description="The password of `user`.")
+    token: SecretStr | None = Field(default=None, description="Log in with a token.")
+    nkey: SecretStr | None = Field(default=None, description="Log in with a key: its seed, which begins with SU.")
+    credentials: Path | None = Field(default=None, description="Log in with a `.creds` file.")
+    tls: TlsConfig | None = Field(
+        default=None, description="Encryption; null means none, unless an address begins with tls://."
+    )
+    max_message_mb: int = Field(
+        default=32,
+        ge=1,
+        le=1024,
+        description="The largest request or item in MiB; what a server does not take in one message goes in parts.",
+    )
+    start_timeout: float = Field(
+        default=30.0, gt=0, description="How long a starting process waits for a server that is not there yet."
+    )
+    connect_timeout: float = Field(default=5.0, gt=0, description="How long one attempt to connect may take.")
+    reconnect_wait: float = Field(
+        default=2.0, gt=0, description="The longest pause between two attempts to connect again, varied by half."
+    )
+    unavailable_wait: float = Field(
+        default=4.5, ge=0, description="How long a new call waits for a server that is gone; then it is refused."
+    )
+    accept_timeout: float = Field(default=5.0, gt=0, description="How long a worker may take to accept a call.")
+    heartbeat: float = Field(
+        default=1.0, gt=0, description="A process with open calls that was silent this long is asked for life."
+    )
+    silence: float = Field(default=60.0, gt=0, description="A process that did not answer for this long is given up.")
+    idle_timeout: float = Field(
+        default=300.0, gt=0, description="What a caller and a worker know of each other is forgotten after this."
+    )
+    write_high_water_kb: int = Field(
+        default=256, ge=1, description="KiB that may wait for the server before calls have to wait too."
+    )
+    pending_messages: int = Field(
+        default=65_536, ge=1, description="Received messages that may wait to be read, per subscription."
+    )
+    pending_mb: int = Field(
+        default=64, ge=1, description="MiB of received messages that may wait to be read, per subscription."
+    )
+    max_callers: int = Field(default=1024, ge=1, description="Processes that may call one worker at a time.")
+    max_streams: int = Field(default=10_000, ge=1, description="Calls that may run between two processes.")
+    event_backlog: int = Field(
+        default=10_000, ge=1, description="Events that may wait for a publisher or subscriber; more are dropped."
+    )
+
+    @field_validator("servers")
+    @classmethod
+    def _servers_are_addresses(cls, value: list[str]) -> list[str]:
+        return [_server(text) for text in value]
+
+    @field_validator("prefix")
+    @classmethod
+    def _prefix_is_a_subject(cls, value: str) -> str:
+        if not _PREFIX.fullmatch(value):
+            raise ValueError("must be words of letters, digits, - and _, with dots between them")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.user is None) != (self.password is None):
+            raise ValueError("`user` and `password` belong together: set both or neither")
+        ways = {"user": self.user, "token": self.token, "nkey": self.nkey, "credentials": self.credentials}
+        used = [f"`{name}`" for name, value in ways.items() if value is not None]
+        if len(used) > 1:
+            raise ValueError(f"{' and '.join(used)} are different ways to log in: set one of them")
+        if self.silence < 2 * self.heartbeat:
+            raise ValueError("`silence` must be at least twice `heartbeat`")
+        return self
+
+    @property
+    def max_message(self) -> int:
+        """The largest message in bytes."""
+        return self.max_message_mb * 1024 * 1024
+
+    @property
+    def write_high_water(self) -> int:
+        """Bytes that may wait for the server."""
+        return self.write_high_water_kb * 1024
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether connections must be encrypted."""
+        return self.tls is not None or any(server.startswith("tls://") for server in self.servers)
+
+
+def _server(text: str) -> str:
+    """An address in full.
+
+    Raises:
+        ValueError: it is none, or holds a password.
+    """
+    given = text if "://" in text else f"nats://{text}"
+    parts = urlsplit(given)
+    if "@" in parts.netloc:
+        # Without the text: it holds what should not be shown.
+        raise ValueError("holds a user or password, which would show in logs: set `user` and `password`, or `token`")
+    if parts.scheme not in ("nats", "tls"):
+        raise ValueError(f"{text!r} is neither nats://host:port nor tls://host:port")
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"{text!r} has a port that is none") from None
+    if not parts.hostname or parts.path or parts.query or parts.fragment:
+        raise ValueError(f"{text!r} is not host:port")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port or DEFAULT_PORT}"

@@ -1,0 +1,290 @@
+"""Logging in, TLS, and settings that make no sense."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import nkeys  # type: ignore[import-untyped]
+import pytest
+from dynamo_core.contracts.call import Endpoint, ServedContext
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.errors import ConfigError
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_transport_nats.config import NatsConfig
+from dynamo_plugin_transport_nats.subjects import Subjects, token
+from dynamo_plugin_transport_nats.transport import NatsTransport
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+Make = Callable[..., Coroutine[Any, Any, NatsTransport]]
+
+BYTES = Endpoint("bytes", int, bytes)
+SECRET = "s3cret-of-the-tests"
+
+
+async def hello(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+    async def items() -> AsyncGenerator[bytes, None]:
+        yield b"hello"
+
+    return items()
+
+
+async def greet(server: NatsTransport, client: NatsTransport, sink: Any) -> list[bytes]:
+    served = await server.serve(7, BYTES, hello)
+    await client.call(Instance(instance_id=7, address=served.address), BYTES, 0, EngineContext("r"), sink)
+    assert await sink.end() is None
+    items: list[bytes] = sink.items
+    return items
+
+
+# Logging in.
+
+
+def seed() -> tuple[str, str]:
+    """The seed of a user key, and its public half."""
+    pair = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
+    return bytes(pair.seed).decode(), bytes(pair.public_key).decode()
+
+
+WAYS = {
+    "password": (
+        f'authorization {{ user: "worker", password: "{SECRET}" }}',
+        {"user": "worker", "password": SECRET},
+        {"user": "worker", "password": "wrong-" + SECRET},
+    ),
+    "token": (f'authorization {{ token: "{SECRET}" }}', {"token": SECRET}, {"token": "wrong-" + SECRET}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_who_knows_the_secret_is_let_in(make_server: Any, make_transport: Make, recorder: Any, way: str) -> None:
+    settings, right, _ = WAYS[way]
+    nats = make_server(settings)
+    server, client = (
+        await make_transport(servers=[nats.url], **right),
+        await make_transport(servers=[nats.url], **right),
+    )
+
+    assert await greet(server, client, recorder()) == [b"hello"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_wrong_secret_ends_the_start_at_once_and_is_not_told(
+    make_server: Any, make_transport: Make, way: str
+) -> None:
+    settings, right, wrong = WAYS[way]
+    nats = make_server(settings)
+    expected = f"does not let us in .*check `{next(iter(right))}`"
+
+    with pytest.raises(ConfigError, match=expected) as caught:
+        await make_transport(servers=[nats.url], start_timeout=60, **wrong)
+
+    assert SECRET not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_server_that_asks_for_a_login_is_named_with_the_ways_there_are(
+    make_server: Any, make_transport: Make
+) -> None:
+    nats = make_server(WAYS["token"][0])
+
+    with pytest.raises(ConfigError, match=r"does not let us in .*set `user` and `password`, `token`"):
+        await make_transport(servers=[nats.url])
+
+
+async def test_a_key_lets_in_without_a_password(make_server: Any, make_transport: Make, recorder: Any) -> None:
+    private, public = seed()
+    nats = make_server(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
+    server = await make_transport(servers=[nats.url], nkey=private)
+    client = await make_transport(servers=[nats.url], nkey=private)
+
+    assert await greet(server, client, recorder()) == [b"hello"]
+
+
+def test_a_key_that_is_none_is_refused_without_showing_it() -> None:
+    with pytest.raises(ConfigError, match="nkey: is not the seed") as caught:
+        NatsTransport(NatsConfig.model_validate({"nkey": "SUNOTAKEYATALL"}), Metrics())
+
+    assert "SUNOTAKEYATALL" not in str(caught.value)
+
+
+def test_a_credentials_file_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"credentials: .*no\.creds.* cannot be read"):
+        NatsTransport(NatsConfig(credentials=tmp_path / "no.creds"), Metrics())
+    (tmp_path / "bad.creds").write_text("hello")
+    with pytest.raises(ConfigError, match=r"is not a \.creds file"):
+        NatsTransport(NatsConfig(credentials=tmp_path / "bad.creds"), Metrics())
+
+
+def test_secrets_do_not_show() -> None:
+    config = NatsConfig.model_validate({"user": "u", "password": SECRET})
+
+    assert SECRET not in repr(config)
+    assert SECRET not in config.model_dump_json()
+
+
+# TLS.
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.crt, and server and client certificates for 127.0.0.1 that it signed."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    make = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    openssl(*make, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=ca")
+    for name in ("server", "client"):
+        signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "subjectAltName=IP:127.0.0.1"]
+        openssl(*make, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", f"/CN={name}", *signed)
+    return folder
+
+
+def encrypted(folder: Path, *, verify: bool = False) -> str:
+    return (
+        f'tls {{ cert_file: "{folder}/server.crt", key_file: "{folder}/server.key", ca_file: "{folder}/ca.crt", '
+        f"verify: {str(verify).lower()} }}"
+    )
+
+
+@pytest.mark.parametrize("verify", [False, True])
+async def test_calls_over_tls(
+    make_server: Any, make_transport: Make, recorder: Any, certificates: Path, verify: bool
+) -> None:
+    nats = make_server(encrypted(certificates, verify=verify) + "\n" + WAYS["password"][0])
+    tls = {"ca": certificates / "ca.crt"}
+    if verify:
+        tls |= {"cert": certificates / "client.crt", "key": certificates / "client.key"}
+    options = {"servers": [nats.url], "tls": tls, **WAYS["password"][1]}
+    server, client = await make_transport(**options), await make_transport(**options)
+
+    assert await greet(server, client, recorder()) == [b"hello"]
+
+
+async def test_a_server_whose_certificate_nobody_knows_is_refused(
+    make_server: Any, make_transport: Make, certificates: Path
+) -> None:
+    nats = make_server(encrypted(certificates))
+
+    with pytest.raises(ConfigError, match=r"transport\.tls: no encrypted connection with 127.*check `ca`"):
+        await make_transport(servers=[nats.url], tls={})
+
+
+async def test_a_password_is_never_sent_to_a_server_that_does_not_encrypt(
+    make_wire: Any, make_transport: Make, certificates: Path
+) -> None:
+    said: list[bytes] = []
+    wire = await make_wire(lambda passing: said.append(passing.body), raw=True)
+
+    with pytest.raises(ConfigError, match="the server does not ask for TLS"):
+        await make_transport(
+            servers=[f"nats://127.0.0.1:{wire.port}"],
+            tls={"ca": certificates / "ca.crt"},
+            user="worker",
+            password=SECRET,
+        )
+
+    assert said
+    assert not any(SECRET.encode() in part for part in said)
+
+
+async def test_without_a_login_tls_is_insisted_on_too(nats_server: Any, make_transport: Make) -> None:
+    with pytest.raises(ConfigError, match="the server does not ask for TLS"):
+        await make_transport(servers=[nats_server.url.replace("nats://", "tls://")])
+
+
+@pytest.mark.parametrize("key", ["ca", "cert"])
+def test_a_certificate_file_that_cannot_be_used_is_named(tmp_path: Path, key: str) -> None:
+    tls = {"ca": tmp_path / "no"} if key == "ca" else {"cert": tmp_path / "no", "key": tmp_path / "no"}
+
+    with pytest.raises(ConfigError, match=r"transport\.tls.*cannot be used.*PEM"):
+        NatsTransport(NatsConfig.model_validate({"tls": tls}), Metrics())
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"servers": []}, "at least 1"),
+        ({"servers": ["http://x:1"]}, "neither nats://host:port nor tls"),
+        ({"servers": ["nats://"]}, "is not host:port"),
+        ({"servers": ["nats://x:port"]}, "has a port that is none"),
+        ({"servers": ["nats://x/path"]}, "is not host:port"),
+        ({"prefix": "a b"}, "words of letters"),
+        ({"prefix": "a.>"}, "words of letters"),
+        ({"prefix": ".a"}, "words of letters"),
+        ({"user": "u"}, "`user` and `password` belong together"),
+        ({"user": "u", "password": "p", "token": "t"}, "`user` and `token` are different ways"),
+        ({"tls": {"cert": "c"}}, "`cert` and `key` belong together"),
+        ({"silence": 1.0}, "at least twice"),
+        ({"unknown": 1}, "Extra inputs"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_with_a_remedy(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        NatsConfig.model_validate(settings)
+
+
+def test_a_password_in_an_address_is_refused_without_saying_it_again() -> None:
+    with pytest.raises(ValidationError) as caught:
+        NatsConfig.model_validate({"servers": [f"nats://user:{SECRET}@host:4222"]})
+
+    assert "set `user` and `password`" in caught.value.errors()[0]["msg"]
+    assert SECRET not in caught.value.errors()[0]["msg"]
+
+
+@pytest.mark.parametrize(
+    ("given", "full"),
+    [
+        ("host", "nats://host:4222"),
+        ("host:1", "nats://host:1"),
+        ("tls://host", "tls://host:4222"),
+        ("nats://[::1]:7", "nats://[::1]:7"),
+    ],
+)
+def test_addresses_are_completed(given: str, full: str) -> None:
+    assert NatsConfig(servers=[given]).servers == [full]
+
+
+# Subjects.
+
+
+@given(st.text(), st.text())
+def test_different_texts_are_different_words_of_a_subject(one: str, other: str) -> None:
+    assert (token(one) == token(other)) == (one == other)
+    assert token(one)
+    assert not set(token(one)) & set(". *>\r\n\t")
+
+
+@given(st.integers(0, 2**63 - 1), st.binary(min_size=12, max_size=12))
+def test_a_worker_knows_its_own_addresses(instance_id: int, nonce: bytes) -> None:
+    subjects = Subjects("a.b")
+    link = f"{nonce.hex()}.{instance_id % 1000}"
+
+    assert subjects.is_worker(subjects.worker(instance_id, nonce))
+    assert subjects.link(f"{subjects.worker(instance_id, nonce)}.{link}") == link
+    assert subjects.link(subjects.caller(link)) == link
+    assert subjects.source(subjects.events("loads", instance_id)) == instance_id
+
+
+def test_the_readme_lists_every_setting_with_its_default() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    rows = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", text, re.M))
+    listed = {name: row for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}
+    defaults = NatsConfig()
+
+    assert {name.partition(".")[0] for name in listed} >= set(NatsConfig.model_fields)
+    for name, row in listed.items():
+        value = getattr(defaults, name, None)
+        if isinstance(value, (int, float)):
+            assert f"{value:g}" in rows[row].replace("`", "").split(", "), name

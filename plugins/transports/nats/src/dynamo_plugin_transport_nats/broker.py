@@ -456,19 +456,21 @@ async def _discard(session: _Session) -> None:
     """Ends a client for good, whatever state it is in."""
     # The library first sends what waits, for which it would wait for ever on a network that swallows everything, and if
     # that fails it forgets the rest. There is no public way to give up the one, nor to make up for the other.
-    writer: Any = getattr(getattr(session.client, "_transport", None), "_io_writer", None)
+    client = session.client
+    writer: Any = getattr(getattr(client, "_transport", None), "_io_writer", None)
     if writer is not None:
         writer.transport.abort()
     with suppress(Exception):
         async with asyncio.timeout(CLOSE_GRACE):
-            await session.client.close()
-    for handle in session.handles:
-        reader: Any = getattr(handle, "_wait_for_msgs_task", None)
-        if reader is not None:
-            reader.cancel()
-    # Its tasks have been cancelled, and end in the next turns of the loop.
-    for _ in range(3):
-        await asyncio.sleep(0)
+            await client.close()
+    tasks: list[Any] = [getattr(handle, "_wait_for_msgs_task", None) for handle in session.handles]
+    tasks += [getattr(client, name, None) for name in ("_reading_task", "_ping_interval_task", "_flusher_task")]
+    theirs = [task for task in tasks if isinstance(task, asyncio.Task)]
+    for task in theirs:
+        task.cancel()
+    if theirs:
+        # It also takes note of their errors, which nobody else does.
+        await asyncio.gather(*theirs, return_exceptions=True)
 
 
 def _varied(seconds: float) -> float:

@@ -469,8 +469,11 @@ async def _discard(session: _Session) -> None:
     for task in theirs:
         task.cancel()
     if theirs:
-        # It also takes note of their errors, which nobody else does.
-        await asyncio.gather(*theirs, return_exceptions=True)
+        done, _ = await asyncio.wait(theirs, timeout=CLOSE_GRACE)
+        for task in done:
+            # Somebody has to take note of their errors, or else they are logged with a traceback.
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.debug("the connection ended with %s", error)
 
 
 def _varied(seconds: float) -> float:

@@ -27,6 +27,22 @@ workers:
     grace_period: 0
 client: {drain_grace: 0}
 """
+IN_TWO = """
+transport: {use: tcp}
+discovery: {use: file, path: "%(folder)s", ttl: 2}
+workers:
+  prefill:
+    model: {name: mock-model}
+    engine: {use: mocker}
+    disaggregation_mode: prefill
+    grace_period: 0
+  decode:
+    model: {name: mock-model}
+    engine: {use: mocker}
+    disaggregation_mode: decode
+    grace_period: 0
+client: {drain_grace: 0}
+"""
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -39,6 +55,7 @@ class Span:
     trace_id: str
     span_id: str
     parent_id: str
+    links: list[tuple[str, str]]
     kind: int
     failed: bool
     attributes: dict[str, Any]
@@ -80,6 +97,7 @@ def _span(service: str, span: WireSpan) -> Span:
         span.trace_id.hex(),
         span.span_id.hex(),
         span.parent_span_id.hex(),
+        [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
         span.kind,
         span.status.code == Status.STATUS_CODE_ERROR,
         _plain(span.attributes),
@@ -119,13 +137,13 @@ def collector() -> Iterator[Collector]:
 def traced(serve: Any, collector: Collector, tmp_path: Path) -> Callable[..., Any]:
     """Starts processes that export to the collector, or are told where it is but not to."""
 
-    def start(enabled: str = "1", **env: str) -> Any:
+    def start(enabled: str = "1", config: str = CONFIG, **env: str) -> Any:
         told = {
             "OTEL_EXPORT_ENABLED": enabled,
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "OTEL_BSP_SCHEDULE_DELAY": "50",
         }
-        return serve(CONFIG % {"folder": tmp_path / "discovery"}, env=told | env)
+        return serve(config % {"folder": tmp_path / "discovery"}, env=told | env)
 
     return start
 
@@ -207,6 +225,21 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(traced: Any, colle
     assert (line["trace_id"], line["span_id"]) == (TRACE, generate.span_id)
     assert (line["request_id"], line["x_request_id"]) == (ids.pop(), "client-1")
     assert not any(span.failed for span in spans)
+
+
+def test_the_worker_that_decodes_links_to_the_one_that_prefilled(traced: Any, collector: Collector) -> None:
+    server = traced(config=IN_TWO)
+    status, _, _ = server.request("POST", "/v1/chat/completions", chat(), traceparent=f"00-{TRACE}-{SPAN}-01")
+    assert status == 200
+    spans = [span for span in collector.until(ended("engine.generate", 2)) if span.name == "engine.generate"]
+
+    by_role = {span.attributes["disagg_role"]: span for span in spans}
+    prefill, decode = by_role["prefill"], by_role["decode"]
+    assert (prefill.service, decode.service) == ("dynamo-worker-prefill", "dynamo-worker-decode")
+    assert prefill.trace_id == decode.trace_id == TRACE
+    assert decode.links == [(TRACE, prefill.span_id)]
+    assert decode.attributes["migration_span_id"] == prefill.span_id
+    assert not prefill.links
 
 
 def test_a_client_that_leaves_is_seen_in_the_trace(traced: Any, collector: Collector, until_content: Any) -> None:

@@ -99,6 +99,7 @@ def test_a_chat_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
     assert whole.id.startswith("chatcmpl-")
     assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
     assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == choice.message.content
+    assert [part.choices[0].delta.role for part in parts if part.choices][:2] == ["assistant", None]
     assert choice.logprobs is not None
     tokens = choice.logprobs.content or []
     assert [len(token.top_logprobs) for token in tokens] == [2] * 6
@@ -187,10 +188,12 @@ def test_a_json_schema_reaches_the_engine_and_the_answer_is_read_by_it(client: o
 def test_texts_are_embedded(client: openai.OpenAI) -> None:
     packed = client.embeddings.create(model="mock-model", input=["a", "b"])
     plain = client.embeddings.create(model="mock-model", input=["a", "b"], encoding_format="float")
+    alone = client.embeddings.create(model="mock-model", input="b", encoding_format="float")
 
     assert [vector.index for vector in packed.data] == [0, 1]
     # The client asks for packed numbers of its own accord; they have 32 bits.
     assert packed.data[1].embedding == pytest.approx(plain.data[1].embedding)
+    assert plain.data[1].embedding == alone.data[0].embedding != plain.data[0].embedding
     assert packed.usage.prompt_tokens == 2
 
 
@@ -243,4 +246,6 @@ def test_a_worker_that_is_killed_in_mid_stream_raises_in_the_client(serve: Any, 
 
     assert 5 <= len(received) < 500
     assert all(part.choices[0].finish_reason is None for part in received)
-    assert str(raised.value)
+    # Told by an event, not found out by the connection being closed.
+    assert isinstance(raised.value.body, dict)
+    assert raised.value.body["message"] == str(raised.value)

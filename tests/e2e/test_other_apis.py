@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -180,3 +181,28 @@ def test_tools_are_called_in_the_form_of_each_api(serve: Any, tmp_path: Path) ->
     [block] = message.content
     assert block.type == "tool_use"
     assert (block.input, message.stop_reason) == ({"city": "Oslo"}, "tool_use")
+
+
+def test_a_worker_that_is_killed_in_mid_stream_raises_in_the_client_of_anthropic(serve: Any, tmp_path: Path) -> None:
+    config = CONFIG.replace("fixed_itl_ms: 1", "fixed_itl_ms: 20") + FRONTEND % (tmp_path / "discovery")
+    server = serve(config)
+    listed = json.loads(server.request("GET", "/health")[2])["instances"]
+    (pid,) = [entry["pid"] for entry in listed]
+    received: list[Any] = []
+
+    def read(claude: anthropic.Anthropic) -> None:
+        stream = claude.messages.create(model=NAME, max_tokens=500, messages=MESSAGES, stream=True)
+        for event in stream:
+            received.append(event)
+            if len(received) == 8:
+                os.kill(pid, signal.SIGKILL)
+
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as claude:
+        with pytest.raises(anthropic.APIError) as raised:
+            read(claude)
+
+    assert 8 <= len(received) < 500
+    assert {event.type for event in received} <= {"message_start", "content_block_start", "content_block_delta", "ping"}
+    # Told by an event, not found out by the connection being closed.
+    assert isinstance(raised.value.body, dict)
+    assert raised.value.body["error"]["type"] == "api_error"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import re
-import secrets
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 
@@ -26,7 +25,7 @@ _STATE_VALUE = re.compile(r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\
 _MAX_MEMBERS = 32
 _MAX_STATE = 512  # the length that the specification asks everybody to carry
 
-# Span ids must differ, not be secret. A generator of their own: engines seed the one that everybody shares, and workers
+# Ids must differ, not be secret. A generator of their own: engines seed the one that everybody shares, and workers
 # with the same seed would then give the same ids.
 _bits = random.Random().getrandbits  # noqa: S311
 
@@ -42,7 +41,7 @@ class TraceContext(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def new(cls, *, sampled: bool = True) -> TraceContext:
         """The root of a new trace."""
-        return cls(secrets.token_hex(16), secrets.token_hex(8), sampled)
+        return cls(f"{_bits(128) or 1:032x}", f"{_bits(64) or 1:016x}", sampled)
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> TraceContext | None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -157,6 +158,28 @@ async def test_rows_gather_and_are_merged_while_the_caller_is_busy_with_those_be
 
     assert seen == [[0]]
     assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3, 4, 5]]
+
+
+async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
+    make_transport: Make, make_wire: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
+    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    ticks = count()
+    monkeypatch.setattr(calling, "monotonic", lambda: 1000.0 * next(ticks))
+    monkeypatch.setattr(calling, "LONGEST_REST", 3600.0)
+
+    await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
+    await sink.until(lambda: sink.items)
+    for _ in range(3):
+        engine.step()
+        await engine.all_wait()
+    engine.step(last=True)
+    await sink.end()
+
+    # Nothing was asked for, so the rows came together, with the end that never waits.
+    assert TAKEN_TAG not in wire.tags
+    assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3]]
 
 
 async def test_the_first_row_and_the_end_of_a_stream_do_not_wait_for_a_busy_caller(

@@ -7,6 +7,7 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -65,6 +66,11 @@ log = logging.getLogger(__name__)
 #: Seconds that closing a call waits for the handler to end: a little more than the handler is given.
 CLOSE_BOUND = STOP_GRACE + 1.0
 
+#: Seconds from the arrival of rows to the end of their readers' turn, from which on the process counts as busy.
+BUSY = 0.0004
+#: Seconds that a busy process rests from rows at most before it asks for more; the first of a stream never wait.
+LONGEST_REST = 0.004
+
 
 class CallerLink(Link):
     """The calling end of one connection. `ready` tells whether the handshake went well, or the error."""
@@ -82,6 +88,7 @@ class CallerLink(Link):
         self._idle = 0
         #: Frames of rows of which the other end has not been told yet that they were taken.
         self._taken = 0
+        self._began_taking = 0.0
         self.handlers = {Challenge: self._on_challenge}
 
     # The handshake.
@@ -235,8 +242,20 @@ class CallerLink(Link):
         if message.ask:
             if not self._taken:
                 # After the readers' turn, which the rows have asked for: so the next rows find them free.
-                self._loop.call_soon(self._tell_taken)
+                self._began_taking = monotonic()
+                self._loop.call_soon(self._rest)
             self._taken += 1
+
+    def _rest(self) -> None:
+        """Asks for more rows: at once if these took little time, else only when there was as much time for the rest.
+
+        A process that is busy with rows gets fewer and larger ones.
+        """
+        took = monotonic() - self._began_taking
+        if took < BUSY:
+            self._tell_taken()
+        else:
+            self._loop.call_later(min(took, LONGEST_REST), self._tell_taken)
 
     def _tell_taken(self) -> None:
         taken, self._taken = self._taken, 0

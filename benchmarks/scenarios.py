@@ -22,6 +22,7 @@ class Scenario:
 
 _ALL: Final = (
     Scenario("unary-1", "unary, 1 client, 16 tokens", False, 1, 16, 200_000, 3.0),
+    Scenario("stream-1", "streams, 1 client, 16 tokens", True, 1, 16, 200_000, 3.0),
     Scenario("unary-32", "unary, 32 clients, 16 tokens", False, 32, 16, 200_000, 3.0),
     Scenario("unary-128", "unary, 128 clients, 16 tokens", False, 128, 16, 200_000, 3.0),
     Scenario("flood", "streams, 64 clients, 256 tokens, as fast as the engine can", True, 64, 256, 20_000, 3.0),

@@ -28,7 +28,7 @@ MODEL: Final = "mock-model"
 PACE_MS: Final = 6.4
 SUITE_DEADLINE: Final = 300.0
 
-_FAST: Final = ("unary-1", "unary-32", "unary-128", "flood")
+_FAST: Final = ("unary-1", "stream-1", "unary-32", "unary-128", "flood")
 _CONFIG: Final = """\
 frontend: {{use: openai, host: 127.0.0.1, port: {port}}}
 router: {{use: round-robin}}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dynamo_core.client.flush import FlushQueue
 from dynamo_core.client.stream import ResponseStream
-from dynamo_core.contracts.admission import Principal
+from dynamo_core.contracts.admission import Permit, Principal
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.frontend import FrontendServices, HttpRoute
@@ -117,7 +117,12 @@ class FakeModel:
         if self.precheck_refusal is not None:
             raise self.precheck_refusal
 
-    async def generate(self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal) -> ResponseStream:
+    async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
+        return Permit()
+
+    async def generate(
+        self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, permit: Permit | None = None
+    ) -> ResponseStream:
         self.entered.set()
         try:
             if self.gate is not None:

@@ -265,6 +265,62 @@ async def test_an_engine_that_takes_text_gets_the_body_and_its_text_passes_throu
     assert unary.json()["usage"] == {"prompt_tokens": 50, "completion_tokens": 9, "total_tokens": 59}
     assert stream.text() == "Hello"
     assert [e["choices"][0]["delta"] for e in stream.events[2:4]] == [call_delta, more_delta]
+    # The engine says why it ended, the frontend has seen that it called a tool.
+    assert unary.json()["choices"][0]["finish_reason"] == "tool_calls"
+    assert (await cold_server.record()).output_tokens == 9
+
+
+async def test_the_scores_of_an_engine_that_takes_text_pass_through_as_it_made_them(cold_server: Any) -> None:
+    model = cold_server.add_model(model_input="text", capabilities=[])
+    await cold_server.start()
+    scores: list[dict[str, Any]] = [{"content": [{"token": text, "logprob": -1.0}]} for text in ("a", "b", "")]
+    lists: list[dict[str, Any]] = [{"tokens": [text], "token_logprobs": [-1.0], "text_offset": [0]} for text in "ab"]
+
+    def chat(call: Any) -> None:
+        call.put(LLMEngineOutput(text="a", text_logprobs=scores[0]))
+        call.put(LLMEngineOutput(delta={"reasoning_content": "b"}, text_logprobs=scores[1]))
+        call.put(LLMEngineOutput(text="", text_logprobs=scores[2]))
+        call.put(LLMEngineOutput(finish_reason=FinishReason.STOP))
+        call.complete()
+
+    def completion(call: Any) -> None:
+        for text, score in zip("ab", lists, strict=True):
+            call.put(LLMEngineOutput(text=text, text_logprobs=score))
+        call.put(LLMEngineOutput(finish_reason=FinishReason.STOP))
+        call.complete()
+
+    model.script = chat
+    unary = await cold_server.chat(logprobs=True)
+    stream = await cold_server.chat(logprobs=True, stream=True)
+    unasked = await cold_server.chat(stream=True)
+    model.script = completion
+    asked = {"model": "m", "prompt": "x", "logprobs": 1}
+    whole = (await cold_server.post("/v1/completions", asked)).json()["choices"][0]
+    pieces = await cold_server.post("/v1/completions", asked | {"stream": True})
+
+    entries = [entry for score in scores for entry in score["content"]]
+    assert unary.json()["choices"][0]["logprobs"] == {"content": entries, "refusal": None}
+    assert [e["choices"][0]["logprobs"] for e in stream.events[1:4]] == scores
+    assert not any("logprobs" in e["choices"][0] for e in unasked.events[:-1])
+    assert whole["logprobs"]["tokens"] == ["a", "b"]
+    assert [e["choices"][0]["logprobs"] for e in pieces.events[:2]] == lists
+
+
+async def test_an_engine_that_takes_text_is_waited_for_until_all_choices_have_ended(cold_server: Any) -> None:
+    model = cold_server.add_model(model_input="text", capabilities=[])
+    await cold_server.start()
+
+    def script(call: Any) -> None:
+        for index in range(4):
+            call.put(LLMEngineOutput(text=str(index), finish_reason=FinishReason.STOP, index=index))
+        call.complete()
+
+    model.script = script
+    reply = await cold_server.post("/v1/completions", {"model": "m", "prompt": ["a", "b"], "n": 2})
+
+    assert [choice["text"] for choice in reply.json()["choices"]] == ["0", "1", "2", "3"]
+    # What the worker goes by.
+    assert (await model.call()).request.sampling_options.n == 4
 
 
 async def test_embeddings_come_as_numbers_or_packed(cold_server: Any) -> None:

@@ -124,7 +124,8 @@ class Answer:
                 text = choice.feed(output)
                 self._tokens += choice.completion_tokens - before
                 last = choice.finish_reason is not None
-                pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed))
+                ready = output.text_logprobs
+                pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready))
         if stream.ended and source.open:
             if stream.error is not None:
                 raise stream.error

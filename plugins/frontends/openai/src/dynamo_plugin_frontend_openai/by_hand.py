@@ -24,6 +24,9 @@ _EVENTS = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
     b"Transfer-Encoding: chunked\r\n%b\r\n"
 )
+_REFUSAL = (
+    b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nRetry-After: %b\r\nContent-Length: %d\r\n%b\r\n"
+)
 _JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
 
 
@@ -67,6 +70,11 @@ def room(http: web.Request, size: int) -> bool:
 def json_answer(body: bytes) -> bytes:
     """A whole response with a JSON body."""
     return _JSON % (len(body), _common(int(time.time()))) + body
+
+
+def refusal(status: int, reason: str, retry_after: str, body: bytes) -> bytes:
+    """A whole response that says to come back later."""
+    return _REFUSAL % (status, reason.encode(), retry_after.encode(), len(body), _common(int(time.time()))) + body
 
 
 def events_head() -> bytes:

@@ -18,7 +18,7 @@ from dynamo_plugin_frontend_openai.scores import Scored, ScoreKeeper
 class Piece(NamedTuple):
     """What one item became: text, maybe with scores, or a delta that the engine made, or what parsers made of the text.
 
-    It may be the last of its choice.
+    It may be the last of its choice. `logprobs` are scores that an engine that takes text has put into the API's form.
     """
 
     choice: Choice
@@ -27,18 +27,31 @@ class Piece(NamedTuple):
     delta: dict[str, Any] | None
     last: bool
     parsed: Sequence[ParserDelta] | None = None
+    logprobs: dict[str, Any] | None = None
 
 
 class Choice:
     """A choice whose engine makes the text itself. Also the base of the other kind."""
 
-    __slots__ = ("completion_tokens", "cut", "finish_reason", "index", "parsed", "patient", "scored", "usage")
+    __slots__ = (
+        "called",
+        "completion_tokens",
+        "cut",
+        "finish_reason",
+        "index",
+        "parsed",
+        "patient",
+        "scored",
+        "usage",
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
         #: The reason in the words of the OpenAI API, once the choice has ended.
         self.finish_reason: str | None = None
         self.completion_tokens = 0
+        #: Whether a delta that the engine made calls a tool.
+        self.called = False
         #: Whether it ended here, at a stop string or token, and the engine knows nothing of it.
         self.cut = False
         #: Whether nothing is lost if items are read late: there is no stop string to end the choice early.
@@ -59,12 +72,18 @@ class Choice:
         """
         if output.completion_usage is not None:
             self.usage = output.completion_usage
+        if output.delta is not None and output.delta.get("tool_calls"):
+            self.called = True
         reason = output.finish_reason
         if reason is not None:
             if reason is FinishReason.ERROR:
                 raise BackendError.Unknown(output.error_message or "the engine gave no reason")
-            self.finish_reason = reason.to_openai()
+            called = self.called and reason is FinishReason.STOP
+            self.finish_reason = "tool_calls" if called else reason.to_openai()
         self.completion_tokens += len(output.token_ids)
+        if self.usage is not None:
+            # Text has no tokens to count; the engine has, and says it at the end.
+            self.completion_tokens = max(self.completion_tokens, self.usage.completion_tokens)
         return output.text or ""
 
     def end(self) -> str:
@@ -98,6 +117,11 @@ class TokenChoice(Choice):
         self.step = self._decoder.step
         #: Whether `step` is all there is to such tokens: no stop strings, no least number of tokens, no scores.
         self.plain = not (stop.stop or self._min_tokens or scores)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._detokenizer.stopped
 
     def feed(self, output: LLMEngineOutput) -> str:
         """The text that these tokens make certain; may end the choice, also within the item.

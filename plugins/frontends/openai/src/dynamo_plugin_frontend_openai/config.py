@@ -32,6 +32,9 @@ class OpenAIConfig(PluginConfig):
     exclude_tools_when_tool_choice_none: bool = Field(
         default=True, description="Whether the template is not shown the tools of a request that must not call any."
     )
+    disable_admin_api: bool = Field(
+        default=False, description="Whether the routes that change thresholds at run time are left out."
+    )
     write_buffer: int = Field(
         default=256 * 1024, ge=0, description="Bytes that may wait for a slow reader before its request is paused."
     )

@@ -13,10 +13,11 @@ from aiohttp import web
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.frontend import principal_of
-from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
+from dynamo_core.errors import DynamoError, ModelNotFound, ServiceOverloaded, Unavailable
 
 from dynamo_plugin_frontend_openai import by_hand
 from dynamo_plugin_frontend_openai.annotations import Timing
+from dynamo_plugin_frontend_openai.answers import ErrorBody
 from dynamo_plugin_frontend_openai.errors import HttpFault, Problem, problem_of, report
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.decode import read_object
@@ -60,6 +61,8 @@ class ModelEndpoint(ABC, Generic[AskT]):
     MODEL_TYPE: ClassVar[str]
     #: How bodies are read, and the fields that may only ask for nothing; `check` goes by them.
     BODY: ClassVar[type[msgspec.Struct]]
+    #: What an error looks like.
+    ERROR: ClassVar[type[msgspec.Struct]] = ErrorBody
     PASSIVE: ClassVar[Mapping[str, Accepts]]
 
     def __init__(self, services: FrontendServices) -> None:
@@ -150,7 +153,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
 
     def tell(self, error: Exception) -> web.Response:
         """The answer to a request that failed before it was known for which model it is."""
-        problem = problem_of(error)
+        problem = problem_of(error, self.services.overload_status)
         self.services.requests.refused(problem.metric)
         return self.refusal(problem)
 
@@ -176,8 +179,26 @@ class ModelEndpoint(ABC, Generic[AskT]):
             inflight.disconnected()
             response = None if exchange.out is None else exchange.out.response
             return response or web.Response(status=499)
+        except ServiceOverloaded as error:
+            # There may be very many of these, just when there is no time for them.
+            return await self._turn_down(exchange.http, self._fail(exchange, error))
         except Exception as error:
             return self._fail(exchange, error)
+
+    async def _turn_down(self, http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """Writes a refusal for load by hand if that can be done, else leaves it to aiohttp."""
+        if not isinstance(response, web.Response) or response.prepared or not isinstance(response.body, bytes):
+            return response
+        body = response.body
+        if not by_hand.plain(http) or not by_hand.room(http, len(body)):
+            return response
+        try:
+            await http.writer.write_eof(
+                by_hand.refusal(response.status, response.reason or "", response.headers["Retry-After"], body)
+            )
+        except ConnectionError:
+            return response
+        return by_hand.sent()
 
     def _cut_off(self, exchange: Exchange) -> None:
         """The handler was cancelled: the client left, or the server ends and the client is told."""
@@ -191,7 +212,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
             exchange.out.cut(self.last_event(exchange, problem))
 
     def _fail(self, exchange: Exchange, error: Exception) -> web.StreamResponse:
-        problem = problem_of(error)
+        problem = problem_of(error, self.services.overload_status)
         report(problem, error, exchange.inflight.request_id)
         exchange.inflight.fail(problem.metric, problem.status)
         out = exchange.out

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 from dynamo_core import errors as core
-from dynamo_core.http.errors import error_body, error_response
+from dynamo_core.http.errors import error_body, error_response, error_type
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,11 @@ class Problem:
         return b"data: %b\n\n" % error_body(self.status, self.message, type=self.type, param=self.param, code=self.code)
 
 
-def problem_of(error: BaseException) -> Problem:
-    """How to tell a client about an error. Details that are not meant for clients are left out."""
+def problem_of(error: BaseException, overload_status: int = 503) -> Problem:
+    """How to tell a client about an error. Details that are not meant for clients are left out.
+
+    `overload_status` is that of a request which is refused for load.
+    """
     match error:
         case HttpFault():
             return Problem(error.status, error.message, "validation")
@@ -62,9 +65,9 @@ def problem_of(error: BaseException) -> Problem:
         case core.InvalidArgument():
             return Problem(400, error.message, "validation", param=error.field)
         case core.ServiceOverloaded():
-            return _overloaded(error.retry_after)
+            return _overloaded(error.retry_after, overload_status)
         case core.WorkerOverloaded():
-            return _overloaded(_RETRY_MIN)
+            return _overloaded(_RETRY_MIN, overload_status)
         case core.Unavailable():
             return Problem(503, error.message, "unavailable", type="service_unavailable", retry_after=_RETRY_MIN)
         case core.NotSupported():
@@ -83,6 +86,6 @@ def report(problem: Problem, error: BaseException, request_id: str) -> None:
         log.error("request %s failed: %s", request_id, error, exc_info=error)
 
 
-def _overloaded(retry_after: float) -> Problem:
+def _overloaded(retry_after: float, status: int) -> Problem:
     seconds = min(max(math.ceil(retry_after), _RETRY_MIN), _RETRY_MAX)
-    return Problem(503, OVERLOADED, "overload", type="service_unavailable", retry_after=seconds)
+    return Problem(status, OVERLOADED, "overload", type=error_type(status), retry_after=seconds)

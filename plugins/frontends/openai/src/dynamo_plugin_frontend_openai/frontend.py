@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import msgspec
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute
 from dynamo_core.tasks import TaskSet
 
+from dynamo_plugin_frontend_openai import answers
+from dynamo_plugin_frontend_openai.busy_threshold import BusyThresholds
 from dynamo_plugin_frontend_openai.chat import ChatEndpoint, Chats
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
@@ -41,7 +44,12 @@ class OpenAIFrontend(Frontend):
     def routes(self) -> Iterable[HttpRoute]:
         """The routes, with their paths from the settings."""
         description = Description(self.config.openapi_path, self.config.docs_path)
-        return [operation.route for operation in description.with_own(self._operations())]
+        routes = [operation.route for operation in description.with_own(self._operations())]
+        control = self.services.thresholds
+        if control is not None and not self.config.disable_admin_api:
+            # For operators, so that the description for clients has nothing of them.
+            routes += BusyThresholds(self.services, control).routes()
+        return routes
 
     def _operations(self) -> list[Operation]:
         config, services = self.config, self.services
@@ -56,19 +64,38 @@ class OpenAIFrontend(Frontend):
         lists = ModelLists(services.models)
         one = f"{config.models_path}/{{id:.+}}"
         return [
-            _post(config.chat_path, chat, "Chat completions, streaming or not"),
-            _post(config.completions_path, completions, "Text completions, streaming or not"),
-            _post(config.embeddings_path, embeddings, "Embeddings"),
-            _post(config.messages_path, messages, "Messages of the Anthropic API, streaming or not"),
-            _post(f"{config.messages_path}/count_tokens", counts, "How many tokens such a request has"),
-            _post(config.responses_path, responses, "The Responses API without a memory, streaming or not"),
-            _post(config.tokenize_path, tokenize, "The tokens of a text"),
-            _post(config.detokenize_path, detokenize, "The text of tokens"),
-            Operation(HttpRoute("GET", config.models_path, lists.openai, "All models")),
+            _post(config.chat_path, chat, answers.ChatCompletion, "Chat completions, streaming or not"),
+            _post(config.completions_path, completions, answers.TextCompletion, "Text completions, streaming or not"),
+            _post(config.embeddings_path, embeddings, answers.EmbeddingList, "Embeddings"),
+            _post(
+                config.messages_path,
+                messages,
+                answers.AnthropicMessage,
+                "Messages of the Anthropic API, streaming or not",
+            ),
+            _post(
+                f"{config.messages_path}/count_tokens", counts, answers.TokenCount, "How many tokens such a request has"
+            ),
+            _post(
+                config.responses_path,
+                responses,
+                answers.WholeResponse,
+                "The Responses API without a memory, streaming or not",
+            ),
+            _post(config.tokenize_path, tokenize, answers.TokenizedText, "The tokens of a text"),
+            _post(config.detokenize_path, detokenize, answers.DetokenizedText, "The text of tokens"),
+            Operation(HttpRoute("GET", config.models_path, lists.openai, "All models"), answer=answers.ModelList),
             # Before the route of one model, whose name may end in anything else.
-            Operation(HttpRoute("GET", f"{one}/ready", lists.ready, "Whether one model can be asked")),
-            Operation(HttpRoute("GET", one, lists.one, "One model")),
-            Operation(HttpRoute("GET", config.list_models_path, lists.extended, "All models with their public facts")),
+            Operation(
+                HttpRoute("GET", f"{one}/ready", lists.ready, "Whether one model can be asked"),
+                answer=answers.ModelReadiness,
+                also=503,
+            ),
+            Operation(HttpRoute("GET", one, lists.one, "One model"), answer=answers.ModelEntry),
+            Operation(
+                HttpRoute("GET", config.list_models_path, lists.extended, "All models with their public facts"),
+                answer=answers.ModelsByUse,
+            ),
         ]
 
     async def aclose(self) -> None:
@@ -77,6 +104,13 @@ class OpenAIFrontend(Frontend):
         await self._tasks.aclose()
 
 
-def _post(path: str, endpoint: ModelEndpoint[Any], summary: str) -> Operation:
+def _post(path: str, endpoint: ModelEndpoint[Any], answer: type[msgspec.Struct], summary: str) -> Operation:
     route = HttpRoute("POST", path, endpoint.handle, summary, refusal=endpoint.turn_away)
-    return Operation(route, endpoint.BODY, endpoint.PASSIVE, streams=isinstance(endpoint, GenerationEndpoint))
+    return Operation(
+        route,
+        endpoint.BODY,
+        endpoint.PASSIVE,
+        answer,
+        streams=isinstance(endpoint, GenerationEndpoint),
+        error=endpoint.ERROR,
+    )

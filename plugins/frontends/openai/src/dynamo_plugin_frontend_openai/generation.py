@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from aiohttp import web
+from dynamo_core.contracts.admission import SharedPermit
 from dynamo_core.contracts.context import EngineContext
 
 from dynamo_plugin_frontend_openai.annotations import closing_events, opening_events, unary_extension
@@ -152,6 +153,8 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             # The tokens only tell the router how much is coming.
             tokens = [token for prompt in prompts for token in prompt.token_ids]
             asked = [to_engine(request, Prompt(tokens), model, body=ask.raw)]
+            # How many choices the worker has to wait for.
+            asked[0].sampling_options.n = n * len(prompts)
             choices: list[dict[int, Choice]] = [{index: Choice(index) for index in range(n * len(prompts))}]
         else:
             made = request.candidates
@@ -169,12 +172,14 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         if len(asked) == 1:
             return [await model.generate(asked[0], ctx, principal)]
         started: dict[int, TokenStream] = {}
+        # The client has asked for one thing: all of it is let in, or nothing.
+        permit = SharedPermit(await model.admit(asked[0], principal), len(asked))
 
         async def start(index: int) -> None:
             child = EngineContext(f"{ctx.id}-c{index}", metadata=ctx.metadata)
             child.gather = ctx.gather
             ctx.link_child(child)
-            started[index] = await model.generate(asked[index], child, principal)
+            started[index] = await model.generate(asked[index], child, principal, permit)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -182,7 +187,10 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
                     group.create_task(start(index))
         except BaseException as error:
             # All or none: what did start is given back.
-            await asyncio.shield(self._tasks.spawn(close_all(list(started.values())), name="close-started"))
+            try:
+                await asyncio.shield(self._tasks.spawn(close_all(list(started.values())), name="close-started"))
+            finally:
+                permit.end()
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from error
             raise

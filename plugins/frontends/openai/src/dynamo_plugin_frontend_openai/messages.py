@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core.protocol.records import CHAT
 
+from dynamo_plugin_frontend_openai.answers import MessagesError
 from dynamo_plugin_frontend_openai.chat import Chats
 from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.errors import Problem
@@ -65,6 +66,8 @@ class MessagesAsk(TranslatedAsk):
 
 class _Wording(ModelEndpoint[AskT]):
     """Words errors as the Anthropic API does."""
+
+    ERROR = MessagesError
 
     def refusal(self, problem: Problem) -> web.Response:
         """A problem as an answer of its own."""

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute
 
+from dynamo_plugin_frontend_openai.answers import ErrorBody
 from dynamo_plugin_frontend_openai.requests.fields import Accepts, schema_of
 
 _DISTRIBUTION = "dynamo-plugin-frontend-openai"
@@ -37,9 +38,14 @@ class Operation:
     route: HttpRoute
     body: type[msgspec.Struct] | None = None
     passive: Mapping[str, Accepts] = field(default_factory=dict)
-    #: The type of a whole answer, and whether there can be a stream of events instead.
-    answer: str = _JSON
+    #: A whole answer; None if it is told by `content_type` only.
+    answer: type[msgspec.Struct] | None = None
+    content_type: str = _JSON
+    #: Whether there can be a stream of events instead.
     streams: bool = False
+    error: type[msgspec.Struct] = ErrorBody
+    #: The same answer may come with this status too.
+    also: int | None = None
 
 
 class Description:
@@ -56,7 +62,7 @@ class Description:
         self._operations = (
             *operations,
             Operation(HttpRoute("GET", self._openapi_path, self.openapi, "This API, as OpenAPI 3.1")),
-            Operation(HttpRoute("GET", self._docs_path, self.docs, "This API, as a page"), answer=_HTML),
+            Operation(HttpRoute("GET", self._docs_path, self.docs, "This API, as a page"), content_type=_HTML),
         )
         return self._operations
 
@@ -74,17 +80,21 @@ class Description:
 
 def openapi_of(operations: Sequence[Operation]) -> dict[str, Any]:
     """The description of these operations, OpenAPI 3.1."""
-    bodies = [operation.body for operation in operations if operation.body is not None]
-    references, components = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
-    schemas = dict(zip(bodies, references, strict=True))
+    types = dict.fromkeys(
+        type_
+        for operation in operations
+        for type_ in (operation.body, operation.answer, operation.error)
+        if type_ is not None
+    )
+    references, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    schemas = dict(zip(types, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         route = operation.route
-        reference = None if operation.body is None else schemas[operation.body]
-        if reference is not None:
-            _close(components[reference["$ref"].rpartition("/")[2]], operation.passive)
+        if operation.body is not None:
+            _close(components[schemas[operation.body]["$ref"].rpartition("/")[2]], operation.passive)
         path = _VARIABLE.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(operation, reference)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(operation, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "dynamo-core", "version": version(_DISTRIBUTION), "description": _ABOUT},
@@ -104,18 +114,21 @@ def _close(schema: dict[str, Any], passive: Mapping[str, Accepts]) -> None:
     schema["additionalProperties"] = False
 
 
-def _operation(operation: Operation, reference: dict[str, Any] | None) -> dict[str, Any]:
+def _operation(operation: Operation, schemas: Mapping[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
     route = operation.route
-    content: dict[str, dict[str, Any]] = {operation.answer: {}}
+    whole = {} if operation.answer is None else {"schema": schemas[operation.answer]}
+    content: dict[str, dict[str, Any]] = {operation.content_type: whole}
     if operation.streams:
         content[_EVENTS] = {}
-    told: dict[str, Any] = {
-        "summary": route.summary,
-        "responses": {
-            "200": {"description": "The answer.", "content": content},
-            "default": {"description": "An error; the message says what is wrong.", "content": {_JSON: {}}},
-        },
+    answer = {"description": "The answer.", "content": content}
+    error = {
+        "description": "An error; the message says what is wrong.",
+        "content": {_JSON: {"schema": schemas[operation.error]}},
     }
+    responses = {"200": answer, "default": error}
+    if operation.also is not None:
+        responses[str(operation.also)] = answer
+    told: dict[str, Any] = {"summary": route.summary, "responses": responses}
     names = [match[1] for match in _VARIABLE.finditer(route.path)]
     if names:
         told["parameters"] = [
@@ -128,6 +141,6 @@ def _operation(operation: Operation, reference: dict[str, Any] | None) -> dict[s
             }
             for name in names
         ]
-    if reference is not None:
-        told["requestBody"] = {"required": True, "content": {_JSON: {"schema": reference}}}
+    if operation.body is not None:
+        told["requestBody"] = {"required": True, "content": {_JSON: {"schema": schemas[operation.body]}}}
     return told

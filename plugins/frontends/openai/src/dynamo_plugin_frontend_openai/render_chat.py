@@ -44,9 +44,16 @@ class ChatRenderer:
 
     def piece(self, piece: Piece) -> bytes:
         """A delta with content, or the one that the engine made."""
-        choice, text, scored, delta, _, parsed = piece
+        choice, text, scored, delta, _, parsed, logprobs = piece
         if parsed is not None:
             return self._parsed(choice, parsed, scored)
+        if logprobs is not None and self._logprobs is not None:
+            body = encode({"content": text} if delta is None else delta)
+            return b'%b%b,"logprobs":%b,"finish_reason":null}]}\n\n' % (
+                self._prefixes[choice.index],
+                body,
+                encode(logprobs),
+            )
         if delta is not None:
             return self._prefixes[choice.index] + encode(delta) + self._tail
         if scored is not None and self._logprobs is not None:
@@ -90,6 +97,8 @@ class ChatRenderer:
             collected.parts.append(piece.text)
         if piece.scored is not None and self._logprobs is not None:
             collected.logprobs.append(self._logprobs.render(piece.scored))
+        elif piece.logprobs is not None and self._logprobs is not None:
+            collected.logprobs.append(piece.logprobs)
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
         """The whole answer as JSON."""
@@ -109,7 +118,7 @@ class ChatRenderer:
     def _choice(self, item: Collected) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": item.choice.index, "message": _message(item)}
         if self._logprobs is not None:
-            content = [entry for part in item.logprobs for entry in part["content"]]
+            content = [entry for part in item.logprobs for entry in part.get("content") or ()]
             choice["logprobs"] = {"content": content, "refusal": None} if item.logprobs else None
         choice["finish_reason"] = item.choice.finish_reason or "stop"
         return choice

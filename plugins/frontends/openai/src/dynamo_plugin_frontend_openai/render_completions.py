@@ -43,12 +43,15 @@ class CompletionRenderer:
     def piece(self, piece: Piece) -> bytes:
         """A piece of text. A ready delta has the form of chat; here its text counts."""
         index, text = piece.choice.index, piece.text
+        logprobs = piece.logprobs
         if piece.scored is not None and self._logprobs is not None:
+            logprobs = self._logprobs.render(piece.scored)
+        if logprobs is not None and self._logprobs is not None:
             return b'%b%b%b%b,"finish_reason":null}]}\n\n' % (
                 self._prefix,
                 encode(text)[1:-1],
                 self._tails[index],
-                encode(self._logprobs.render(piece.scored)),
+                encode(logprobs),
             )
         return self._prefix + encode(text)[1:-1] + self._text_tails[index] if text else b""
 
@@ -69,6 +72,8 @@ class CompletionRenderer:
             collected.log_probs += piece.scored.log_probs
             if self._logprobs is not None:
                 collected.logprobs.append(self._logprobs.render(piece.scored))
+        elif piece.logprobs is not None and self._logprobs is not None:
+            collected.logprobs.append(piece.logprobs)
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
         """The whole answer as JSON."""
@@ -97,4 +102,4 @@ class CompletionRenderer:
 def _join(pieces: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]] | None:
     if not pieces:
         return None
-    return {name: [value for piece in pieces for value in piece[name]] for name in pieces[0]}
+    return {name: [value for piece in pieces for value in piece.get(name) or ()] for name in pieces[0]}

@@ -97,7 +97,7 @@ class MessageRenderer:
 
 def stop_string(choice: Choice) -> str | None:
     """The stop string that ended a choice, if one did; an engine that takes text does not tell."""
-    return choice._detokenizer.stopped if isinstance(choice, TokenChoice) else None
+    return choice.stop_string if isinstance(choice, TokenChoice) else None
 
 
 def _reason(choice: Choice | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from dynamo_core.protocol.request import GuidedDecodingOptions
@@ -17,7 +17,7 @@ from dynamo_plugin_frontend_openai.requests.common import (
     invalid,
 )
 from dynamo_plugin_frontend_openai.requests.constraints import constraint
-from dynamo_plugin_frontend_openai.requests.decode import schema_error, to_struct
+from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, schema_error, to_struct
 from dynamo_plugin_frontend_openai.requests.tools import (
     NONE,
     REQUIRED,
@@ -47,7 +47,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 class Message(msgspec.Struct, kw_only=True):
     """What is checked of a message; templates see the message as the client sent it."""
 
-    role: str
+    role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ROLES)})]
     content: str | list[ContentPart] | None = None
     tool_calls: list[ToolCall] | None = None
 
@@ -55,7 +55,7 @@ class Message(msgspec.Struct, kw_only=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """A chat completion request."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], NOT_EMPTY]
     max_completion_tokens: U32 | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import (
@@ -13,7 +13,7 @@ from dynamo_plugin_frontend_openai.requests.common import (
     check_range,
     invalid,
 )
-from dynamo_plugin_frontend_openai.requests.decode import schema_error, to_struct
+from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, schema_error, to_struct
 
 #: A prompt: text, or token ids.
 PromptInput: TypeAlias = str | list[int]
@@ -25,7 +25,7 @@ _MAX_TOKEN = 2**32 - 1
 class CompletionRequest(GenerationRequest, kw_only=True):
     """A text completion request."""
 
-    prompt: str | list[Any]
+    prompt: Annotated[str | list[Any], NOT_EMPTY]
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None

@@ -16,6 +16,9 @@ from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+#: For the description only: that something is missing is said in words of our own.
+NOT_EMPTY = msgspec.Meta(extra_json_schema={"minLength": 1, "minItems": 1})
+
 _PREFIX = "Failed to deserialize the JSON body into the target type: "
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _FIELD = re.compile(r"Object (?:(missing required)|contains unknown) field `(.*)`")

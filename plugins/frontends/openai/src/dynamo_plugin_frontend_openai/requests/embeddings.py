@@ -9,7 +9,7 @@ import msgspec
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import invalid
 from dynamo_plugin_frontend_openai.requests.completions import PromptInput, split_inputs
-from dynamo_plugin_frontend_openai.requests.decode import schema_error, to_struct
+from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, schema_error, to_struct
 
 MAX_INPUTS = 2048
 ENCODINGS = ("base64", "float")
@@ -18,8 +18,8 @@ ENCODINGS = ("base64", "float")
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """An embedding request."""
 
-    model: str
-    input: str | list[Any]
+    model: Annotated[str, NOT_EMPTY]
+    input: Annotated[str | list[Any], NOT_EMPTY]
     encoding_format: str | None = None
     dimensions: Annotated[int, msgspec.Meta(le=2**31 - 1)] | None = None
     user: str | None = None

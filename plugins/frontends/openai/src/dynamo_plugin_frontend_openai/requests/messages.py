@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import U32, invalid
-from dynamo_plugin_frontend_openai.requests.decode import to_struct
+from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, to_struct
 
 CUSTOM = "custom"
 USER, ASSISTANT = "user", "assistant"
@@ -94,8 +94,8 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """A conversation whose tokens are to be counted."""
 
-    model: str
-    messages: list[InputMessage]
+    model: Annotated[str, NOT_EMPTY]
+    messages: Annotated[list[InputMessage], NOT_EMPTY]
     system: str | list[TextBlock] | None = None
     tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
 
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import U32, invalid
-from dynamo_plugin_frontend_openai.requests.decode import to_struct
+from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, to_struct
 from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
 
 MESSAGE, CALL, RESULT, REASONING = "message", "function_call", "function_call_output", "reasoning"
@@ -104,8 +104,8 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=
 class ResponsesRequest(msgspec.Struct, kw_only=True):
     """A request for a response."""
 
-    model: str
-    input: str | list[ResponseItem]
+    model: Annotated[str, NOT_EMPTY]
+    input: Annotated[str | list[ResponseItem], NOT_EMPTY]
     instructions: str | None = None
     max_output_tokens: U32 | None = None
     temperature: float | None = None

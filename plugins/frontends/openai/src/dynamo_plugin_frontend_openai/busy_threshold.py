@@ -1,0 +1,168 @@
+"""``/busy_threshold``: when workers are busy, looked at and changed at run time. For operators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+from dynamo_core.contracts.frontend import HttpRoute, ListenerName
+from dynamo_core.contracts.thresholds import (
+    DECODE_BLOCKS,
+    PREFILL_FRACTION,
+    PREFILL_TOKENS,
+    THRESHOLDS,
+    Changes,
+    Thresholds,
+    check_changes,
+)
+from dynamo_core.errors import DynamoError
+from msgspec import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import FrontendServices
+    from dynamo_core.contracts.thresholds import ThresholdControl
+
+PATH = "/busy_threshold"
+#: Seconds in which a request's body must have arrived, and in which the store must have taken what it says.
+DEADLINE = 10.0
+
+_ARM = "Busy thresholds are not in use: start with --admission-control token-capacity to arm them"
+
+
+class ThresholdRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What a model's thresholds shall be. What is left out stays as it is, null switches a threshold off."""
+
+    model: str
+    active_decode_blocks_threshold: float | UnsetType | None = UNSET
+    active_prefill_tokens_threshold: int | UnsetType | None = UNSET
+    active_prefill_tokens_threshold_frac: float | UnsetType | None = UNSET
+
+    def changes(self) -> Changes:
+        """What is not left out."""
+        given = {name: getattr(self, name) for name in THRESHOLDS}
+        return {name: value for name, value in given.items() if value is not UNSET}
+
+
+_decoder = msgspec.json.Decoder(ThresholdRequest)
+
+
+class _Refused(Exception):
+    """Told as ``{"error": …}``."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class BusyThresholds:
+    """The routes. Values hold for all frontends, since they are kept in discovery."""
+
+    def __init__(self, services: FrontendServices, control: ThresholdControl) -> None:
+        self._models = services.models
+        self._control = control
+
+    def routes(self) -> Iterable[HttpRoute]:
+        """All of them, on the operators' listener."""
+        admin = ListenerName.ADMIN
+        return [
+            HttpRoute("GET", PATH, self.list, "When workers count as busy, by model", admin),
+            HttpRoute("POST", PATH, self.post, "Sets when the workers of a model count as busy", admin),
+            HttpRoute("DELETE", f"{PATH}/{{model:.+}}", self.delete, "Takes back what was set for a model", admin),
+        ]
+
+    async def list(self, http: web.Request) -> web.Response:
+        """The thresholds of all models that have any; none where nobody goes by them."""
+        found: list[dict[str, Any]] = []
+        if self._control.armed:
+            touched = set(self._control.listed())
+            for model in self._models.list():
+                own = self._control.of(model.name)
+                if own or model.name in touched:
+                    found.append(_entry(model.name, own))
+        return _json({"thresholds": found})
+
+    async def post(self, http: web.Request) -> web.Response:
+        """Sets some thresholds of a model, or none: then it tells them."""
+        try:
+            asked = await _read(http)
+            changes = asked.changes()
+            try:
+                check_changes(changes)
+            except ValueError as error:
+                raise _Refused(400, str(error)) from error
+            self._check_armed()
+            if changes and all(model.name != asked.model for model in self._models.list()):
+                raise _Refused(
+                    404, f"Model '{asked.model}' not found. Thresholds can only be set for discovered models."
+                )
+            own = await _written(self._control.change(asked.model, changes)) if changes else None
+            return _json(_whole(asked.model, own or self._control.of(asked.model)))
+        except _Refused as refused:
+            return _error(refused)
+
+    async def delete(self, http: web.Request) -> web.Response:
+        """Takes back what was set for a model, which need not be there any more."""
+        model = http.match_info["model"]
+        try:
+            self._check_armed()
+            return _json(_whole(model, await _written(self._control.reset(model))))
+        except _Refused as refused:
+            return _error(refused)
+
+    def _check_armed(self) -> None:
+        if not self._control.armed:
+            raise _Refused(409, _ARM)
+
+
+async def _read(http: web.Request) -> ThresholdRequest:
+    if http.content_type != "application/json":
+        raise _Refused(415, "Expected request with Content-Type application/json")
+    try:
+        async with asyncio.timeout(DEADLINE):
+            body = await http.read()
+    except TimeoutError as error:
+        raise _Refused(408, f"The request body did not arrive within {DEADLINE:g} s") from error
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        text = f"Failed to deserialize the JSON body into the target type: {error}"
+        raise _Refused(422, text) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _Refused(400, f"Failed to parse the request body as JSON: {error}") from error
+
+
+async def _written(change: Any) -> Thresholds:
+    """What a change of the store gives, or why it could not be made."""
+    try:
+        async with asyncio.timeout(DEADLINE):
+            thresholds: Thresholds = await change
+    except (DynamoError, TimeoutError) as error:
+        raise _Refused(503, "The store of shared values cannot be written now; nothing is lost, try again") from error
+    except ValueError as error:
+        raise _Refused(400, str(error)) from error
+    return thresholds
+
+
+def _entry(model: str, own: Thresholds) -> dict[str, Any]:
+    """As a list shows a model: the fraction only where it is set."""
+    entry = _whole(model, own)
+    if entry[PREFILL_FRACTION] is None:
+        del entry[PREFILL_FRACTION]
+    return entry
+
+
+def _whole(model: str, own: Thresholds) -> dict[str, Any]:
+    values = {name: getattr(own, name) for name in (DECODE_BLOCKS, PREFILL_TOKENS, PREFILL_FRACTION)}
+    return {"model": model, **values}
+
+
+def _json(value: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _error(refused: _Refused) -> web.Response:
+    return _json({"error": refused.message}, refused.status)

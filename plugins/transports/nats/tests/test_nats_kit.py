@@ -12,8 +12,8 @@ from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.testing.events_kit import EventPlanes, EventsKit
 from dynamo_core.testing.faults import Direction, Drop
 from dynamo_core.testing.transport_kit import Planes, TransportKit
+from dynamo_core.wire.messages import ROWS_TAG
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
-from dynamo_plugin_transport_nats.messages import ROWS_TAG
 
 
 def carries_rows(body: bytes) -> bool:

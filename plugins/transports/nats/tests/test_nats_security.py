@@ -16,10 +16,7 @@ from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_nats.config import NatsConfig
-from dynamo_plugin_transport_nats.subjects import Subjects, token
 from dynamo_plugin_transport_nats.transport import NatsTransport
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 Make = Callable[..., Coroutine[Any, Any, NatsTransport]]
@@ -256,25 +253,7 @@ def test_addresses_are_completed(given: str, full: str) -> None:
     assert NatsConfig(servers=[given]).servers == [full]
 
 
-# Subjects.
-
-
-@given(st.text(), st.text())
-def test_different_texts_are_different_words_of_a_subject(one: str, other: str) -> None:
-    assert (token(one) == token(other)) == (one == other)
-    assert token(one)
-    assert not set(token(one)) & set(". *>\r\n\t")
-
-
-@given(st.integers(0, 2**63 - 1), st.binary(min_size=12, max_size=12))
-def test_a_worker_knows_its_own_addresses(instance_id: int, nonce: bytes) -> None:
-    subjects = Subjects("a.b")
-    link = f"{nonce.hex()}.{instance_id % 1000}"
-
-    assert subjects.is_worker(subjects.worker(instance_id, nonce))
-    assert subjects.link(f"{subjects.worker(instance_id, nonce)}.{link}") == link
-    assert subjects.link(subjects.caller(link)) == link
-    assert subjects.source(subjects.events("loads", instance_id)) == instance_id
+# The page.
 
 
 def test_the_readme_lists_every_setting_with_its_default() -> None:

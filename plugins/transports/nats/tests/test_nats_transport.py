@@ -30,7 +30,7 @@ from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.testing.faults import BlackHole, Corrupt, Delay, Direction, Drop, Duplicate, Fault, Passing, Reorder
-from dynamo_plugin_transport_nats.messages import ROWS_TAG
+from dynamo_core.wire.messages import ROWS_TAG
 from dynamo_plugin_transport_nats.transport import NatsTransport
 
 Make = Callable[..., Coroutine[Any, Any, NatsTransport]]
@@ -783,7 +783,7 @@ async def test_connections_that_broke_in_the_middle_of_writing_leave_no_task_beh
         calls = [client.call(instance, ECHO, bytes(4_000_000), EngineContext("r"), recorder()) for _ in range(4)]
         async with asyncio.TaskGroup() as group:
             calling = [group.create_task(_failing(call)) for call in calls]
-            await until(lambda: client._broker.blocked)
+            await until(lambda: any(link.blocked for link in client._peers._links.values()))
             wire.cut()
         assert all(task.done() for task in calling)
     await client.aclose()

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.wire.brokered.settings import BrokeredConfig
+from dynamo_core.wire.brokered.settings import TlsConfig as BrokerTlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a server listens if its address does not say.
@@ -16,29 +17,16 @@ DEFAULT_PORT = 4222
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
-class TlsConfig(PluginConfig):
+class TlsConfig(BrokerTlsConfig):
     """Encryption. Nothing secret is sent before it is in force; a server that does not offer it is refused."""
 
-    ca: Path | None = Field(
-        default=None, description="Who may sign the servers' certificates, a PEM file; null means the system's list."
-    )
-    cert: Path | None = Field(
-        default=None, description="This process's certificate chain, a PEM file, for servers that ask for one."
-    )
-    key: Path | None = Field(default=None, description="The private key of `cert`, a PEM file without a passphrase.")
     server_name: str | None = Field(
         default=None, description="The name that the servers' certificates bear; null means the host of the address."
     )
 
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("`cert` and `key` belong together: set both or neither")
-        return self
 
-
-class NatsConfig(PluginConfig):
-    """Where the servers are, how to log in, and the bounds of calls. Times in seconds."""
+class NatsConfig(BrokeredConfig):
+    """Where the servers are, how to log in, and what may wait to be read, beside the bounds of all brokers."""
 
     servers: list[str] = Field(
         default=["nats://127.0.0.1:4222"],
@@ -58,43 +46,11 @@ class NatsConfig(PluginConfig):
     tls: TlsConfig | None = Field(
         default=None, description="Encryption; null means none, unless an address begins with tls://."
     )
-    max_message_mb: int = Field(
-        default=32,
-        ge=1,
-        le=1024,
-        description="The largest request or item in MiB; what a server does not take in one message goes in parts.",
-    )
-    start_timeout: float = Field(
-        default=30.0, gt=0, description="How long a starting process waits for a server that is not there yet."
-    )
-    connect_timeout: float = Field(default=5.0, gt=0, description="How long one attempt to connect may take.")
-    reconnect_wait: float = Field(
-        default=2.0, gt=0, description="The longest pause between two attempts to connect again, varied by half."
-    )
-    unavailable_wait: float = Field(
-        default=4.5, ge=0, description="How long a new call waits for a server that is gone; then it is refused."
-    )
-    accept_timeout: float = Field(default=5.0, gt=0, description="How long a worker may take to accept a call.")
-    heartbeat: float = Field(
-        default=1.0, gt=0, description="A process with open calls that was silent this long is asked for life."
-    )
-    silence: float = Field(default=60.0, gt=0, description="A process that did not answer for this long is given up.")
-    idle_timeout: float = Field(
-        default=300.0, gt=0, description="What a caller and a worker know of each other is forgotten after this."
-    )
-    write_high_water_kb: int = Field(
-        default=256, ge=1, description="KiB that may wait for the server before calls have to wait too."
-    )
     pending_messages: int = Field(
         default=65_536, ge=1, description="Received messages that may wait to be read, per subscription."
     )
     pending_mb: int = Field(
         default=64, ge=1, description="MiB of received messages that may wait to be read, per subscription."
-    )
-    max_callers: int = Field(default=1024, ge=1, description="Processes that may call one worker at a time.")
-    max_streams: int = Field(default=10_000, ge=1, description="Calls that may run between two processes.")
-    event_backlog: int = Field(
-        default=10_000, ge=1, description="Events that may wait for a publisher or subscriber; more are dropped."
     )
 
     @field_validator("servers")
@@ -117,19 +73,7 @@ class NatsConfig(PluginConfig):
         used = [f"`{name}`" for name, value in ways.items() if value is not None]
         if len(used) > 1:
             raise ValueError(f"{' and '.join(used)} are different ways to log in: set one of them")
-        if self.silence < 2 * self.heartbeat:
-            raise ValueError("`silence` must be at least twice `heartbeat`")
         return self
-
-    @property
-    def max_message(self) -> int:
-        """The largest message in bytes."""
-        return self.max_message_mb * 1024 * 1024
-
-    @property
-    def write_high_water(self) -> int:
-        """Bytes that may wait for the server."""
-        return self.write_high_water_kb * 1024
 
     @property
     def wants_tls(self) -> bool:

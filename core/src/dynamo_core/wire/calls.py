@@ -1,15 +1,15 @@
-"""The calling end: one link per worker called, shared by all calls, and the grip on each of them."""
+"""The calling end of a link's calls: opening them, handing on what arrives, and the grip on each of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import secrets
 from collections.abc import Callable
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 
 import msgspec
+
 from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.serving import STOP_GRACE
@@ -25,22 +25,10 @@ from dynamo_core.errors import (
 )
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.records import Instance
-from nats.aio.msg import Msg
-
-from dynamo_plugin_transport_nats.broker import Broker, Subscription
-from dynamo_plugin_transport_nats.config import NatsConfig
-from dynamo_plugin_transport_nats.link import Link, nobody_there
-from dynamo_plugin_transport_nats.messages import (
-    ACCEPTED_PROTOS,
-    PIECE_OVERHEAD,
-    UNKNOWN_LINK,
-    UNKNOWN_PIECE,
+from dynamo_core.wire.messages import (
     UNREADABLE,
     Accepted,
     Ended,
-    Hello,
-    LinkError,
     Open,
     Pause,
     Refused,
@@ -48,70 +36,67 @@ from dynamo_plugin_transport_nats.messages import (
     Rows,
     Stop,
     Taken,
-    Welcome,
-    caller_decoder,
     encode,
     item_decoder,
-    proto_mismatch,
-    read_piece,
 )
-from dynamo_plugin_transport_nats.subjects import NONCE_BYTES, Subjects
 
 log = logging.getLogger(__name__)
 
 #: Seconds that closing a call waits for the handler to end: a little more than the handler is given.
 CLOSE_BOUND = STOP_GRACE + 1.0
 
-#: Seconds between two attempts to reach a worker that may still be on its way back to the servers, varied by half.
-SETTLE_PAUSE = 0.1
+#: Seconds from the arrival of rows to the end of their readers' turn, from which on the process counts as busy.
+BUSY = 0.0004
+#: Seconds that a busy process rests from rows at most before it asks for more; the first of a stream never wait.
+LONGEST_REST = 0.004
 
 
-class CallerLink(Link):
-    """The calling end of one link."""
+class CallingLink(Protocol):
+    """What the calls over a link need of it."""
 
-    def __init__(self, peers: Peers, address: str, name: str) -> None:
-        here = peers.subjects.caller(name)
-        super().__init__(peers.broker, peers.config, f"{address}.{name}", here, caller_decoder)
-        self.name = name
-        self.peer_address = address
-        #: Whether the worker does not know this link, so that a new one may do.
-        self.forgotten = False
-        self._peers = peers
-        self._calls: dict[int, NatsCall] = {}
+    #: Whom it leads to, for messages of errors.
+    peer: str
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will be sent."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether so much waits to be sent that calls should wait, too."""
+
+    @property
+    def writable(self) -> asyncio.Event:
+        """Set while it is not blocked."""
+
+    @property
+    def limit(self) -> int:
+        """The largest message that may be sent, in bytes."""
+
+    def send(self, message: Any) -> None:
+        """Sends a message at the end of this turn of the loop."""
+
+    def send_call(self, message: bytes) -> None:
+        """Sends an encoded `Open` at the end of this turn of the loop."""
+
+
+class Calls:
+    """All calls made over one link."""
+
+    def __init__(self, link: CallingLink, accept_timeout: float) -> None:
+        self.link = link
+        self._accept_timeout = accept_timeout
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, Call] = {}
         self._last = 0
         #: Portions of rows of which the other end has not been told yet that they were taken.
         self._taken = 0
-        self.handlers = {Welcome: self._on_welcome}
-        self.send(Hello(ACCEPTED_PROTOS[0], self.config.max_message))
+        self._began_taking = 0.0
 
-    @property
-    def used(self) -> bool:
-        return bool(self._calls)
+    def __len__(self) -> int:
+        return len(self._calls)
 
-    def unused(self, seconds: float) -> None:
-        if seconds >= self.config.idle_timeout:
-            self.close(Disconnected("the link was idle"))
-
-    def unknown(self) -> None:
-        self.forgotten = True
-        self.finish(CannotConnect(f"{self.peer_address} has forgotten this process"))
-
-    def _on_welcome(self, welcome: Welcome) -> None:
-        if welcome.proto not in ACCEPTED_PROTOS:
-            raise CannotConnect(proto_mismatch(welcome.proto))
-        self.peer_limit = min(welcome.max_message, self.config.max_message)
-        self.handlers = {
-            Rows: self._on_rows,
-            Accepted: self._on_accepted,
-            Refused: self._on_refused,
-            Ended: self._on_ended,
-        }
-
-    # Calls.
-
-    async def call(
-        self, instance_id: int, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-    ) -> NatsCall:
+    async def open(self, instance_id: int, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink) -> Call:
         """Opens a stream and returns once the handler has accepted.
 
         Raises:
@@ -119,6 +104,7 @@ class CallerLink(Link):
             ConnectionTimeout: it was not accepted in time.
             DynamoError: the refusal, or the loss of the link.
         """
+        link = self.link
         sid = self._last = self._last + 1
         try:
             message = encode(
@@ -135,19 +121,18 @@ class CallerLink(Link):
             )
         except Exception as error:  # whatever a caller put into a request that cannot travel
             raise InvalidArgument(f"the request for {endpoint.name!r} cannot be sent: {error}", cause=error) from error
-        limit = self.peer_limit - PIECE_OVERHEAD
-        if len(message) > limit:
-            raise InvalidArgument(f"the request has {len(message)} bytes, more than the {limit} that may be sent")
-        call = NatsCall(self, sid, endpoint)
+        if len(message) > link.limit:
+            raise InvalidArgument(f"the request has {len(message)} bytes, more than the {link.limit} that may be sent")
+        call = Call(self, sid, endpoint)
         # A bare timer: `asyncio.timeout` would be a part of a short request that can be measured.
-        timer = asyncio.get_running_loop().call_later(self.config.accept_timeout, self._too_late, call)
+        timer = self._loop.call_later(self._accept_timeout, self._too_late, call)
         try:
-            if self.broker.blocked:
+            if link.blocked:
                 await self._until_writable()
-            if self.closed:
-                raise CannotConnect(f"the link with {self.peer_address} is over")
+            if link.closed:
+                raise CannotConnect(f"the link with {link.peer} is over")
             self._calls[sid] = call
-            self.ask(message)
+            link.send_call(message)
             call.watch(ctx)
             verdict = await call.verdict
         except BaseException:
@@ -163,40 +148,54 @@ class CallerLink(Link):
 
     async def _until_writable(self) -> None:
         try:
-            async with asyncio.timeout(self.config.accept_timeout):
-                await self.broker.writable.wait()
+            async with asyncio.timeout(self._accept_timeout):
+                await self.link.writable.wait()
         except TimeoutError as error:
             raise self._late(error) from error
 
-    def _too_late(self, call: NatsCall) -> None:
+    def _too_late(self, call: Call) -> None:
         if not call.verdict.done():
             call.verdict.set_result(self._late())
 
     def _late(self, cause: BaseException | None = None) -> ConnectionTimeout:
         return ConnectionTimeout(
-            f"{self.peer_address} did not accept the call within {self.config.accept_timeout} s", cause=cause
+            f"{self.link.peer} did not accept the call within {self._accept_timeout} s", cause=cause
         )
 
     def forget(self, sid: int) -> bool:
         """Rows of this stream are dropped from now on; whether there still was one."""
         return self._calls.pop(sid, None) is not None
 
-    def _on_accepted(self, accepted: Accepted) -> None:
+    def lost(self, error: DynamoError) -> None:
+        """The link is over, and with it all calls."""
+        calls, self._calls = self._calls, {}
+        lost = Disconnected(error.message, cause=error) if isinstance(error, CannotConnect) else error
+        for call in calls.values():
+            # Nothing was begun by a call that was not accepted, if the worker has not even got it.
+            call.over(lost if call.begun else error)
+
+    # What the worker says.
+
+    def on_accepted(self, accepted: Accepted) -> None:
+        """A handler took a call."""
         call = self._calls.get(accepted.sid)
         if call is not None:
             call.accepted()
 
-    def _on_refused(self, refused: Refused) -> None:
+    def on_refused(self, refused: Refused) -> None:
+        """A handler did not take a call."""
         call = self._calls.pop(refused.sid, None)
         if call is not None:
             call.over(from_wire(refused.error))
 
-    def _on_ended(self, ended: Ended) -> None:
+    def on_ended(self, ended: Ended) -> None:
+        """A handler has run to its end."""
         call = self._calls.pop(ended.sid, None)
         if call is not None:
             call.over(None if ended.error is None else from_wire(ended.error))
 
-    def _on_rows(self, message: Rows) -> None:
+    def on_rows(self, message: Rows) -> None:
+        """Items of any number of streams."""
         calls = self._calls
         for row in message.rows:
             call = calls.get(row.sid)
@@ -226,27 +225,31 @@ class CallerLink(Link):
         if message.ask:
             if not self._taken:
                 # After the readers' turn, which the rows have asked for: so the next rows find them free.
-                self._loop.call_soon(self._tell_taken)
+                self._began_taking = monotonic()
+                self._loop.call_soon(self._rest)
             self._taken += 1
+
+    def _rest(self) -> None:
+        """Asks for more rows: at once if these took little time, else only when there was as much time for the rest.
+
+        A process that is busy with rows gets fewer and larger ones.
+        """
+        took = monotonic() - self._began_taking
+        if took < BUSY:
+            self._tell_taken()
+        else:
+            self._loop.call_later(min(took, LONGEST_REST), self._tell_taken)
 
     def _tell_taken(self) -> None:
         taken, self._taken = self._taken, 0
-        self.send(Taken(taken))
+        self.link.send(Taken(taken))
 
-    def _break(self, call: NatsCall, error: DynamoError) -> None:
+    def _break(self, call: Call, error: DynamoError) -> None:
         call.abandon()
         call.over(error)
 
-    def over(self, error: DynamoError) -> None:
-        self._peers.forget(self)
-        calls, self._calls = self._calls, {}
-        lost = Disconnected(error.message, cause=error) if isinstance(error, CannotConnect) else error
-        for call in calls.values():
-            # Nothing was begun by a call that was not accepted, if the worker has not even got it.
-            call.over(lost if call.begun else error)
 
-
-class NatsCall(Source):
+class Call(Source):
     """One call. Until the caller has its grip on it, what arrives is held back."""
 
     __slots__ = (
@@ -256,6 +259,7 @@ class NatsCall(Source):
         "_link",
         "_over",
         "_paused",
+        "_siblings",
         "_sid",
         "_sink",
         "compact",
@@ -266,8 +270,9 @@ class NatsCall(Source):
         "verdict",
     )
 
-    def __init__(self, link: CallerLink, sid: int, endpoint: Endpoint) -> None:
-        self._link = link
+    def __init__(self, siblings: Calls, sid: int, endpoint: Endpoint) -> None:
+        self._siblings = siblings
+        self._link = siblings.link
         self._sid = sid
         self._sink: Sink | None = None
         self._held: list[tuple[bool, Any]] = []
@@ -334,7 +339,7 @@ class NatsCall(Source):
     def abandon(self) -> None:
         """Nobody listens any more: tells the other end, if it does not know, and drops what it still sends."""
         self._forget_ctx()
-        if self._link.forget(self._sid):
+        if self._siblings.forget(self._sid):
             self._link.send(Stop(self._sid, True))
 
     def _hold_data(self, item: Any) -> None:
@@ -367,7 +372,7 @@ class NatsCall(Source):
                 async with asyncio.timeout(CLOSE_BOUND):
                     await self._over.wait()
         except TimeoutError:
-            log.warning("a call of %s did not end within %s s and is abandoned", self._link.peer_address, CLOSE_BOUND)
+            log.warning("a call of %s did not end within %s s and is abandoned", self._link.peer, CLOSE_BOUND)
         finally:
             self.abandon()
             self.over(None)
@@ -379,99 +384,6 @@ class NatsCall(Source):
             # The other end takes the wish to stop as the end of any pause.
             self._paused = False
             self._link.send(Stop(self._sid, kill))
-
-
-class Peers:
-    """The links of this process, one per worker, made when first needed. Workers answer on one subject for all."""
-
-    def __init__(self, config: NatsConfig, broker: Broker, subjects: Subjects) -> None:
-        self.config = config
-        self.broker = broker
-        self.subjects = subjects
-        self._nonce = secrets.token_hex(NONCE_BYTES)
-        self._links: dict[str, CallerLink] = {}
-        self._by_name: dict[str, CallerLink] = {}
-        self._count = 0
-        self._subscription: Subscription | None = None
-        self._closed = False
-
-    async def start(self) -> None:
-        """Listens for answers."""
-        self._subscription = await self.broker.subscribe(self.subjects.caller(f"{self._nonce}.*"), self._receive)
-
-    async def call(
-        self, address: str, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-    ) -> Source:
-        """Calls a worker at an address of its record; see `dynamo_core.contracts.transport.Transport.call`.
-
-        Raises:
-            Unavailable: the servers are gone, and did not come back in time.
-            CannotConnect: the address is none, or nobody listens there.
-        """
-        if not self.subjects.is_worker(address):
-            raise CannotConnect(f"{address[:100]!r} is not an address of this system: `prefix` differs?")
-        renewed = False
-        while True:
-            await self.broker.ready()
-            link = self._get(address)
-            try:
-                return await link.call(instance.instance_id, endpoint, request, ctx, sink)
-            except CannotConnect:
-                if link.forgotten and not renewed:
-                    # It had lost its connection, or given us up. It has not got the call.
-                    renewed = True
-                elif link.closed and self.broker.settling and not self._closed:
-                    # The servers were gone for all, and this worker may only be a little later than we are.
-                    await asyncio.sleep(SETTLE_PAUSE * random.uniform(0.5, 1.5))  # noqa: S311 - not a secret
-                else:
-                    raise
-
-    def _get(self, address: str) -> CallerLink:
-        if self._closed:
-            raise CannotConnect("the transport is closed")
-        link = self._links.get(address)
-        if link is None:
-            self._count += 1
-            link = CallerLink(self, address, f"{self._nonce}.{self._count}")
-            self._links[address] = self._by_name[link.name] = link
-        return link
-
-    def forget(self, link: CallerLink) -> None:
-        """A link is over."""
-        if self._links.get(link.peer_address) is link:
-            del self._links[link.peer_address]
-        self._by_name.pop(link.name, None)
-
-    def _receive(self, message: Msg) -> None:
-        name = self.subjects.link(message.subject)
-        link = None if name is None else self._by_name.get(name)
-        if link is not None:
-            link.receive(message)
-        elif name is not None and not nobody_there(message):
-            self._unknown(name, message)
-
-    def _unknown(self, name: str, message: Msg) -> None:
-        """A worker asks about a link that is over here: it is told so."""
-        address, _, _ = message.reply.rpartition(f".{name}")
-        try:
-            known = read_piece(message.data).number != UNKNOWN_LINK
-        except LinkError:
-            return
-        if known and self.subjects.is_worker(address):
-            self.broker.publish(message.reply, UNKNOWN_PIECE)
-
-    def lost(self, error: DynamoError) -> None:
-        """The connection with the servers has broken, and with it all links."""
-        for link in list(self._links.values()):
-            link.finish(error)
-
-    def close(self) -> None:
-        """Ends all calls, and tells the workers."""
-        self._closed = True
-        for link in list(self._links.values()):
-            link.close(Disconnected("the calling process is stopping"))
-        if self._subscription is not None:
-            self.broker.unsubscribe(self._subscription)
 
 
 def _drop(_: Any) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+
 from dynamo_core.errors import (
     CannotConnect,
     Disconnected,
@@ -17,28 +19,27 @@ from dynamo_core.errors import (
     from_wire,
     to_wire,
 )
-from nats.aio.msg import Msg
-
-from dynamo_plugin_transport_nats.broker import Broker
-from dynamo_plugin_transport_nats.config import NatsConfig
-from dynamo_plugin_transport_nats.messages import (
+from dynamo_core.wire.brokered.broker import Broker
+from dynamo_core.wire.brokered.pieces import (
+    ARRIVED,
     PIECE_OVERHEAD,
     UNKNOWN_LINK,
-    Bye,
     LinkError,
-    Ping,
-    Pong,
+    arrived_piece,
     bundle,
-    encode,
     read_bundle,
+    read_count,
     read_piece,
 )
+from dynamo_core.wire.brokered.settings import BrokeredConfig
+from dynamo_core.wire.messages import Bye, Ping, Pong, encode
 
 log = logging.getLogger(__name__)
 
-#: What a server answers in the name of a subject that nobody listens to.
-STATUS = "Status"
-NO_RESPONDERS = "503"
+#: Bytes that may be under way before the other end says that they arrived, and after how many it says so. A broker
+#: drops a subscriber for which too much waits, with all its links: a large message must not be faster than its reader.
+CREDIT = 2 * 1024 * 1024
+CREDIT_STEP = 256 * 1024
 
 _PING = encode(Ping())
 _PONG = encode(Pong())
@@ -46,29 +47,34 @@ _PONG = encode(Pong())
 Handlers = dict[type, Callable[[Any], None]]
 
 
-def nobody_there(message: Msg) -> bool:
-    """Whether the server says that nobody listens where something was sent."""
-    return message.headers is not None and message.headers.get(STATUS) == NO_RESPONDERS
-
-
 class Link:
     """What both ends of a link have in common.
 
-    Everything sent in one turn of the loop leaves in one message of the server, if it fits. Subclasses set `handlers`
+    Everything sent in one turn of the loop leaves in one message of the broker, if it fits. Subclasses set `handlers`
     to what may arrive, add what they gathered in `gather`, and are told the end in `over`, once.
     """
 
     def __init__(
-        self, broker: Broker, config: NatsConfig, there: str, here: str, decoder: msgspec.msgpack.Decoder[Any]
+        self,
+        broker: Broker,
+        config: BrokeredConfig,
+        name: str,
+        *,
+        there: str,
+        here: str,
+        decoder: msgspec.msgpack.Decoder[Any],
     ) -> None:
-        """`there` is the subject that the other end listens to, `here` the own one."""
+        """`there` is the address of the other end, `here` the own one."""
         self.broker = broker
         self.config = config
+        self.name = name
         self.peer = there
         #: The largest body that the other end takes; its own word replaces this.
         self.peer_limit = config.max_message
         #: Whether nothing more will be sent.
         self.closed = False
+        #: Whether what is sent now is the last.
+        self.closing = False
         self.handlers: Handlers = {}
         self._here = here
         self._decoder = decoder
@@ -78,6 +84,15 @@ class Link:
         self._ask = False
         self._sent = 0
         self._expected = 0
+        #: Bytes of bodies: sent, and arrived as far as the other end has said; arrived here, and told of.
+        self._gone = 0
+        self._landed = 0
+        self._arrived = 0
+        self._told = 0
+        #: Pieces that wait until more has arrived: what they are, the size of their bodies, and the reply.
+        self._held: deque[tuple[bytes, int, str]] = deque()
+        self._released = asyncio.Event()
+        self._released.set()
         self._parts: list[memoryview] = []
         self._size = 0
         self._heard = True
@@ -104,6 +119,21 @@ class Link:
         """Nothing more will arrive, for this reason. Called once."""
 
     # Sending.
+
+    @property
+    def limit(self) -> int:
+        """The largest message that the other end takes, in bytes."""
+        return self.peer_limit - PIECE_OVERHEAD
+
+    @property
+    def blocked(self) -> bool:
+        """Whether so much waits for the broker, or for the other end, that whoever can should wait."""
+        return self.broker.blocked or bool(self._held)
+
+    @property
+    def writable(self) -> asyncio.Event:
+        """What keeps it blocked, if anything does, is over when this is set."""
+        return self.broker.writable if self.broker.blocked else self._released
 
     def send(self, message: Any) -> None:
         """Sends a message with the next piece."""
@@ -142,40 +172,65 @@ class Link:
         self._publish(bundle(out[start:]))
 
     def _publish(self, body: bytes) -> None:
-        """A body as one piece, or as many as the server's limit makes of it."""
+        """A body as one piece, or as many as the broker's limit makes of it."""
         reply, self._ask = (self._here if self._ask else ""), False
-        step = self.broker.max_payload - PIECE_OVERHEAD
+        step = self.broker.max_piece - PIECE_OVERHEAD
         view = memoryview(body)
-        for start in range(0, len(body), step):
-            more = start + step < len(body)
-            self.broker.publish(self.peer, encode((self._sent, more, view[start : start + step])), reply)
+        for start in range(0, len(view), step):
+            part = view[start : start + step]
+            self._held.append((encode((self._sent, start + step < len(view), part)), len(part), reply))
             self._sent += 1
             reply = ""
+        self._release()
+
+    def _release(self) -> None:
+        """Sends what may be under way."""
+        held = self._held
+        while held and (self._gone - self._landed < CREDIT or self.closing):
+            piece, size, reply = held.popleft()
+            self._gone += size
+            self.broker.publish(self.peer, piece, link=self.name, reply=reply)
+        if held:
+            self._released.clear()
+        else:
+            self._released.set()
+
+    def _tell_arrived(self, *, ask: bool = False) -> None:
+        self._told = self._arrived
+        piece = arrived_piece(self._arrived)
+        self.broker.publish(self.peer, piece, link=self.name, reply=self._here if ask else "")
 
     # Receiving.
 
-    def receive(self, message: Msg) -> None:
-        """Takes what arrived on the subject of this end."""
+    def absent(self) -> None:
+        """Nobody listens at the other end."""
+        self.finish(CannotConnect(f"nobody listens at {self.peer}: the process that did is gone"))
+
+    def receive(self, data: bytes, reply: str) -> None:
+        """Takes what arrived over this link; `reply` is set if life is asked for."""
         if self.closed:
-            return
-        if nobody_there(message):
-            self.finish(CannotConnect(f"nobody listens at {self.peer}: the process that did is gone"))
             return
         self._heard = True
         try:
-            self._take(message.data)
+            self._take(data, reply)
         except DynamoError as error:
             log.warning("the link with %s is given up: %s", self.peer, error)
             self.close(error)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes, reply: str) -> None:
         piece = read_piece(data)
         if piece.number == UNKNOWN_LINK:
             self.unknown()
             return
+        if piece.number == ARRIVED:
+            self._on_arrived(read_count(piece.body), asked=bool(reply))
+            return
         if piece.number != self._expected:
             raise StreamIncomplete(f"piece {piece.number} came where {self._expected} was due: messages were lost")
         self._expected += 1
+        self._arrived += len(piece.body)
+        if self._arrived - self._told >= CREDIT_STEP:
+            self._tell_arrived()
         body: memoryview | bytes = piece.body
         if piece.more or self._parts:
             self._parts.append(piece.body)
@@ -197,6 +252,14 @@ class Link:
             handler(message)
             if self.closed:
                 return
+
+    def _on_arrived(self, count: int, *, asked: bool) -> None:
+        if count > self._gone:
+            raise LinkError("more bytes have arrived than were sent")
+        self._landed = max(self._landed, count)
+        if asked:
+            self._tell_arrived()
+        self._release()
 
     def unknown(self) -> None:
         """The other end does not know this link, or no longer."""
@@ -222,6 +285,7 @@ class Link:
         if self.closed:
             return
         self._out.append(encode(Bye(to_wire(error))))
+        self.closing = True
         self._flush()
         self.finish(error)
 
@@ -232,7 +296,9 @@ class Link:
         self.closed = True
         self._ticker.cancel()
         self._out.clear()
+        self._held.clear()
         self._parts.clear()
+        self._released.set()
         self.over(error)
 
     # Deadlines.
@@ -251,7 +317,10 @@ class Link:
             silent = ResponseTimeout(f"nothing came from {self.peer} for {self.config.silence} s")
             self.close(Disconnected(silent.message, cause=silent))
             return
-        if self._silent:
+        if self._held:
+            # A ping would have to wait behind what waits. The answer also makes up for a count that was lost.
+            self._tell_arrived(ask=True)
+        elif self._silent:
             self.ask(_PING)
         self._due = now + heartbeat
         self._ticker = self._loop.call_at(self._due, self._tick)

@@ -1,4 +1,4 @@
-"""The event plane: a subject per source, numbers that show what is missing."""
+"""The event plane: an address per subject, numbers that show what is missing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 import msgspec
+
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
-from nats.aio.msg import Msg
-
-from dynamo_plugin_transport_nats.broker import Broker
-from dynamo_plugin_transport_nats.config import NatsConfig
-from dynamo_plugin_transport_nats.messages import UNREADABLE, encode
-from dynamo_plugin_transport_nats.subjects import Subjects
+from dynamo_core.wire.brokered.addresses import Addresses
+from dynamo_core.wire.brokered.broker import Broker
+from dynamo_core.wire.messages import UNREADABLE, encode
 
 log = logging.getLogger(__name__)
 
@@ -28,20 +26,22 @@ EVENT_OVERHEAD = 64
 
 Event = tuple[int, int, bytes]
 
-_events = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
+#: A message: the source, and its events as (number, payload).
+_events = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, bytes]]])
 
 
-class NatsEvents(EventPlane):
-    """Events over NATS. Nobody has to be found: a subscription hears all sources of its subject."""
+class BrokeredEvents(EventPlane):
+    """Events over a broker. Nobody has to be found: a subscription hears all sources of its subject."""
 
-    def __init__(self, config: NatsConfig, broker: Broker, subjects: Subjects, metrics: MetricsScope) -> None:
-        self._config = config
+    def __init__(self, backlog: int, broker: Broker, addresses: Addresses, metrics: MetricsScope) -> None:
+        """`backlog` is how many events may wait for one publisher or subscriber."""
+        self._backlog = backlog
         self._broker = broker
-        self._subjects = subjects
+        self._addresses = addresses
         self._dropped = metrics.counter(
             "dynamo_event_plane_dropped_total", "Events dropped because a subscriber was behind.", ("subject",)
         )
-        self._publishers: dict[tuple[str, int], NatsPublisher] = {}
+        self._publishers: dict[tuple[str, int], BrokeredPublisher] = {}
         self._subscribers: set[_Subscriber] = set()
 
     async def publisher(self, subject: str, lease: Lease) -> Publisher:
@@ -53,25 +53,31 @@ class NatsEvents(EventPlane):
         key = (subject, lease.id)
         if key in self._publishers:
             raise ValueError(f"lease {lease.id:x} publishes on {subject!r} already")
-        target = self._subjects.events(subject, lease.id)
-        made = NatsPublisher(self._publishers, key, self._broker, target, lease, self._config.event_backlog)
-        made.dropped = self._dropped.labels(subject)
+        made = BrokeredPublisher(
+            self._publishers,
+            key,
+            self._broker,
+            self._addresses.events(subject),
+            lease,
+            self._backlog,
+            self._dropped.labels(subject),
+        )
         self._publishers[key] = made
         return made
 
     async def subscribe(self, subject: str, directory: Discovery) -> AsyncGenerator[Event, None]:
-        subscriber = _Subscriber(self._subjects, self._config.event_backlog, self._dropped.labels(subject))
+        subscriber = _Subscriber(self._backlog, self._dropped.labels(subject))
         self._subscribers.add(subscriber)
-        subscription = await self._broker.subscribe(self._subjects.events(subject), subscriber.receive)
+        listening = await self._broker.listen(self._addresses.events(subject), subscriber, linked=False)
         try:
             while (event := await subscriber.get()) is not None:
                 yield event
         finally:
-            self._broker.unsubscribe(subscription)
+            self._broker.ignore(listening)
             self._subscribers.discard(subscriber)
 
     def writable(self) -> None:
-        """The servers take more again."""
+        """The broker takes more again."""
         for publisher in self._publishers.values():
             publisher.schedule()
 
@@ -83,26 +89,26 @@ class NatsEvents(EventPlane):
             subscriber.end()
 
 
-class NatsPublisher(Publisher):
+class BrokeredPublisher(Publisher):
     """Sends what was given to it in one turn of the loop as one message. What cannot wait is dropped and counted."""
-
-    dropped: CounterLike
 
     def __init__(
         self,
-        publishers: dict[tuple[str, int], NatsPublisher],
+        publishers: dict[tuple[str, int], BrokeredPublisher],
         key: tuple[str, int],
         broker: Broker,
-        target: str,
+        address: str,
         lease: Lease,
         backlog: int,
+        dropped: CounterLike,
     ) -> None:
         self._publishers = publishers
         self._key = key
         self._broker = broker
-        self._target = target
+        self._address = address
         self._lease = lease
         self._backlog = backlog
+        self._dropped = dropped
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
@@ -117,8 +123,8 @@ class NatsPublisher(Publisher):
         self._number = number + 1
         size = len(payload) + EVENT_OVERHEAD
         full = len(self._waiting) >= self._backlog or self._bytes + size > EVENT_BACKLOG_BYTES
-        if full or size > self._broker.max_payload or not self._broker.connected:
-            self.dropped.inc()
+        if full or size > self._broker.max_message or not self._broker.connected:
+            self._dropped.inc()
             return False
         self._waiting.append((number, payload))
         self._bytes += size
@@ -137,13 +143,13 @@ class NatsPublisher(Publisher):
         while self._waiting and not self._broker.blocked:
             batch: list[tuple[int, bytes]] = []
             size = 0
-            most = min(EVENT_MESSAGE, self._broker.max_payload)
+            most = min(EVENT_MESSAGE, self._broker.max_message)
             while self._waiting and (not batch or size + len(self._waiting[0][1]) + EVENT_OVERHEAD <= most):
                 event = self._waiting.popleft()
                 size += len(event[1]) + EVENT_OVERHEAD
                 batch.append(event)
             self._bytes -= size
-            self._broker.publish(self._target, encode(batch))
+            self._broker.publish(self._address, encode((self._lease.id, batch)))
 
     async def aclose(self) -> None:
         if self._closed:
@@ -157,23 +163,19 @@ class NatsPublisher(Publisher):
 class _Subscriber:
     """One subscription of a subject: a bounded queue with one reader."""
 
-    def __init__(self, subjects: Subjects, backlog: int, dropped: CounterLike) -> None:
-        self._subjects = subjects
+    def __init__(self, backlog: int, dropped: CounterLike) -> None:
         self._backlog = backlog
         self._dropped = dropped
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
 
-    def receive(self, message: Msg) -> None:
-        """Takes a message of some source."""
-        source = self._subjects.source(message.subject)
+    def receive(self, link: str, data: bytes, reply: str) -> None:
+        """Takes a message of some source; see `Listener`."""
         try:
-            events = _events.decode(message.data)
+            source, events = _events.decode(data)
         except UNREADABLE as error:
-            log.warning("events on %s cannot be understood: %s", message.subject, error)
-            return
-        if source is None:
+            log.warning("events cannot be understood: %s", error)
             return
         for number, payload in events:
             if len(self._events) >= self._backlog:
@@ -181,6 +183,9 @@ class _Subscriber:
             else:
                 self._events.append((source, number, payload))
         self._wake()
+
+    def absent(self, link: str) -> None:
+        """Subscribers send nothing; see `Listener`."""
 
     async def get(self) -> Event | None:
         """The next event; None when there will be none."""

@@ -1,0 +1,129 @@
+"""What travels over a link: numbered pieces, and in them messages. All are msgpack arrays.
+
+The first messages are `Hello` of the caller and `Welcome` of the worker, for which nobody waits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated as Constrained
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from dynamo_core.errors import Disconnected
+from dynamo_core.wire.messages import (
+    UNREADABLE,
+    Accepted,
+    Bye,
+    Ended,
+    Open,
+    Pause,
+    Ping,
+    Pong,
+    Refused,
+    Resume,
+    Rows,
+    Stop,
+    Taken,
+    encode,
+)
+
+#: The number of a piece that says: the link you sent something over is not known here.
+UNKNOWN_LINK: Final = -1
+
+#: The number of a piece that says how many bytes of bodies have arrived in all. Who asks for life gets one back.
+ARRIVED: Final = -2
+
+#: More than what a piece takes beside its body.
+PIECE_OVERHEAD: Final = 32
+
+Size: TypeAlias = Constrained[int, msgspec.Meta(ge=1024, lt=2**32)]
+
+
+class LinkError(Disconnected):
+    """The other end sent what cannot be understood; the link is of no more use."""
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """What one message of the broker carries. `body` is an array of messages, or with `more` a part of it.
+
+    `number` counts the pieces of one direction of the link from 0; what has none may be lost.
+    """
+
+    number: Constrained[int, msgspec.Meta(ge=ARRIVED, le=2**63 - 1)]
+    more: bool
+    body: memoryview
+
+
+class Hello(msgspec.Struct, array_like=True, tag=0):
+    """Caller, before anything else: its version, and the largest body it takes."""
+
+    proto: int
+    max_message: Size
+
+
+class Welcome(msgspec.Struct, array_like=True, tag=1):
+    """Worker, before anything else: the same."""
+
+    proto: int
+    max_message: Size
+
+
+ToWorker: TypeAlias = Hello | Open | Stop | Pause | Resume | Taken | Ping | Pong | Bye
+ToCaller: TypeAlias = Welcome | Accepted | Refused | Rows | Ended | Ping | Pong | Bye
+
+worker_decoder: msgspec.msgpack.Decoder[list[ToWorker]] = msgspec.msgpack.Decoder(list[ToWorker])
+caller_decoder: msgspec.msgpack.Decoder[list[ToCaller]] = msgspec.msgpack.Decoder(list[ToCaller])
+_count_decoder: msgspec.msgpack.Decoder[int] = msgspec.msgpack.Decoder(
+    Constrained[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+)
+_piece_decoder = msgspec.msgpack.Decoder(Piece)
+
+#: Says that a link is not known.
+UNKNOWN_PIECE: Final = encode((UNKNOWN_LINK, False, b""))
+
+
+def read_piece(data: bytes) -> Piece:
+    """The piece in a message of the broker.
+
+    Raises:
+        LinkError: there is none.
+    """
+    try:
+        return _piece_decoder.decode(data)
+    except UNREADABLE as error:
+        raise LinkError(f"a message of {len(data)} bytes cannot be understood: {error}") from None
+
+
+def arrived_piece(count: int) -> bytes:
+    """Says that so many bytes have arrived."""
+    return encode((ARRIVED, False, encode(count)))
+
+
+def read_count(body: memoryview) -> int:
+    """How many bytes have arrived, as the body of such a piece says.
+
+    Raises:
+        LinkError: it does not.
+    """
+    try:
+        return _count_decoder.decode(body)
+    except UNREADABLE as error:
+        raise LinkError(f"a count cannot be understood: {error}") from None
+
+
+def bundle(messages: list[bytes]) -> bytes:
+    """Encoded messages as the body of a piece."""
+    return encode([msgspec.Raw(message) for message in messages])
+
+
+def read_bundle(decoder: msgspec.msgpack.Decoder[list[Any]], body: memoryview | bytes) -> list[Any]:
+    """The messages in a body.
+
+    Raises:
+        LinkError: they are not those that this end expects.
+    """
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise LinkError(f"a body of {len(body)} bytes cannot be understood: {error}") from None

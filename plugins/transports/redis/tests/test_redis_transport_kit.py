@@ -1,0 +1,61 @@
+"""The kits for transports and event planes, on a real server, with a wire to it that can fail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.events_kit import EventPlanes, EventsKit
+from dynamo_core.testing.faults import Direction, Drop
+from dynamo_core.testing.transport_kit import Planes, TransportKit
+from dynamo_core.wire.messages import ROWS_TAG
+from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+
+
+def carries_rows(body: bytes) -> bool:
+    """Whether a payload is a piece with rows in it."""
+    try:
+        _, _, piece = body.removesuffix(b"\r\n").split(b" ", 2)
+        _, _, messages = msgspec.msgpack.decode(piece)
+        return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))
+    except (msgspec.MsgspecError, ValueError, TypeError):
+        return False
+
+
+class TestRedis(TransportKit):
+    ITEM_LIMIT: ClassVar[int | None] = 2 * 1024 * 1024
+
+    @pytest.fixture
+    async def planes(self, make_transport: Callable[..., Any]) -> Planes:
+        return Planes(server=await make_transport(max_message_mb=2), client=await make_transport(max_message_mb=2))
+
+
+class TestRedisOverAWire(TransportKit):
+    CAN_BREAK_CONNECTION: ClassVar[bool] = True
+    CAN_LOSE_AN_ITEM: ClassVar[bool] = True
+
+    @pytest.fixture
+    async def planes(self, make_transport: Callable[..., Any], make_wire: Callable[[], Any]) -> Planes:
+        self.wire = await make_wire()
+        server = await make_transport()
+        client = await make_transport(url=f"redis://127.0.0.1:{self.wire.port}")
+        return Planes(server=server, client=client)
+
+    async def break_connection(self, planes: Planes) -> None:
+        self.wire.cut()
+
+    async def lose_an_item(self, planes: Planes) -> None:
+        self.wire.plan.inject(Drop(), direction=Direction.DOWN, when=carries_rows)
+
+
+class TestRedisEvents(EventsKit):
+    @pytest.fixture
+    async def events(self, make_transport: Callable[..., Any]) -> AsyncIterator[EventPlanes]:
+        sender, receiver = await make_transport(), await make_transport()
+        directory = MemoryDiscovery(PluginConfig(), Metrics())
+        yield EventPlanes(sender.events(), receiver.events(), directory)
+        await directory.aclose()

@@ -1,0 +1,242 @@
+"""Logging in, TLS, and settings that make no sense."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_core.contracts.call import Endpoint, ServedContext
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_transport_redis.config import RedisConfig
+from dynamo_plugin_transport_redis.transport import RedisTransport
+from pydantic import ValidationError
+
+Make = Callable[..., Coroutine[Any, Any, RedisTransport]]
+
+BYTES = Endpoint("bytes", int, bytes)
+SECRET = "s3cret-of-the-tests"
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+async def hello(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+    async def items() -> AsyncGenerator[bytes, None]:
+        yield b"hello"
+
+    return items()
+
+
+async def greet(server: RedisTransport, client: RedisTransport, sink: Any) -> list[bytes]:
+    served = await server.serve(7, BYTES, hello)
+    await client.call(Instance(instance_id=7, address=served.address), BYTES, 0, EngineContext("r"), sink)
+    assert await sink.end() is None
+    items: list[bytes] = sink.items
+    return items
+
+
+# Logging in.
+
+
+async def test_who_knows_the_password_is_let_in(make_server: Any, make_transport: Make, recorder: Any) -> None:
+    broker = make_server("--requirepass", SECRET)
+    options = {"url": broker.url, "password": SECRET}
+
+    assert await greet(await make_transport(**options), await make_transport(**options), recorder()) == [b"hello"]
+
+
+@pytest.mark.parametrize("login", [{"password": "wrong"}, {}, {"username": "nobody", "password": SECRET}])
+async def test_a_wrong_login_ends_the_start_at_once_and_is_not_told(
+    make_server: Any, make_transport: Make, login: dict[str, str]
+) -> None:
+    broker = make_server("--requirepass", SECRET)
+
+    with pytest.raises(ConfigError, match=r"transport\.password: Redis at 127.* refuses the login") as caught:
+        await make_transport(url=broker.url, start_timeout=60, **login)
+
+    assert SECRET not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def acl() -> list[str]:
+    """The permissions that the page names."""
+    found = re.search(r"ACL SETUSER dynamo (.*?)```", README, re.S)
+    assert found is not None
+    return found[1].replace("\\", " ").replace(">…", f">{SECRET}").split()
+
+
+async def test_a_user_with_the_permissions_of_the_page_can_call_and_hear_events(
+    make_server: Any, make_transport: Make, recorder: Any
+) -> None:
+    broker = make_server("--user", "dynamo", *acl())
+    options = {"url": broker.url, "username": "dynamo", "password": SECRET, "prefix": "dynamo"}
+
+    assert await greet(await make_transport(**options), await make_transport(**options), recorder()) == [b"hello"]
+
+
+@pytest.mark.parametrize("missing", ["+publish", "+subscribe", "&dynamo:*"])
+async def test_a_permission_that_is_missing_is_told_at_the_start(
+    make_server: Any, make_transport: Make, missing: str
+) -> None:
+    assert missing in acl()
+    broker = make_server("--user", "dynamo", *(word for word in acl() if word != missing))
+
+    with pytest.raises(ConfigError, match=r"transport\.username: .* lets the user do too little") as caught:
+        await make_transport(url=broker.url, username="dynamo", password=SECRET, prefix="dynamo", start_timeout=60)
+
+    assert "README" in str(caught.value)
+
+
+def test_secrets_do_not_show() -> None:
+    config = RedisConfig.model_validate({"username": "u", "password": SECRET})
+
+    assert SECRET not in repr(config)
+    assert SECRET not in config.model_dump_json()
+
+
+# TLS.
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.crt, and server and client certificates for 127.0.0.1 that it signed."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    make = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    openssl(*make, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=ca")
+    for name, known_as in (("server", "IP:127.0.0.1"), ("client", "IP:127.0.0.1"), ("other", "DNS:elsewhere")):
+        signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", f"subjectAltName={known_as}"]
+        openssl(*make, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", f"/CN={name}", *signed)
+    return folder
+
+
+def encrypted(folder: Path, name: str = "server", *, verify: bool = False) -> list[str]:
+    files = ["--tls-cert-file", f"{folder}/{name}.crt", "--tls-key-file", f"{folder}/{name}.key"]
+    return [*files, "--tls-ca-cert-file", f"{folder}/ca.crt", "--tls-auth-clients", "yes" if verify else "no"]
+
+
+@pytest.mark.parametrize("verify", [False, True])
+async def test_calls_over_tls(
+    make_server: Any, make_transport: Make, recorder: Any, certificates: Path, verify: bool
+) -> None:
+    broker = make_server(*encrypted(certificates, verify=verify), "--requirepass", SECRET, tls=True)
+    tls = {"ca": certificates / "ca.crt"}
+    if verify:
+        tls |= {"cert": certificates / "client.crt", "key": certificates / "client.key"}
+    options = {"url": broker.url, "tls": tls, "password": SECRET}
+
+    assert await greet(await make_transport(**options), await make_transport(**options), recorder()) == [b"hello"]
+
+
+async def test_a_server_whose_certificate_nobody_knows_is_refused(
+    make_server: Any, make_transport: Make, certificates: Path
+) -> None:
+    broker = make_server(*encrypted(certificates), tls=True)
+
+    with pytest.raises(ConfigError, match=r"transport\.tls\.ca: Redis at 127.* name the authority"):
+        await make_transport(url=broker.url)
+
+
+async def test_a_server_with_the_certificate_of_another_host_is_refused(
+    make_server: Any, make_transport: Make, certificates: Path
+) -> None:
+    broker = make_server(*encrypted(certificates, "other"), tls=True)
+
+    with pytest.raises(ConfigError, match=r"transport\.tls\.ca: .*127\.0\.0\.1"):
+        await make_transport(url=broker.url, tls={"ca": certificates / "ca.crt"})
+
+
+async def test_a_password_is_never_sent_to_a_server_that_does_not_encrypt(
+    make_wire: Any, make_transport: Make, certificates: Path
+) -> None:
+    said: list[bytes] = []
+    wire = await make_wire(lambda passing: said.append(passing.body), raw=True)
+
+    with pytest.raises((ConfigError, CannotConnect)):
+        await make_transport(
+            url=f"redis://127.0.0.1:{wire.port}",
+            tls={"ca": certificates / "ca.crt"},
+            password=SECRET,
+            start_timeout=0.2,
+            connect_timeout=1.0,
+        )
+
+    assert said
+    assert not any(SECRET.encode() in part for part in said)
+
+
+@pytest.mark.parametrize("key", ["ca", "cert"])
+def test_a_certificate_file_that_cannot_be_used_is_named(tmp_path: Path, key: str) -> None:
+    tls = {"ca": tmp_path / "no"} if key == "ca" else {"cert": tmp_path / "no", "key": tmp_path / "no"}
+
+    with pytest.raises(ConfigError, match=r"transport\.tls.*cannot be used.*PEM"):
+        RedisTransport(RedisConfig.model_validate({"tls": tls}), Metrics())
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "http://x:1"}, "neither redis://host:port nor rediss"),
+        ({"url": "redis://"}, "is not redis://host:port"),
+        ({"url": "redis://x:port"}, "has a port that is none"),
+        ({"url": "redis://x/1"}, "channels belong to none"),
+        ({"url": "redis://x?a=b"}, "is not redis://host:port"),
+        ({"prefix": "a b"}, "words of letters"),
+        ({"prefix": "a:*"}, "words of letters"),
+        ({"prefix": ""}, "words of letters"),
+        ({"username": "u"}, "`username` needs a `password`"),
+        ({"tls": {"cert": "c"}}, "`cert` and `key` belong together"),
+        ({"silence": 1.0}, "at least twice"),
+        ({"unknown": 1}, "Extra inputs"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_with_a_remedy(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RedisConfig.model_validate(settings)
+
+
+def test_a_password_in_an_address_is_refused_without_saying_it_again() -> None:
+    with pytest.raises(ValidationError) as caught:
+        RedisConfig.model_validate({"url": f"redis://user:{SECRET}@host:6379"})
+
+    assert "set `username` and `password`" in caught.value.errors()[0]["msg"]
+    assert SECRET not in caught.value.errors()[0]["msg"]
+
+
+@pytest.mark.parametrize(
+    ("given", "full"),
+    [
+        ("host", "redis://host:6379"),
+        ("host:1", "redis://host:1"),
+        ("rediss://host", "rediss://host:6379"),
+        ("valkey://[::1]:7", "valkey://[::1]:7"),
+    ],
+)
+def test_addresses_are_completed(given: str, full: str) -> None:
+    assert RedisConfig(url=given).url == full
+
+
+# The page.
+
+
+def test_the_readme_lists_every_setting_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", README, re.M))
+    listed = {name: row for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}
+    defaults = RedisConfig()
+
+    assert {name.partition(".")[0] for name in listed} >= set(RedisConfig.model_fields)
+    for name, row in listed.items():
+        value = getattr(defaults, name, None)
+        if isinstance(value, (int, float)):
+            assert f"{value:g}" in rows[row].replace("`", "").split(", "), name

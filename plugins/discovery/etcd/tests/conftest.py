@@ -51,7 +51,9 @@ class Etcd:
             "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
             "--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url,
             # The shortest life of a lease follows from these: one second.
-            "--heartbeat-interval", "20", "--election-timeout", "200", *arguments,
+            "--heartbeat-interval", "20", "--election-timeout", "200",
+            # A login is made slow on purpose; here it only has to be one.
+            "--bcrypt-cost", "4", *arguments,
         ]  # fmt: skip
         self._log = folder / "etcd.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -228,7 +230,9 @@ async def make_on() -> AsyncIterator[MakeDiscovery]:
     made: list[EtcdDiscovery] = []
 
     def make(*endpoints: str, **settings: object) -> EtcdDiscovery:
-        defaults = {"endpoints": endpoints, "ttl": 1.0, "poll": 0.1, "timeout": 0.5, "start_timeout": 0.5}
+        defaults = {"endpoints": endpoints, "ttl": 4.0, "heartbeat": 0.3, "poll": 0.1}
+        # Time enough for an answer on a busy machine.
+        defaults |= {"timeout": 2.0, "start_timeout": 5.0}
         made.append(EtcdDiscovery(EtcdConfig.model_validate(defaults | settings), Metrics()))
         return made[-1]
 

@@ -17,7 +17,8 @@ from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 from pydantic import ValidationError
 
-LOGIN = {"username": "worker", "password": "opensesame"}
+#: Time enough for a login on a busy machine, in which etcd computes more than in all the rest.
+LOGIN: dict[str, Any] = {"username": "worker", "password": "opensesame", "ttl": 6.0, "timeout": 3.0}
 
 
 def guard(etcd: Any) -> None:
@@ -97,7 +98,7 @@ async def test_authentication_may_be_switched_on_while_processes_run(etcd: Any, 
     ],
 )
 async def test_a_login_that_does_not_do_is_told_at_the_start_with_the_remedy(
-    etcd: Any, make: Any, login: dict[str, str], told: str
+    etcd: Any, make: Any, login: dict[str, Any], told: str
 ) -> None:
     guard(etcd)
 

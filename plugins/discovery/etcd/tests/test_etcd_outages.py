@@ -200,7 +200,7 @@ async def test_another_member_takes_over_from_one_that_is_killed_or_hangs(
     cluster: Any, make_on: Any, see: Any, how: str
 ) -> None:
     urls = [member.url for member in cluster]
-    owner, watcher = make_on(*urls, ttl=3.0), make_on(*urls, ttl=3.0)
+    owner, watcher = make_on(*urls), make_on(*urls)
     await owner.start()
     lease, seen = await owner.lease(), see(watcher)
     await lease.put("a", b"1")
@@ -217,7 +217,7 @@ async def test_another_member_takes_over_from_one_that_is_killed_or_hangs(
 
 
 async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(etcd: Any, make: Any) -> None:
-    lease = await make().lease()
+    lease = await make().lease(2.0)
     await lease.put("a", b"1")
     blocked = threading.Event()
 
@@ -230,7 +230,7 @@ async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(etcd: Any, ma
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look_from_elsewhere)
         # An engine that loads its weights without giving way.
-        time.sleep(2.5)  # noqa: ASYNC251
+        time.sleep(4.5)  # noqa: ASYNC251
         blocked.set()
         assert looking.result(timeout=5) == {1}
     assert not lease.lost.is_set()

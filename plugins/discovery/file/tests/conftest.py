@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core.directory.records import NO_LEASE
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
 from dynamo_plugin_discovery_file.folder import RECORDS, Folder
 from dynamo_plugin_discovery_file.lease import FileLease
-from dynamo_plugin_discovery_file.record import NO_LEASE, Record, encode, file_name
+from dynamo_plugin_discovery_file.record import Record, encode, file_name
 from dynamo_plugin_discovery_file.scanner import Scanner
 
 TTL = 3.0

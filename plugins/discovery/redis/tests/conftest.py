@@ -127,7 +127,9 @@ async def make(server: Server) -> AsyncIterator[MakeDiscovery]:
     made: list[RedisDiscovery] = []
 
     def make(**settings: object) -> RedisDiscovery:
-        defaults = {"url": server.url, "ttl": 1.0, "poll": 0.05, "timeout": 0.4, "start_timeout": 0.5}
+        defaults = {"url": server.url, "ttl": 4.0, "heartbeat": 0.3, "poll": 0.05}
+        # Time enough for an answer on a busy machine.
+        defaults |= {"timeout": 2.0, "start_timeout": 5.0}
         config = RedisConfig.model_validate(defaults | settings)
         made.append(RedisDiscovery(config, Metrics()))
         return made[-1]

@@ -11,7 +11,8 @@ from dynamo_plugin_discovery_redis.lease import RedisLease
 
 
 class RedisKit(DiscoveryKit):
-    TTL = 1.0
+    TTL = 2.0
+    WAIT = 20.0
     CAN_KILL_OWNER = True
     CAN_CUT_STORE = True
 

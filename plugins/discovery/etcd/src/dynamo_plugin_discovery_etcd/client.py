@@ -11,13 +11,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
-from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_core.directory.lines import Lines
+from dynamo_core.directory.patience import Refused
+from dynamo_core.directory.tls import TlsConfig, client_context
+from dynamo_core.errors import CannotConnect
 
-from dynamo_plugin_discovery_etcd.config import EtcdConfig, TlsConfig
+from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.errors import (
     PRECONDITION,
     NotSpoken,
-    Refused,
     Status,
     TokenExpired,
     failure,
@@ -27,8 +29,6 @@ from dynamo_plugin_discovery_etcd.wire import Json
 
 log = logging.getLogger(__name__)
 
-#: The largest message of a stream, in bytes.
-MAX_MESSAGE = 64 * 1024 * 1024
 #: A server that has lost the others of its cluster ends a watch instead of falling silent.
 _NEEDS_LEADER = {"Grpc-Metadata-hasleader": "true"}
 
@@ -181,7 +181,7 @@ class Messages:
         #: The server that sends.
         self.endpoint = endpoint
         self._response = response
-        self._rest = bytearray()
+        self._lines = Lines()
 
     async def read(self) -> list[Json]:
         """The messages that have arrived since, perhaps none yet.
@@ -196,17 +196,13 @@ class Messages:
             raise unreachable(self.endpoint, error) from error
         if not data:
             raise CannotConnect(f"etcd at {self.endpoint} has ended the watch")
-        self._rest += data
-        if len(self._rest) > MAX_MESSAGE:
-            raise CannotConnect(f"etcd at {self.endpoint} sends a message of more than {MAX_MESSAGE} bytes")
-        # Only what is new can hold the end of a line.
-        if b"\n" not in data:
-            return []
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = rest
-        return [self._message(line) for line in lines if line.strip()]
+        try:
+            lines = self._lines.feed(data)
+        except ValueError as error:
+            raise CannotConnect(f"etcd at {self.endpoint} sends {error}", cause=error) from error
+        return [self._message(line) for line in lines]
 
-    def _message(self, line: bytearray) -> Json:
+    def _message(self, line: bytes) -> Json:
         try:
             message = json.loads(line)
         except ValueError as error:
@@ -225,29 +221,7 @@ def tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
     """
     if not any(endpoint.startswith("https:") for endpoint in config.endpoints):
         return None
-    tls = config.tls or TlsConfig()
-    context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        if tls.ca is not None:
-            context.load_verify_locations(tls.ca)
-    except OSError as error:
-        raise ConfigError(
-            f"discovery.tls.ca: {str(tls.ca)!r} cannot be used: {_reason(error)}; it must be a PEM file with the "
-            "certificates of authorities",
-            cause=error,
-        ) from error
-    try:
-        if tls.cert is not None and tls.key is not None:
-            # Without a passphrase here, an encrypted key would ask on the terminal and wait for ever.
-            context.load_cert_chain(tls.cert, tls.key, password="")
-    except OSError as error:
-        raise ConfigError(
-            f"discovery.tls: cert {str(tls.cert)!r} and key {str(tls.key)!r} cannot be used: {_reason(error)}; both "
-            "must be PEM files that belong together, the key without a passphrase",
-            cause=error,
-        ) from error
-    return context
+    return client_context(config.tls or TlsConfig())
 
 
 def _authorization(token: str | None) -> dict[str, str]:
@@ -257,8 +231,3 @@ def _authorization(token: str | None) -> dict[str, str]:
 def _failure(endpoint: str, answer: dict[str, Any]) -> Exception:
     code = answer.get("code", answer.get("grpc_code", 0))
     return failure(endpoint, int(code), str(answer.get("message", answer.get("error", "no reason given"))))
-
-
-def _reason(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return reason or str(error)

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.directory.times import check_times
+from dynamo_core.directory.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a member of a cluster listens if its address does not say.
 DEFAULT_PORT = 2379
-
-
-class TlsConfig(PluginConfig):
-    """Encryption; a certificate that is not for the host of an endpoint is refused."""
-
-    ca: Path | None = Field(
-        default=None,
-        description="Who may sign the servers' certificates besides the authorities of the system's list, a PEM file.",
-    )
-    cert: Path | None = Field(
-        default=None, description="This process's certificate chain, a PEM file, for servers that ask for one."
-    )
-    key: Path | None = Field(default=None, description="The private key of `cert`, a PEM file without a passphrase.")
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("`cert` and `key` belong together: set both or neither")
-        return self
 
 
 class EtcdConfig(PluginConfig):
@@ -84,11 +66,7 @@ class EtcdConfig(PluginConfig):
         plain = [endpoint for endpoint in self.endpoints if endpoint.startswith("http:")]
         if self.tls is not None and plain:
             raise ValueError(f"endpoints: {plain[0]!r} is not encrypted, and `tls` is set: write https://")
-        if self.heartbeat is not None and self.heartbeat > self.ttl / 2:
-            raise ValueError(f"heartbeat ({self.heartbeat:g} s) must be at most half of ttl ({self.ttl:g} s)")
-        for name, seconds in (("poll", self.poll), ("timeout", self.timeout)):
-            if seconds > self.ttl / 2:
-                raise ValueError(f"{name} ({seconds:g} s) must be at most half of ttl ({self.ttl:g} s)")
+        check_times(self.ttl, 2, heartbeat=self.heartbeat, poll=self.poll, timeout=self.timeout)
         return self
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import ssl
 
 from aiohttp import ClientConnectorCertificateError, ClientError
+from dynamo_core.directory.patience import Refused
 from dynamo_core.errors import CannotConnect, ConfigError
 
 #: The numbers of what went wrong that the plugin tells apart.
 INVALID, NOT_FOUND, DENIED, PRECONDITION, OUT_OF_RANGE, LOGIN = 3, 5, 7, 9, 11, 16
 #: The server understood; what it was asked for is not there, or already is.
 _ANSWERS = {NOT_FOUND, PRECONDITION, OUT_OF_RANGE}
-
-
-class Refused(CannotConnect):
-    """The cluster is there and refuses: another password, user or set of permissions is needed."""
 
 
 class Denied(Refused):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Callable
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core.directory.remote import Tell
+from dynamo_core.directory.times import spread
 from dynamo_core.errors import CannotConnect
 
 from dynamo_plugin_discovery_etcd.client import Messages
@@ -18,9 +18,6 @@ from dynamo_plugin_discovery_etcd.view import View
 from dynamo_plugin_discovery_etcd.wire import Change, Json, Keys, number, record
 
 log = logging.getLogger(__name__)
-
-#: Told what has changed, and whether the view is complete.
-Tell = Callable[[list[WatchEvent], bool], None]
 
 
 class Relist(Exception):
@@ -64,7 +61,7 @@ class Follower:
                 await self._follow_changes()
                 if time.monotonic() - begun > self._poll:
                     continue
-            await asyncio.sleep(_spread(self._poll))
+            await asyncio.sleep(spread(self._poll, 0.25, 1))
 
     async def _list(self) -> None:
         # One after the other, so that an older one never follows a newer one.
@@ -168,8 +165,3 @@ def _change(keys: Keys, event: Json) -> Change:
     fields = event["kv"]
     gone = event.get("type") == "DELETE"
     return Change(keys.name(fields["key"]), number(fields, "mod_revision"), None if gone else record(fields))
-
-
-def _spread(seconds: float) -> float:
-    # No cryptography: it only spreads the processes over the time.
-    return seconds * (0.25 + 0.75 * random.random())  # noqa: S311

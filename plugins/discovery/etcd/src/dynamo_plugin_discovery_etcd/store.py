@@ -6,11 +6,12 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from dynamo_core.directory.records import NO_LEASE
 from dynamo_core.errors import CannotConnect
 
 from dynamo_plugin_discovery_etcd.client import Client, Messages
 from dynamo_plugin_discovery_etcd.errors import NOT_FOUND, OUT_OF_RANGE, PRECONDITION, Status
-from dynamo_plugin_discovery_etcd.wire import NO_LEASE, Json, Keys, Listing, Record, number, record, text
+from dynamo_plugin_discovery_etcd.wire import Json, Keys, Listing, Record, number, record, text
 
 #: Records of one answer.
 PAGE = 500
@@ -65,13 +66,18 @@ class Store:
         """Writes a record unless another lease, or a value without one, has taken its key; whether it was written.
 
         Raises:
-            Status: there is no such lease.
+            CannotConnect: also if there is no such lease.
         """
         writes = [{"requestPut": self._record(lease, key, value)}]
         if_own = {"compare": [self._held_by(lease, key)], "success": writes}
         absent = {"key": self.keys.one(key), "target": "VERSION", "result": "EQUAL", "version": "0"}
         body = {"compare": [absent], "success": writes, "failure": [{"requestTxn": if_own}]}
-        answer = await self._ask("/v3/kv/txn", body)
+        try:
+            answer = await self._ask("/v3/kv/txn", body)
+        except Status as error:
+            if error.code != NOT_FOUND:
+                raise CannotConnect(f"etcd does not keep {key!r}: {error}", cause=error) from error
+            raise CannotConnect("etcd has ended the lease meanwhile", cause=error) from error
         if answer.get("succeeded", False):
             return True
         inner = [response.get("response_txn", {}) for response in answer.get("responses", ())]
@@ -128,6 +134,10 @@ class Store:
         request = self.keys.everything() | {"start_revision": str(revision)}
         async with self.client.stream("/v3/watch", {"create_request": request}) as messages:
             yield messages
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self.client.aclose()
 
     async def _ask(self, path: str, body: Json) -> Json:
         return await self.client.ask(path, body)

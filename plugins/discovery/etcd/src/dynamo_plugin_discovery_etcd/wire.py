@@ -6,13 +6,6 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_core.contracts.discovery import MAX_VALUE
-
-#: The longest key, in bytes of UTF-8.
-MAX_KEY = 1024
-#: The lease of values that outlive their writer.
-NO_LEASE = 0
-
 Json = dict[str, Any]
 
 
@@ -83,17 +76,3 @@ def number(fields: Json, name: str) -> int:
 def record(fields: Json) -> Record:
     """What a key holds."""
     return Record(number(fields, "lease"), number(fields, "mod_revision"), b64decode(fields.get("value", "")))
-
-
-def check(key: str, value: bytes) -> None:
-    """Refuses what cannot be a record.
-
-    Raises:
-        ValueError: the key is empty or too long, or the value is too large.
-    """
-    if not key:
-        raise ValueError("a key must not be empty")
-    if len(key.encode()) > MAX_KEY:
-        raise ValueError(f"the key {key[:40]!r}… is longer than {MAX_KEY} bytes")
-    if len(value) > MAX_VALUE:
-        raise ValueError(f"the value of {key!r} has {len(value)} bytes, more than {MAX_VALUE}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dynamo_core.contracts.discovery import Lease
+from dynamo_core.directory.lease import BeatingLease
+from dynamo_core.directory.patience import Patience
+from dynamo_core.directory.records import check
+from dynamo_core.directory.times import spread
 from dynamo_core.errors import CannotConnect
 
 from dynamo_plugin_discovery_file.clock import Clock
@@ -17,7 +18,6 @@ from dynamo_plugin_discovery_file.folder import FORMAT, LEASES, RECORDS, Folder,
 from dynamo_plugin_discovery_file.record import (
     MAX_RECORD,
     Record,
-    check,
     decode,
     encode,
     encode_lease,
@@ -40,7 +40,7 @@ class _Held:
     state: Signature
 
 
-class FileLease(Lease):
+class FileLease(BeatingLease):
     """Made by `FileDiscovery.lease`. `beat` is called by the `Keeper`'s thread, the rest in the event loop.
 
     A record belongs to whoever put it last: a lease neither removes nor renews a record that another has replaced.
@@ -56,36 +56,15 @@ class FileLease(Lease):
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
+        super().__init__(lease_id)
         self._folder = folder
-        self._id = lease_id
         self._ttl = ttl
         self._heartbeat = heartbeat
         self._clock = clock
         self._on_change = on_change
-        self._loop = asyncio.get_running_loop()
-        self._lost = asyncio.Event()
-        # Everything below is touched with the lock held: by the keeper's thread, and by worker threads.
-        self._lock = threading.Lock()
+        self._patience = Patience(lease_id, LOST_AFTER * ttl)
         self._records: dict[str, _Held] = {}
-        self._closed = False
-        self._gone = False
         self._must_register = False
-        self._failing_since: float | None = None
-        #: When the next heartbeat is due, on the clock that only counts.
-        self.due = 0.0
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    @property
-    def lost(self) -> asyncio.Event:
-        return self._lost
-
-    @property
-    def over(self) -> bool:
-        """Whether it needs no heartbeats any more: closed or lost."""
-        return self._closed or self._gone
 
     async def put(self, key: str, value: bytes) -> None:
         check(key, value)
@@ -138,9 +117,7 @@ class FileLease(Lease):
             except OSError as error:
                 self._failed(error, now, wait=self._heartbeat / 2)
             else:
-                if self._failing_since is not None:
-                    log.info("lease %x is registered again in %s", self._id, self._folder.path)
-                self._failing_since = None
+                self._patience.succeeded()
                 self.due = now + self._heartbeat
 
     def _put(self, key: str, value: bytes) -> None:
@@ -231,23 +208,11 @@ class FileLease(Lease):
         return record.lease, record == Record(key, held.value, self._id)
 
     def _failed(self, error: OSError, now: float, *, wait: float) -> None:
-        if self._failing_since is None:
-            self._failing_since = now
-            log.warning("lease %x cannot be renewed in %s: %s", self._id, self._folder.path, error)
-        elif now - self._failing_since > LOST_AFTER * self._ttl:
-            log.error("lease %x is lost: %s has failed for %.0f s", self._id, self._folder.path, LOST_AFTER * self._ttl)
+        if self._patience.failed(cannot_write(self._folder, error), now, counts=True):
             self._gone = True
             self._records.clear()
-            self._tell_lost()
-        # No cryptography: it only spreads the processes of a host over the time.
-        self.due = now + wait + random.random() * (self._heartbeat - wait)  # noqa: S311
-
-    def _tell_lost(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._lost.set)
-        except RuntimeError:
-            # The loop has been closed, and with it everybody who could wait for this.
-            log.debug("lease %x was lost after its event loop had ended", self._id)
+            self.tell_lost()
+        self.due = now + wait + spread(self._heartbeat - wait, 0, 1)
 
 
 def cannot_write(folder: Folder, error: OSError) -> CannotConnect:

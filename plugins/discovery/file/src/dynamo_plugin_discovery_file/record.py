@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from dynamo_core.contracts.discovery import MAX_VALUE
+from dynamo_core.directory.records import MAX_KEY, check
 
-#: The longest key, in bytes of UTF-8.
-MAX_KEY = 1024
 #: The largest file that can be a record: no more is ever read.
 MAX_RECORD = MAX_VALUE + 3 * MAX_KEY + 64
-#: The lease id of values that outlive their writer.
-NO_LEASE = 0
 
 _MAGIC = "dynamo-record 1"
 _LEASE_MAGIC = "dynamo-lease 1"
@@ -35,20 +32,6 @@ class Record:
     key: str
     value: bytes
     lease: int
-
-
-def check(key: str, value: bytes) -> None:
-    """Refuses what cannot be a record.
-
-    Raises:
-        ValueError: the key is empty or too long, or the value is too large.
-    """
-    if not key:
-        raise ValueError("a key must not be empty")
-    if len(key.encode()) > MAX_KEY:
-        raise ValueError(f"the key {key[:40]!r}… is longer than {MAX_KEY} bytes")
-    if len(value) > MAX_VALUE:
-        raise ValueError(f"the value of {key!r} has {len(value)} bytes, more than {MAX_VALUE}")
 
 
 def file_name(key: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.directory.times import check_times
+from dynamo_core.directory.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a server listens if its address does not say.
@@ -14,25 +15,6 @@ DEFAULT_PORT = 6379
 
 #: The schemes of addresses, and whether they mean encryption.
 SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
-
-
-class TlsConfig(PluginConfig):
-    """Encryption; a certificate that is not for the host of `url` is refused."""
-
-    ca: Path | None = Field(
-        default=None,
-        description="Who may sign the server's certificate besides the authorities of the system's list, a PEM file.",
-    )
-    cert: Path | None = Field(
-        default=None, description="This process's certificate chain, a PEM file, for a server that asks for one."
-    )
-    key: Path | None = Field(default=None, description="The private key of `cert`, a PEM file without a passphrase.")
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("`cert` and `key` belong together: set both or neither")
-        return self
 
 
 class RedisConfig(PluginConfig):
@@ -80,11 +62,7 @@ class RedisConfig(PluginConfig):
     def _fits_together(self) -> Self:
         if self.username is not None and self.password is None:
             raise ValueError("`username` needs a `password`")
-        if self.heartbeat is not None and self.heartbeat > self.ttl / 2:
-            raise ValueError(f"heartbeat ({self.heartbeat:g} s) must be at most half of ttl ({self.ttl:g} s)")
-        for name, seconds in (("poll", self.poll), ("timeout", self.timeout)):
-            if seconds > self.ttl / 2:
-                raise ValueError(f"{name} ({seconds:g} s) must be at most half of ttl ({self.ttl:g} s)")
+        check_times(self.ttl, 2, heartbeat=self.heartbeat, poll=self.poll, timeout=self.timeout)
         return self
 
     @property

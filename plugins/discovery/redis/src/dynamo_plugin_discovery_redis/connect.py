@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
+from dynamo_core.directory.patience import Refused
+from dynamo_core.directory.tls import TlsConfig, client_context
 from dynamo_core.errors import CannotConnect, ConfigError
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -15,14 +17,10 @@ from redis.exceptions import (
     RedisError,
 )
 
-from dynamo_plugin_discovery_redis.config import RedisConfig, TlsConfig
+from dynamo_plugin_discovery_redis.config import RedisConfig
 
 #: The server is there, and says no to what the settings say.
 _REFUSALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError, NoPermissionError)
-
-
-class Refused(CannotConnect):
-    """The server is there and refuses: another password, user or set of permissions is needed."""
 
 
 def options(config: RedisConfig) -> dict[str, Any]:
@@ -45,7 +43,8 @@ def options(config: RedisConfig) -> dict[str, Any]:
     }
     if config.wants_tls:
         tls = config.tls or TlsConfig()
-        _check(tls)
+        # Only to find out whether the files can be used: the library makes its own.
+        client_context(tls)
         found |= {
             "ssl": True,
             "ssl_cert_reqs": "required",
@@ -105,30 +104,3 @@ def _not_permitted(error: BaseException) -> bool:
 def _text(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text.rstrip(".") or type(error).__name__
-
-
-def _check(tls: TlsConfig) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        if tls.ca is not None:
-            context.load_verify_locations(tls.ca)
-    except OSError as error:
-        raise ConfigError(
-            f"discovery.tls.ca: {str(tls.ca)!r} cannot be used: {_reason(error)}; it must be a PEM file with the "
-            "certificates of authorities",
-            cause=error,
-        ) from error
-    try:
-        if tls.cert is not None and tls.key is not None:
-            context.load_cert_chain(tls.cert, tls.key, password="")
-    except OSError as error:
-        raise ConfigError(
-            f"discovery.tls: cert {str(tls.cert)!r} and key {str(tls.key)!r} cannot be used: {_reason(error)}; both "
-            "must be PEM files that belong together, the key without a passphrase",
-            cause=error,
-        ) from error
-
-
-def _reason(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return reason or str(error)

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dynamo_core.contracts.discovery import MAX_VALUE, Lease
+from dynamo_core.directory.lease import BeatingLease
+from dynamo_core.directory.patience import Patience, Refused
+from dynamo_core.directory.records import check
+from dynamo_core.directory.times import spread
 from dynamo_core.errors import CannotConnect
 
-from dynamo_plugin_discovery_redis.connect import Refused
 from dynamo_plugin_discovery_redis.store import Store
 
 log = logging.getLogger(__name__)
-
-#: The longest key, in bytes of UTF-8.
-MAX_KEY = 1024
 
 #: Runs something that blocks in a thread of discovery's own.
 InThread = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
 
-def check(key: str, value: bytes) -> None:
-    """Refuses what cannot be a record.
-
-    Raises:
-        ValueError: the key is empty or too long, or the value is too large.
-    """
-    if not key:
-        raise ValueError("a key must not be empty")
-    if len(key.encode()) > MAX_KEY:
-        raise ValueError(f"the key {key[:40]!r}… is longer than {MAX_KEY} bytes")
-    if len(value) > MAX_VALUE:
-        raise ValueError(f"the value of {key!r} has {len(value)} bytes, more than {MAX_VALUE}")
-
-
-class RedisLease(Lease):
+class RedisLease(BeatingLease):
     """Made by `RedisDiscovery.lease`. `beat` is called by the `Keeper`'s thread, the rest in the event loop."""
 
     def __init__(
@@ -52,37 +34,15 @@ class RedisLease(Lease):
         in_thread: InThread,
         on_change: Callable[[], None],
     ) -> None:
+        super().__init__(lease_id)
         self._store = store
-        self._id = lease_id
         self._ttl = ttl
         self._heartbeat = heartbeat
         self._in_thread = in_thread
         self._on_change = on_change
-        self._loop = asyncio.get_running_loop()
-        self._lost = asyncio.Event()
-        # Everything below is touched with the lock held: by the keeper's thread, and by worker threads.
-        self._lock = threading.Lock()
+        self._patience = Patience(lease_id, store.config.lost_after)
         self._records: dict[str, bytes] = {}
-        self._closed = False
-        self._gone = False
         self._must_register = False
-        self._failing = False
-        self._refused_since: float | None = None
-        #: When the next heartbeat is due, on the clock that only counts.
-        self.due = 0.0
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    @property
-    def lost(self) -> asyncio.Event:
-        return self._lost
-
-    @property
-    def over(self) -> bool:
-        """Whether it needs no heartbeats any more: closed or lost."""
-        return self._closed or self._gone
 
     async def put(self, key: str, value: bytes) -> None:
         check(key, value)
@@ -133,9 +93,7 @@ class RedisLease(Lease):
             except CannotConnect as error:
                 self._failed(error, now)
                 return
-            if self._failing:
-                log.info("lease %x is kept alive again", self._id)
-            self._failing, self._refused_since = False, None
+            self._patience.succeeded()
             self.due = now + self._heartbeat
 
     def _put(self, key: str, value: bytes) -> None:
@@ -169,29 +127,11 @@ class RedisLease(Lease):
         self._must_register = False
 
     def _failed(self, error: CannotConnect, now: float) -> None:
-        if not self._failing:
-            log.warning("lease %x cannot be kept alive: %s", self._id, error)
-        self._failing = True
         self.due = now + self._spread()
-        if not isinstance(error, Refused):
-            # A server that is away may come back at any time, and frontends go on over what they have seen.
-            self._refused_since = None
-            return
-        if self._refused_since is None:
-            self._refused_since = now
-        elif now - self._refused_since > self._store.config.lost_after:
-            log.error("lease %x is lost: %s", self._id, error)
+        if self._patience.failed(error, now, counts=isinstance(error, Refused)):
             self._gone = True
             self._records.clear()
-            self._tell_lost()
+            self.tell_lost()
 
     def _spread(self) -> float:
-        # No cryptography: it only spreads the processes over the time.
-        return self._heartbeat * (0.05 + 0.45 * random.random())  # noqa: S311
-
-    def _tell_lost(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._lost.set)
-        except RuntimeError:
-            # The loop has been closed, and with it everybody who could wait for this.
-            log.debug("lease %x was lost after its event loop had ended", self._id)
+        return spread(self._heartbeat, 0.05, 0.5)

@@ -5,22 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
-from dynamo_plugin_discovery_redis.lease import RedisLease
+from dynamo_core.directory.lease import BeatingLease
 
 log = logging.getLogger(__name__)
+
+#: Seconds until the next heartbeat of a lease whose last one failed in a way that nobody had foreseen.
+AFTER_A_SURPRISE = 1.0
 
 
 class Keeper:
     """Beats for leases when they are due. Its thread runs from the first lease to `stop`."""
 
-    def __init__(self) -> None:
-        self._leases: list[RedisLease] = []
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` only counts; in seconds."""
+        self._clock = clock
+        self._leases: list[BeatingLease] = []
         self._changed = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def add(self, lease: RedisLease) -> None:
+    def add(self, lease: BeatingLease) -> None:
         """Keeps a lease alive until it is over."""
         with self._changed:
             if self._stopped:
@@ -42,7 +48,7 @@ class Keeper:
 
     def _run(self) -> None:
         while True:
-            now = time.monotonic()
+            now = self._clock()
             with self._changed:
                 self._leases = [lease for lease in self._leases if not lease.over]
                 due = [lease for lease in self._leases if lease.due <= now]
@@ -58,4 +64,4 @@ class Keeper:
                 except Exception:
                     # One lease must not take the others with it.
                     log.exception("the heartbeat of lease %x failed", lease.id)
-                    lease.due = now + 1.0
+                    lease.due = now + AFTER_A_SURPRISE

@@ -1,23 +1,50 @@
-"""What one lease holds in the store, and how it is kept there."""
+"""What one lease holds in a store that answers requests, and how it is kept there."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
+from typing import Protocol
 
+from dynamo_core.directory.patience import Patience, Refused
+from dynamo_core.directory.times import spread
 from dynamo_core.errors import CannotConnect
-
-from dynamo_plugin_discovery_etcd.errors import NOT_FOUND, Refused, Status
-from dynamo_plugin_discovery_etcd.store import Store
 
 log = logging.getLogger(__name__)
 
 
+class LeaseStore(Protocol):
+    """A store that keeps leases. Every method raises `CannotConnect` if it cannot be asked, `Refused` if it says no."""
+
+    async def grant(self, lease: int, ttl: float) -> None:
+        """Makes a lease; one that is there is fine. `ttl` in seconds."""
+        ...
+
+    async def keep_alive(self, lease: int) -> set[str] | None:
+        """Renews a lease. The keys that it holds; None if it is gone."""
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """Ends a lease and removes its records; one that is gone is fine."""
+        ...
+
+    async def put(self, lease: int, key: str, value: bytes) -> bool:
+        """Writes a record, whoever held the key; False if there is no such lease."""
+        ...
+
+    async def reclaim(self, lease: int, key: str, value: bytes) -> bool:
+        """Writes a record that is missing; False if somebody else has put the key meanwhile, who keeps it."""
+        ...
+
+    async def remove(self, lease: int, key: str) -> None:
+        """Removes a record if this lease holds it."""
+        ...
+
+
 class Holding:
-    """Lives in the plugin's own event loop, one step at a time. Times are in seconds.
+    """Lives in one event loop, one step at a time. Times are in seconds.
 
     What the store has is mended at each heartbeat: a lease that is gone is granted again under its id, a record that is
     missing is put again unless somebody else has taken its key, and one that was never confirmed is taken back.
@@ -25,7 +52,7 @@ class Holding:
 
     def __init__(
         self,
-        store: Store,
+        store: LeaseStore,
         lease: int,
         *,
         ttl: float,
@@ -33,17 +60,16 @@ class Holding:
         lost_after: float,
         on_lost: Callable[[], None],
     ) -> None:
+        """`lost_after` is how long the store may refuse the lease; one that is away is waited for."""
         self._store = store
         self._id = lease
         self._ttl = ttl
         self._heartbeat = heartbeat
-        self._lost_after = lost_after
         self._on_lost = on_lost
+        self._patience = Patience(lease, lost_after)
         self._lock = asyncio.Lock()
         self._records: dict[str, bytes] = {}
         self._must_register = False
-        self._failing = False
-        self._refused_since: float | None = None
         self._closed = False
         self._lost = False
 
@@ -58,13 +84,13 @@ class Holding:
             if self._closed:
                 raise ValueError("the lease is closed")
             if self._lost:
-                raise CannotConnect("the lease is lost: the cluster refused it for too long")
+                raise CannotConnect("the lease is lost: it was refused for too long")
             if self._must_register:
                 await self._register()
             if not await self._store.put(self._id, key, value):
                 await self._register()
                 if not await self._store.put(self._id, key, value):
-                    raise CannotConnect("etcd ends the lease at once")
+                    raise CannotConnect("the store of discovery ends the lease at once")
             # The newest comes last: that is the order in which they are registered again.
             self._records.pop(key, None)
             self._records[key] = value
@@ -107,14 +133,12 @@ class Holding:
             await self._register()
         elif (held := await self._store.keep_alive(self._id)) is None:
             # All processes notice at about the same time; they come back spread over half a heartbeat.
-            log.warning("lease %x is not in etcd any more; it registers again", self._id)
+            log.warning("lease %x is not in the store any more; it registers again", self._id)
             self._must_register = True
             return self._spread()
         else:
             await self._mend(held)
-        if self._failing:
-            log.info("lease %x is kept alive again", self._id)
-        self._failing, self._refused_since = False, None
+        self._patience.succeeded()
         return self._heartbeat
 
     async def _register(self) -> None:
@@ -127,32 +151,15 @@ class Holding:
         for key in held - self._records.keys():
             await self._store.remove(self._id, key)
         for key, value in [item for item in self._records.items() if item[0] not in held]:
-            try:
-                written = await self._store.reclaim(self._id, key, value)
-            except Status as error:
-                if error.code != NOT_FOUND:
-                    raise CannotConnect(f"etcd does not keep {key!r}: {error}", cause=error) from error
-                raise CannotConnect("etcd has ended the lease meanwhile", cause=error) from error
-            if not written:
+            if not await self._store.reclaim(self._id, key, value):
                 log.warning("lease %x gives up the record %r: somebody else has put it", self._id, key)
                 del self._records[key]
 
     def _failed(self, error: CannotConnect) -> None:
-        now = time.monotonic()
-        if not self._failing:
-            log.warning("lease %x cannot be kept alive: %s", self._id, error)
-        self._failing = True
-        if not isinstance(error, Refused):
-            # A cluster that is away may come back at any time, and frontends go on over what they have seen.
-            self._refused_since = None
-        elif self._refused_since is None:
-            self._refused_since = now
-        elif now - self._refused_since > self._lost_after:
-            log.error("lease %x is lost: %s", self._id, error)
+        if self._patience.failed(error, time.monotonic(), counts=isinstance(error, Refused)):
             self._lost = True
             self._records.clear()
             self._on_lost()
 
     def _spread(self) -> float:
-        # No cryptography: it only spreads the processes over the time.
-        return self._heartbeat * (0.05 + 0.45 * random.random())  # noqa: S311
+        return spread(self._heartbeat, 0.05, 0.5)

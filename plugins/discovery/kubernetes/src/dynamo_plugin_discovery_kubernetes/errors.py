@@ -1,0 +1,96 @@
+"""What goes wrong with the API server, in one line that names it; never a secret."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from aiohttp import ClientConnectorCertificateError, ClientError
+from dynamo_core.directory.patience import Refused
+from dynamo_core.errors import CannotConnect, ConfigError
+
+NOT_FOUND, CONFLICT, GONE, INVALID = 404, 409, 410, 422
+#: The server understood; what it was asked for is not there, already is, or has changed.
+_ANSWERS = {NOT_FOUND, CONFLICT, GONE, INVALID}
+
+
+class Denied(Refused):
+    """The one who asks may do too little."""
+
+
+class NotSpoken(CannotConnect):
+    """There is a server that is none of Kubernetes, or lacks what is needed."""
+
+
+class NoNamespace(NotSpoken):
+    """The namespace does not exist."""
+
+
+class Unauthorized(Exception):
+    """The token is unknown or has ended: perhaps there is a newer one."""
+
+
+class Throttled(Exception):
+    """The server wants to be left alone for `seconds`."""
+
+    def __init__(self, seconds: float, message: str) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class Status(Exception):
+    """The server understood and says no: `NOT_FOUND`, `CONFLICT`, `GONE` or `INVALID`, and a reason in one word."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+
+def failure(where: str, code: int, status: dict[str, Any], retry_after: float | None = None) -> Exception:
+    """The exception for what a server says, as an object of kind Status; `retry_after` in seconds."""
+    about = " ".join(str(status.get("message") or f"HTTP {code}").split()).rstrip(".")
+    if code == 401:
+        return Unauthorized(about)
+    if code == 429 or (code >= 500 and retry_after is not None):
+        return Throttled(1.0 if retry_after is None else retry_after, about)
+    if code == 403:
+        return Denied(f"Kubernetes at {where} lets this process do too little: {about}")
+    if code in _ANSWERS:
+        return Status(code, str(status.get("reason", "")), about)
+    return CannotConnect(f"Kubernetes at {where} does not serve: {about}")
+
+
+def unreachable(where: str, error: Exception) -> CannotConnect:
+    """The exception for a server that cannot be asked."""
+    if isinstance(error, TimeoutError):
+        return CannotConnect(f"Kubernetes at {where} does not answer", cause=error)
+    return CannotConnect(f"Kubernetes at {where} cannot be reached: {_text(error)}", cause=error)
+
+
+def as_config_error(error: CannotConnect) -> ConfigError | None:
+    """The error if waiting would not help, with the key and the remedy; None if it would."""
+    text, cause = str(error), error.__cause__
+    if isinstance(error, Denied):
+        return ConfigError(f"discovery: {text}; the plugin's README has the Role that it needs", cause=error)
+    if isinstance(error, Refused):
+        return ConfigError(
+            f"discovery.token: {text}; set `token` or `token_file`, or mount a service account", cause=error
+        )
+    if isinstance(error, NoNamespace):
+        return ConfigError(f"discovery.namespace: {text}; make it, or name another", cause=error)
+    if isinstance(error, NotSpoken):
+        return ConfigError(f"discovery.url: {text}; it must be the API server of Kubernetes", cause=error)
+    if isinstance(cause, ClientConnectorCertificateError) or isinstance(
+        getattr(cause, "os_error", None), ssl.SSLCertVerificationError
+    ):
+        return ConfigError(
+            f"discovery.tls.ca: {text}; name the authority that signed the server's certificate", cause=error
+        )
+    return None
+
+
+def _text(error: Exception) -> str:
+    inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)
+    words = str(inner or error) if isinstance(error, ClientError | OSError | ValueError) else type(error).__name__
+    return " ".join(words.split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,112 @@
+"""A stand-in for the API server, discoveries on it, and watches that add up what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
+from dynamo_plugin_discovery_kubernetes.discovery import KubernetesDiscovery
+
+DEADLINE = 20.0
+
+
+def _load(name: str) -> Any:
+    """A module that lies beside this file: tests are imported without packages."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable[..., Any]]:
+    """Starts API servers that live as long as the test."""
+    started: list[Any] = []
+
+    async def serve(**how: Any) -> Any:
+        started.append(_load("kubernetes_stand_in").ApiServer(**how))
+        await started[-1].start()
+        return started[-1]
+
+    yield serve
+    for server in started:
+        await server.aclose()
+
+
+@pytest.fixture
+async def api(serve: Any) -> Any:
+    """An API server of its own for each test."""
+    return await serve()
+
+
+class Seen:
+    """What one watch tells, added up."""
+
+    def __init__(self, discovery: KubernetesDiscovery, prefix: str = "") -> None:
+        self.watch = discovery.watch(prefix)
+        self.records: dict[str, bytes] = {}
+        self.log: list[WatchEvent] = []
+
+    @property
+    def kinds(self) -> list[WatchKind]:
+        return [event.kind for event in self.log]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Reads until the condition holds."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                while not condition():
+                    event = await anext(self.watch)
+                    self.log.append(event)
+                    if event.kind is WatchKind.PUT:
+                        self.records[event.key] = event.value
+                    elif event.kind is WatchKind.DELETE:
+                        del self.records[event.key]
+        except TimeoutError:
+            pytest.fail(f"the watch told only {self.log}")
+
+    async def shows(self, records: dict[str, bytes]) -> None:
+        await self.until(lambda: self.records == records)
+
+    async def hears(self, kind: WatchKind, times: int = 1) -> None:
+        await self.until(lambda: self.kinds.count(kind) >= times)
+
+
+@pytest.fixture
+async def see() -> AsyncIterator[Callable[..., Seen]]:
+    """Opens watches that live as long as the test."""
+    opened: list[Seen] = []
+
+    def see(discovery: KubernetesDiscovery, prefix: str = "") -> Seen:
+        opened.append(Seen(discovery, prefix))
+        return opened[-1]
+
+    yield see
+    for seen in opened:
+        await seen.watch.aclose()
+
+
+@pytest.fixture
+async def make(api: Any) -> AsyncIterator[Callable[..., KubernetesDiscovery]]:
+    """Makes discovery objects, as different pods would have them."""
+    made: list[KubernetesDiscovery] = []
+
+    def make(**settings: object) -> KubernetesDiscovery:
+        defaults = {"url": api.url, "token": "all", "ttl": 4.5, "heartbeat": 0.3, "poll": 0.1, "timeout": 1.5}
+        config = KubernetesConfig.model_validate(defaults | {"start_timeout": 0.5} | settings)
+        made.append(KubernetesDiscovery(config, Metrics()))
+        return made[-1]
+
+    yield make
+    await asyncio.gather(*(discovery.aclose() for discovery in made))

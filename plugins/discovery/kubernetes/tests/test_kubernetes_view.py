@@ -1,0 +1,224 @@
+"""Whatever order listings and changes come in, the view ends up with what is in the store and alive."""
+
+from __future__ import annotations
+
+from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core.directory.records import NO_LEASE
+from dynamo_plugin_discovery_kubernetes.objects import LeaseFact, RecordFact
+from dynamo_plugin_discovery_kubernetes.view import CLEAR_AFTER, SKEW, View
+from hypothesis import given
+from hypothesis import strategies as st
+
+TTL = 10.0
+PUT, DELETE, STALE, FRESH = WatchKind.PUT, WatchKind.DELETE, WatchKind.STALE, WatchKind.FRESH
+
+
+def lease(number: int, version: int, renewed_at: float = 0.0) -> LeaseFact:
+    return LeaseFact(number, f"uid-{number}", version, TTL, str(renewed_at), renewed_at)
+
+
+def record(version: int, holder: int, key: str, value: bytes = b"") -> RecordFact:
+    return RecordFact(f"{holder}-{key}", version, holder, key, value)
+
+
+def read(view: View, leases: list[LeaseFact], records: list[RecordFact], version: int, now: float) -> list[WatchEvent]:
+    asked_at = view.lease_version, view.record_version
+    return view.listed((version, leases), (version, records), asked_at, now, now)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "delete", "beat", "beat", "close", "hear", "read", "fail", "wait"]),
+        st.integers(0, 2),
+        st.sampled_from("ab"),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_a_view_agrees_with_the_store_once_it_has_heard_everything(history: list[tuple[str, int, str]]) -> None:
+    view, told, kinds = View(TTL), dict[str, bytes](), list[WatchKind]()
+    leases: dict[int, LeaseFact] = {}
+    records: dict[str, RecordFact] = {}
+    waiting: list[LeaseFact | RecordFact | tuple[int, int | str]] = []
+    version, now, following = 1, 0.0, False
+
+    def tell(events: list[WatchEvent]) -> None:
+        for event in events:
+            kinds.append(event.kind)
+            if event.kind is PUT:
+                told[event.key] = event.value
+            elif event.kind is DELETE:
+                del told[event.key]
+
+    def hear() -> None:
+        match waiting.pop(0):
+            case LeaseFact() as fact:
+                view.lease_changed(fact.version, fact.number, fact, now, now)
+            case RecordFact() as fact:
+                view.record_changed(fact.version, fact.name, fact, now)
+            case (at, int(number)):
+                view.lease_changed(at, number, None, now, now)
+            case (at, str(name)):
+                view.record_changed(at, name, None, now)
+        tell(view.settle())
+
+    for action, holder, key in history:
+        now += 0.1
+        version += 1
+        name = f"{holder}-{key}"
+        match action:
+            case "beat" if holder != NO_LEASE:
+                leases[holder] = lease(holder, version, now)
+                waiting.append(leases[holder])
+            case "close" if holder in leases:
+                del leases[holder]
+                waiting.append((version, holder))
+                for gone in [one for one in records if one.startswith(f"{holder}-")]:
+                    version += 1
+                    del records[gone]
+                    waiting.append((version, gone))
+            case "put" if holder == NO_LEASE or holder in leases:
+                records[name] = record(version, holder, key, str(version).encode())
+                waiting.append(records[name])
+            case "delete" if name in records:
+                del records[name]
+                waiting.append((version, name))
+            case "hear" if following and waiting:
+                hear()
+            case "read":
+                tell(read(view, list(leases.values()), list(records.values()), version, now))
+                if not following:
+                    waiting, following = [], True
+            case "fail":
+                tell(view.failed())
+                following = False
+            case "wait":
+                now += TTL
+                for number in leases:
+                    version += 1
+                    leases[number] = lease(number, version, now)
+                    waiting.append(leases[number])
+            case _:
+                pass
+
+    if not following:
+        waiting = []
+        tell(read(view, list(leases.values()), list(records.values()), version, now))
+    while waiting:
+        hear()
+    # Everybody who lives has beaten by then.
+    now += TTL + 1
+    fresh = [lease(number, version + number, now) for number in leases]
+    tell(view.leases_listed(version + 3, fresh, now, now))
+
+    newest = dict[str, RecordFact]()
+    for fact in records.values():
+        if fact.key not in newest or newest[fact.key].version < fact.version:
+            newest[fact.key] = fact
+    assert told == {key: fact.value for key, fact in newest.items()}
+    assert not view.stale
+    marks = [kind for kind in kinds if kind in (STALE, FRESH)]
+    assert marks == [STALE, FRESH] * (len(marks) // 2)
+
+
+def test_a_silent_lease_is_dead_only_once_it_was_asked_for_in_vain() -> None:
+    view = View(TTL)
+    read(view, [lease(1, 2)], [record(3, 1, "a")], 5, 0.0)
+
+    assert view.tick(TTL + 1) == []
+    assert view.doubts(TTL + 1)
+    assert view.leases_listed(6, [lease(1, 2)], TTL + 1, TTL + 1) == [WatchEvent(DELETE, "a")]
+    assert not view.doubts(TTL + 1)
+
+
+def test_a_lease_that_was_renewed_after_all_lives_and_one_that_comes_back_shows_again() -> None:
+    view = View(TTL)
+    read(view, [lease(1, 2)], [record(3, 1, "a")], 5, 0.0)
+
+    assert view.leases_listed(6, [lease(1, 6, 9.0)], 9.0, 9.0) == []
+    assert view.tick(TTL + 1) == []
+    assert view.leases_listed(7, [lease(1, 6, 9.0)], 20.0, 20.0) == [WatchEvent(DELETE, "a")]
+    view.lease_changed(8, 1, lease(1, 8, 21.0), 21.0, 21.0)
+    assert view.settle() == [WatchEvent(PUT, "a", b"")]
+
+
+def test_a_lease_that_is_seen_first_is_judged_by_its_time_with_allowance_for_clocks_that_differ() -> None:
+    view = View(TTL)
+    now = 1000.0
+    old, skewed = lease(1, 2, now - TTL - SKEW - 1), lease(2, 3, now - TTL - SKEW + 1)
+
+    assert read(view, [old, skewed], [record(4, 1, "old"), record(5, 2, "skewed")], 5, now) == [
+        WatchEvent(PUT, "skewed", b"")
+    ]
+
+
+def test_a_record_whose_lease_is_not_there_is_not_shown() -> None:
+    view = View(TTL)
+    assert read(view, [], [record(3, 1, "a")], 5, 0.0) == []
+
+
+def test_a_key_that_two_leases_put_is_the_last_ones_and_falls_back_to_the_other() -> None:
+    view = View(TTL)
+    first, second = record(3, 1, "a", b"first"), record(4, 2, "a", b"second")
+    assert read(view, [lease(1, 1), lease(2, 2)], [second, first], 5, 0.0) == [WatchEvent(PUT, "a", b"second")]
+
+    view.lease_changed(6, 2, None, 1.0, 1.0)
+
+    assert view.settle() == [WatchEvent(PUT, "a", b"first")]
+
+
+def test_a_store_that_has_gone_back_in_time_was_emptied_and_nobody_is_taken_for_dead_for_a_ttl() -> None:
+    view = View(TTL)
+    read(view, [lease(1, 2)], [record(3, 1, "a"), record(4, NO_LEASE, "value")], 50, 0.0)
+
+    # What has no lease nobody would write again.
+    assert read(view, [], [], 2, 1.0) == [WatchEvent(STALE), WatchEvent(DELETE, "value")]
+    assert view.tick(TTL) == []
+    assert view.tick(1.0 + TTL) == [WatchEvent(DELETE, "a"), WatchEvent(FRESH)]
+
+
+def test_what_is_removed_right_after_an_outage_is_told_as_gone_after_a_ttl() -> None:
+    view = View(TTL)
+    read(view, [lease(1, 2)], [record(3, 1, "a")], 5, 0.0)
+    assert view.failed() == [WatchEvent(STALE)]
+    assert read(view, [lease(1, 2)], [record(3, 1, "a")], 5, 30.0) == [WatchEvent(FRESH)]
+
+    view.lease_changed(6, 1, None, 31.0, 31.0)
+    assert view.settle() == []
+    view.lease_changed(7, 1, lease(1, 7, 32.0), 32.0, 32.0)
+    assert view.settle() == []
+    view.record_changed(8, "1-a", None, 33.0)
+    assert view.settle() == []
+    assert view.tick(30.0 + TTL) == [WatchEvent(DELETE, "a")]
+
+
+def test_a_change_that_a_listing_had_already_and_a_listing_that_changes_have_overtaken_are_passed_over() -> None:
+    view = View(TTL)
+    read(view, [lease(1, 2)], [record(7, 1, "a", b"new")], 7, 0.0)
+
+    view.record_changed(6, "1-a", record(6, 1, "a", b"old"), 1.0)
+    assert view.settle() == []
+    view.record_changed(9, "1-a", record(9, 1, "a", b"newer"), 1.0)
+    assert view.settle() == [WatchEvent(PUT, "a", b"newer")]
+    asked_at = 7, 7
+    assert view.listed((8, [lease(1, 2)]), (8, [record(7, 1, "a", b"new")]), asked_at, 2.0, 2.0) == []
+
+
+def test_leases_are_left_behind_long_after_their_death_only() -> None:
+    view = View(TTL)
+    read(view, [lease(1, 2)], [], 5, 0.0)
+    view.leases_listed(6, [lease(1, 2)], TTL + 1, TTL + 1)
+
+    assert view.left_behind(CLEAR_AFTER * TTL) == []
+    assert view.left_behind(CLEAR_AFTER * TTL + 1) == [lease(1, 2)]
+
+
+def test_a_lease_that_was_renewed_behind_the_back_of_the_watch_is_noticed() -> None:
+    view = View(TTL)
+    read(view, [lease(1, 2)], [], 5, 0.0)
+
+    assert not view.behind([lease(1, 2)])
+    assert view.behind([lease(1, 6, 3.0)])
+    assert view.behind([lease(1, 2), lease(2, 6)])

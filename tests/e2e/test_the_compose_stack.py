@@ -1,14 +1,19 @@
-"""`deploy/mocker`: what its containers run, run as processes, in a folder in place of the volume."""
+"""`examples/mocker`: what the containers of its compose files run, run as processes on the loopback."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +22,17 @@ import pytest
 import yaml
 
 REPOSITORY = Path(__file__).parents[2]
-STACK = REPOSITORY / "deploy" / "mocker"
-DOCKERFILE = (STACK / "Dockerfile").read_text()
+STACK = REPOSITORY / "examples" / "mocker"
+DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
+SERVERS = "docker-compose.yml"
+NO_SERVERS = "docker-compose.tcp.yml"
 
-#: The addresses of the containers, as there is only one host here.
+PATH = "/v1/chat/completions"
+BODY = {"model": "mock-model", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+
+#: What differs because there is only one host here.
 LOOPBACK = {
     "DYN_FRONTEND__HOST": "127.0.0.1",
-    "DYN_TRANSPORT__BIND": "127.0.0.1:0",
     "DYN_WORKERS__MOCK__SYSTEM_PORT": "0",
     # And nobody is late when it ends.
     "DYN_WORKERS__MOCK__GRACE_PERIOD": "0",
@@ -32,71 +41,219 @@ LOOPBACK = {
 
 
 class Stack:
-    """The services of the compose file, with every path of the containers below one folder."""
+    """The services of a compose file, with every path of the containers below one folder, and ports that are free."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, file: str, folder: Path) -> None:
         self.folder = folder
         (folder / "lib").mkdir(mode=0o700)
-        self.services: dict[str, Any] = yaml.safe_load(self._moved("compose.yaml"))["services"]
-        config = folder / "etc" / "dynamo.yaml"
-        config.parent.mkdir()
-        config.write_text(self._moved("dynamo.yaml"))
-        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")} | LOOPBACK
-        self.environment["XDG_CACHE_HOME"] = str(folder / "cache")
+        (folder / "etc").mkdir()
+        ports = {port: str(_free_port()) for port in ("4222", "8222", "2379")}
+        self._moves = {
+            "/etc/dynamo": str(folder / "etc"),
+            "/var/lib/dynamo": str(folder / "lib"),
+            "/var/lib/etcd": str(folder / "etcd"),
+            **{f"{host}:{port}": f"127.0.0.1:{ports[port]}" for host, port in (("nats", "4222"), ("etcd", "2379"))},
+            **{f"0.0.0.0:{port}": f"127.0.0.1:{ports[port]}" for port in ports},
+            **{f"127.0.0.1:{port}": f"127.0.0.1:{ports[port]}" for port in ports},
+            **{f'"{port}"': f'"{ports[port]}"' for port in ports},
+            "--addr, 0.0.0.0": "--addr, 127.0.0.1",
+            '"0.0.0.0:7100"': '"127.0.0.1:0"',
+        }
+        self.services: dict[str, Any] = yaml.safe_load(self._moved(file))["services"]
+        (folder / "etc" / "dynamo.yaml").write_text(self._moved("dynamo.yaml"))
 
     def _moved(self, name: str) -> str:
         text = (STACK / name).read_text()
-        return text.replace("/var/lib/dynamo", str(self.folder / "lib")).replace(
-            "/etc/dynamo", str(self.folder / "etc")
-        )
+        # Of a bind mount the file's own side stays; the other is where it has been put.
+        for there, here in self._moves.items():
+            text = text.replace(there, here)
+        return text
+
+    def environment(self, service: str) -> dict[str, str]:
+        """What a container of a service has as its environment."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
+        own: dict[str, str] = self.services[service].get("environment", {})
+        return kept | own | LOOPBACK | {"XDG_CACHE_HOME": str(self.folder / "cache")}
 
     def command(self, service: str) -> list[str]:
         """What runs in the container of a service, with this interpreter."""
         own = self.services[service]
-        entrypoint = own.get("entrypoint") or json.loads(re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M)[0])
+        entrypoint = own.get("entrypoint") or {
+            "nats": ["nats-server"],
+            "etcd": json.loads(re.findall(r"^ENTRYPOINT (.*)$", (STACK / "etcd.Dockerfile").read_text(), re.M)[0]),
+        }.get(service, json.loads(re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M)[0]))
         program, *arguments = [str(word) for word in [*entrypoint, *own["command"]]]
         programs = {"python": [sys.executable], "dynamo": [sys.executable, "-m", "dynamo_core.cli.main"]}
-        return [*programs[program], *arguments]
+        return [*programs.get(program, [program]), *arguments]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class Processes:
+    """What a test has started; all of it is ended with the test."""
+
+    def __init__(self) -> None:
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def start(self, stack: Stack, service: str) -> subprocess.Popen[bytes]:
+        with (stack.folder / f"{service}{len(self._all)}.log").open("ab") as log:
+            process = subprocess.Popen(
+                stack.command(service), env=stack.environment(service), stdout=log, stderr=log, cwd=stack.folder
+            )
+        self._all.append(process)
+        return process
+
+    def end(self) -> list[int]:
+        """The exit codes of those that still ran, the last one first."""
+        running = [process for process in reversed(self._all) if process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)
+        return [process.returncode for process in running]
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Stack:
-    return Stack(tmp_path)
+def processes() -> Iterator[Processes]:
+    started = Processes()
+    yield started
+    started.end()
 
 
 @pytest.fixture
-def workers(stack: Stack) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The workers of the stack, as many as it says; ended with the test."""
+def servers(tmp_path: Path, processes: Processes) -> Stack:
+    """The stack of NATS and etcd, with both running and as healthy as their own checks want them."""
+    for binary, package in (("nats-server", "nats-server"), ("etcd", "etcd-server")):
+        if shutil.which(binary) is None:
+            missing = f"NOT TESTED: there is no {binary}; install one (Debian: {package})"
+            if os.environ.get("CI") == "1":
+                pytest.fail(missing)
+            pytest.skip(missing)
+    stack = Stack(SERVERS, tmp_path)
+    for service in ("nats", "etcd"):
+        processes.start(stack, service)
+    # What wget and etcdctl ask in the containers.
+    monitoring = stack.services["nats"]["healthcheck"]["test"][-1]
+    client = next(word for word in stack.services["etcd"]["healthcheck"]["test"] if "--endpoints=" in word)
+    for url in (monitoring, client.partition("=")[2] + "/health"):
+        assert _answers(url, 15), f"{url} does not answer"
+    return stack
+
+
+@pytest.fixture
+def no_servers(tmp_path: Path) -> Stack:
+    """The stack over tcp and a folder, with its secret made."""
+    stack = Stack(NO_SERVERS, tmp_path)
     subprocess.run(stack.command("secret"), check=True, timeout=20)
-    count = stack.services["worker"]["deploy"]["replicas"]
-    processes = [
-        subprocess.Popen(stack.command("worker"), env=stack.environment, stderr=subprocess.DEVNULL)
-        for _ in range(count)
-    ]
-    yield processes
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    for process in processes:
+    return stack
+
+
+def _answers(url: str, seconds: float) -> bool:
+    """Whether GET is answered with 200 within that time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5)
+            with urllib.request.urlopen(url, timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            time.sleep(0.05)
+    return False
 
 
-def test_the_stack_answers(stack: Stack, workers: list[subprocess.Popen[bytes]], serve: Any) -> None:
+def _start(stack: Stack, processes: Processes, serve: Any) -> tuple[Any, list[subprocess.Popen[bytes]]]:
+    """The frontend, and the workers of the stack, as many as it says, once the frontend sees them."""
+    workers = [
+        processes.start(stack, "worker") for _ in range(stack.services["worker"].get("deploy", {}).get("replicas", 1))
+    ]
     [*_, kind, config] = stack.command("frontend")
-    frontend = serve(None, config, command=kind, env=stack.environment)
-    assert frontend.until(lambda: len(frontend.instances()) == len(workers) == 2, 15)
+    frontend = serve(None, config, command=kind, env=stack.environment("frontend"))
+    assert frontend.until(lambda: len(frontend.instances()) == len(workers) == 2, 20), frontend.log
+    return frontend, workers
 
-    body = {"model": "mock-model", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
-    answers = [frontend.request("POST", "/v1/chat/completions", body) for _ in range(4)]
+
+def test_the_stack_answers(servers: Stack, processes: Processes, serve: Any) -> None:
+    frontend, _ = _start(servers, processes, serve)
+
+    answers = [frontend.request("POST", PATH, BODY) for _ in range(4)]
 
     assert [status for status, _, _ in answers] == [200] * 4
     assert {json.loads(data)["usage"]["completion_tokens"] for _, _, data in answers} == {8}
 
 
-def test_the_secret_is_made_once_and_for_the_owner_only(stack: Stack) -> None:
+def test_a_worker_of_the_stack_that_is_killed_takes_no_answer_along(
+    servers: Stack, processes: Processes, serve: Any
+) -> None:
+    frontend, workers = _start(servers, processes, serve)
+    # About three seconds, on either worker.
+    body = BODY | {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 300}
+    streams = [_Stream(frontend.port, body) for _ in range(2)]
+    for stream in streams:
+        stream.read_until(b'"content"')
+
+    workers[0].kill()
+
+    ended = [stream.rest() for stream in streams]
+    assert all(text.rstrip().endswith(b"data: [DONE]") for text in ended), frontend.log
+    assert all(b'"completion_tokens":300' in text.replace(b" ", b"") for text in ended), ended
+    # One of the two was on it, and went on elsewhere.
+    assert frontend.until(lambda: frontend.metric("dynamo_frontend_model_migration_total") >= 1, 5)
+    status, _, data = frontend.request("POST", PATH, BODY)
+    assert status == 200
+    assert json.loads(data)["usage"]["completion_tokens"] == 8
+    # Compose starts it again; here the test does.
+    processes.start(servers, "worker")
+    assert frontend.until(lambda: len(frontend.instances()) == 2, 30), frontend.log
+
+
+def test_the_whole_stack_ends_in_order(servers: Stack, processes: Processes, serve: Any) -> None:
+    frontend, _ = _start(servers, processes, serve)
+
+    frontend.signal(signal.SIGTERM)
+
+    assert frontend.wait() == 0
+    # Workers, etcd, NATS: the first two with 0; the servers have codes of their own.
+    assert processes.end()[:2] == [0, 0]
+
+
+def test_the_stack_without_servers_answers(no_servers: Stack, processes: Processes, serve: Any) -> None:
+    frontend, _ = _start(no_servers, processes, serve)
+
+    answers = [frontend.request("POST", PATH, BODY) for _ in range(4)]
+
+    assert [status for status, _, _ in answers] == [200] * 4
+    assert {json.loads(data)["usage"]["completion_tokens"] for _, _, data in answers} == {8}
+
+
+class _Stream:
+    """A streamed answer, read as it comes."""
+
+    def __init__(self, port: int, body: dict[str, Any]) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=40)
+        self._connection.request("POST", PATH, json.dumps(body), {"content-type": "application/json"})
+        self._response = self._connection.getresponse()
+        self._read = b""
+
+    def read_until(self, mark: bytes) -> None:
+        while mark not in self._read:
+            line = self._response.readline()
+            assert line, f"the answer ended before {mark!r}"
+            self._read += line
+
+    def rest(self) -> bytes:
+        self._read += self._response.read()
+        self._connection.close()
+        return self._read
+
+
+def test_the_secret_is_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
+    stack = Stack(NO_SERVERS, tmp_path)
     file = stack.folder / "lib" / "secret"
     made = []
     for _ in range(2):
@@ -108,29 +265,42 @@ def test_the_secret_is_made_once_and_for_the_owner_only(stack: Stack) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_every_service_waits_for_the_secret_and_has_time_to_stop() -> None:
-    compose = yaml.safe_load((STACK / "compose.yaml").read_text())
+@pytest.mark.parametrize("file", [SERVERS, NO_SERVERS])
+def test_every_part_waits_for_what_it_needs_and_has_time_to_stop(file: str) -> None:
+    compose = yaml.safe_load((STACK / file).read_text())
+    services = compose["services"]
+    parts = {name: service for name, service in services.items() if name in ("frontend", "worker")}
+    others = {name: service for name, service in services.items() if name not in parts}
 
-    for name in ("frontend", "worker"):
-        service = compose["services"][name]
-        assert service["depends_on"] == {"secret": {"condition": "service_completed_successfully"}}
-        assert service["stop_grace_period"] == "60s"
-        assert service["volumes"] == compose["services"]["secret"]["volumes"]
-    assert compose["volumes"] == {"shared": None}
+    assert len(parts) == 2
+    for service in parts.values():
+        ready = "service_healthy" if file == SERVERS else "service_completed_successfully"
+        assert service["depends_on"] == {name: {"condition": ready} for name in others}
+        # A worker has 5 + 30 seconds, and so has a frontend.
+        assert int(service["stop_grace_period"].removesuffix("s")) > 35
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+    # Only the API leaves the stack, and only for this host.
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {"frontend": ["127.0.0.1:8000:8000"]}
 
 
 def test_the_image_has_what_the_config_names_and_what_that_needs() -> None:
     config = yaml.safe_load((STACK / "dynamo.yaml").read_text())
     used = {
         f"engine-{config['workers']['mock']['engine']['use']}",
-        *(f"{part}-{config[part]['use']}" for part in ("frontend", "transport", "discovery")),
-        "router-round-robin",
+        f"frontend-{config['frontend']['use']}",
+        f"router-{config['router']['use']}",
+        *(f"{part}-{profile[part]['use']}" for profile in config["profiles"].values() for part in profile),
     }
-    installed = [path.split("[")[0] for path in re.findall(r'^ +"?\./([^\s"]+)', DOCKERFILE, re.M)]
-    manifests = [tomllib.loads((REPOSITORY / path / "pyproject.toml").read_text())["project"] for path in installed]
+    [plugins] = re.findall(r'^ARG PLUGINS="(.*)"$', DOCKERFILE, re.M)
+    folders = ["core", *(f"plugins/{path.split('[')[0]}" for path in plugins.split())]
+    manifests = [tomllib.loads((REPOSITORY / path / "pyproject.toml").read_text())["project"] for path in folders]
     names = {manifest["name"] for manifest in manifests}
 
     assert used <= {name for manifest in manifests for name in manifest.get("entry-points", {}).get("dynamo", {})}
     for manifest in manifests:
         needed = {re.split(r"[\[~>=<]", text)[0] for text in manifest["dependencies"]}
         assert {name for name in needed if name.startswith("dynamo-")} <= names
+        # Neither weights nor accelerators nor the frameworks for them.
+        assert not needed & {"torch", "transformers", "vllm", "tensorflow", "jax"}

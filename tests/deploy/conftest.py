@@ -1,0 +1,118 @@
+"""Rendering what `deploy/` has, with the tools that the environment has."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "deploy" / "helm" / "dynamo"
+
+Objects = list[dict[str, Any]]
+
+
+class Refused(Exception):
+    """The chart was not rendered; the text is what Helm says."""
+
+
+def not_tested(what: str, remedy: str) -> NoReturn:
+    """Skips the test, loudly; fails it where CI has promised the tool."""
+    text = f"NOT TESTED: there is no {what}; {remedy}"
+    if os.environ.get("CI") == "1" and sys.platform == "linux" and os.uname().machine == "x86_64":
+        pytest.fail(text)
+    pytest.skip(text)
+
+
+@pytest.fixture(scope="session")
+def library() -> Callable[[str], Any]:
+    """Imports a module of the development tools, or skips."""
+
+    def load(name: str) -> Any:
+        if importlib.util.find_spec(name) is None:
+            not_tested(name, "see requirements-dev.txt")
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def render() -> Callable[..., dict[str, str]]:
+    """The files of the chart by name, rendered by Helm with these values on top of the chart's own."""
+
+    def run(values: dict[str, Any], release: str = "dynamo") -> dict[str, str]:
+        if importlib.util.find_spec("helm_python") is None:
+            not_tested("helm-python-sdk", "see requirements-dev.txt")
+        result = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("render_chart.py")), str(CHART), release, "dynamo"],
+            input=json.dumps(values),
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        if result.returncode:
+            raise Refused(result.stderr)
+        files: dict[str, str] = json.loads(result.stdout)
+        return files
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def refusal(render: Callable[..., dict[str, str]]) -> Callable[[dict[str, Any]], str]:
+    """What Helm says to values that the chart must refuse."""
+
+    def run(values: dict[str, Any]) -> str:
+        with pytest.raises(Refused) as caught:
+            render(values)
+        return str(caught.value)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def chart(render: Callable[..., dict[str, str]]) -> Callable[..., Objects]:
+    """The objects of the chart with these values."""
+
+    def run(values: dict[str, Any], release: str = "dynamo") -> Objects:
+        texts = [text for name, text in sorted(render(values, release).items()) if name.endswith(".yaml")]
+        return [found for text in texts for found in yaml.safe_load_all(text) if found is not None]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def kustomized() -> Callable[[str], Objects]:
+    """The objects of a folder below `deploy/kustomize`. No distribution brings Kustomize, so CI does not promise it."""
+    commands = (["kustomize", "build"], ["kubectl", "kustomize"])
+    command = next((words for words in commands if shutil.which(words[0])), None)
+
+    def run(folder: str) -> Objects:
+        if command is None:
+            pytest.skip("NOT TESTED: there is neither kustomize nor kubectl")
+        path = str(REPOSITORY / "deploy" / "kustomize" / folder)
+        result = subprocess.run([*command, path], capture_output=True, text=True, timeout=30)
+        assert result.returncode == 0, result.stderr
+        return list(yaml.safe_load_all(result.stdout))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def example() -> Callable[[str], dict[str, Any]]:
+    """The values in `examples/helm`."""
+
+    def read(name: str) -> dict[str, Any]:
+        values: dict[str, Any] = yaml.safe_load((REPOSITORY / "examples" / "helm" / f"{name}.yaml").read_text())
+        return values
+
+    return read

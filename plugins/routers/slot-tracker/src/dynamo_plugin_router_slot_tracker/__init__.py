@@ -1,0 +1,19 @@
+"""The slot tracker: accounting of active requests as a service of its own, and a router that asks such a service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.router import Router
+
+DYNAMO_API = 1
+
+
+@hookimpl
+def dynamo_register_routers() -> list[type[Router]]:
+    from dynamo_plugin_router_slot_tracker.router import SlotTrackerRouter
+
+    return [SlotTrackerRouter]

@@ -1,0 +1,80 @@
+"""The metrics of the service, for ``GET /metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
+
+from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_plugin_router_slot_tracker.replicas import Replicas
+
+_PREFIX = "dynamo_slot_tracker"
+_SCOPE = ("model", "tenant_id")
+
+
+class Figures:
+    """Counts calls as they come, and reads all else when somebody scrapes."""
+
+    def __init__(self, registry: Registry, replicas: Replicas | None) -> None:
+        self._registry = registry
+        self._replicas = replicas
+        self._metrics = metrics = Metrics()
+        self._calls = metrics.counter(f"{_PREFIX}_calls_total", "Calls that were answered.", ("route", "status"))
+        self._known_calls: dict[tuple[str, int], Counter] = {}
+        self._expired = metrics.gauge(f"{_PREFIX}_expired_requests", "Requests counted out for their age.").labels()
+        self._gauges = {
+            name: metrics.gauge(f"{_PREFIX}_{name}", meaning, _SCOPE)
+            for name, meaning in (
+                ("workers", "Registered workers."),
+                ("active_requests", "Requests that are active."),
+                ("active_prefill_tokens", "Tokens that are left to be prefilled."),
+                ("active_decode_blocks", "Different KV blocks of active requests, rank by rank."),
+            )
+        }
+        self._sync: list[tuple[Gauge, Callable[[Replicas], int]]] = []
+        if replicas is not None:
+            events = metrics.gauge(
+                f"{_PREFIX}_replica_events", "Events of replicas, by what became of them.", ("kind",)
+            )
+            self._sync = [
+                (events.labels("published"), lambda replicas: replicas.counts.published),
+                (events.labels("applied"), lambda replicas: replicas.counts.applied),
+                (events.labels("dropped"), lambda replicas: replicas.counts.dropped),
+                (events.labels("malformed"), lambda replicas: replicas.counts.malformed),
+                (events.labels("missed"), lambda replicas: replicas.counts.missed),
+                (
+                    metrics.gauge(f"{_PREFIX}_peers", "Replicas listened to.").labels(),
+                    lambda replicas: len(replicas.peers),
+                ),
+            ]
+        self._shown: set[tuple[str, str]] = set()
+
+    def count(self, route: str, status: int) -> None:
+        """One call was answered."""
+        counter = self._known_calls.get((route, status))
+        if counter is None:
+            counter = self._known_calls[route, status] = self._calls.labels(route, str(status))
+        counter.inc()
+
+    async def render(self) -> bytes:
+        """Everything as Prometheus text."""
+        self._read()
+        return await self._metrics.render()
+
+    def _read(self) -> None:
+        self._expired.set(self._registry.expired)
+        scopes = dict(self._registry.scopes())
+        for gone in self._shown - scopes.keys():
+            for gauge in self._gauges.values():
+                gauge.remove(*gone)
+        self._shown = set(scopes)
+        for key, scope in scopes.items():
+            ranks = [rank.active for rank in scope.ranks.values()]
+            self._gauges["workers"].labels(*key).set(len(scope.workers))
+            self._gauges["active_requests"].labels(*key).set(len(scope.requests))
+            self._gauges["active_prefill_tokens"].labels(*key).set(sum(rank.prefill_tokens for rank in ranks))
+            self._gauges["active_decode_blocks"].labels(*key).set(sum(rank.blocks for rank in ranks))
+        if self._replicas is not None:
+            for shown, read in self._sync:
+                shown.set(read(self._replicas))

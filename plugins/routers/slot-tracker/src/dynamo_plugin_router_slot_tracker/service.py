@@ -1,0 +1,153 @@
+"""The service: its registry, its listener, its replicas, and the task that looks for requests that are too old."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dynamo_core.errors import ConfigError
+from dynamo_core.http.auth import PREFIX, AdminToken
+from dynamo_core.http.health import metrics_route
+from dynamo_core.http.listener import Listener
+from dynamo_core.http.tls import server_context
+from dynamo_core.tasks import TaskSet
+
+from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, refusal, unauthorized
+from dynamo_plugin_router_slot_tracker.figures import Figures
+from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_RANKS, Registry
+from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
+from dynamo_plugin_router_slot_tracker.snapshot import snapshot_route, take_snapshot
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 8091
+_MAX_CONNECTIONS = 10_000
+_IDLE_TIMEOUT = 75.0
+#: Seconds that calls which run may take to end when the service stops.
+_DRAIN = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files of the listener."""
+
+    cert: str | None = None
+    key: str | None = None
+    client_ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """How a service runs. Times are in seconds; the last six are off unless given."""
+
+    host: str = "0.0.0.0"
+    port: int = DEFAULT_PORT
+    expiry: float = EXPIRY
+    max_ranks: int = MAX_RANKS
+    sync: SyncSettings | None = None
+    token: str | None = None
+    tls: Tls = Tls()
+    metrics: bool = False
+    snapshot: bool = False
+    snapshot_from: tuple[str, ...] = ()
+    snapshot_ca: str | None = None
+
+    def check(self) -> None:
+        """Raises ConfigError for what does not go together."""
+        if self.tls.cert is None and (self.tls.key is not None or self.tls.client_ca is not None):
+            given = "key" if self.tls.key is not None else "client-ca"
+            raise ConfigError(f"--tls-{given} is given without --tls-cert: give that too, or leave both out")
+        if self.snapshot_from and self.token is not None and self.token.startswith(PREFIX):
+            raise ConfigError("--token is a hash, which the peer of --snapshot-from cannot take: give the token itself")
+
+
+class Service:
+    """One slot tracker. It begins empty, unless a peer gives a snapshot."""
+
+    def __init__(self, settings: ServiceSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        settings.check()
+        self._settings = settings
+        self.registry = Registry(clock=clock, expiry=settings.expiry, max_ranks=settings.max_ranks)
+        self.replicas = None if settings.sync is None else Replicas(settings.sync, self.registry)
+        figures = Figures(self.registry, self.replicas) if settings.metrics else None
+        routes = Api(self.registry, self.replicas, None if figures is None else figures.count).routes()
+        if settings.snapshot:
+            routes.append(snapshot_route(self.registry))
+        if figures is not None:
+            routes.append(metrics_route(figures.render))
+        if settings.token is not None:
+            guard = AdminToken(settings.token, where="--token")
+            # Liveness is asked for by those who have no token.
+            routes = [
+                route if route.path == "/health" else guard.protect(replace(route, refusal=unauthorized))
+                for route in routes
+            ]
+        self.listener = Listener(
+            "slot tracker",
+            host=settings.host,
+            port=settings.port,
+            routes=routes,
+            body_limit=BODY_LIMIT,
+            max_connections=_MAX_CONNECTIONS,
+            idle_timeout=_IDLE_TIMEOUT,
+            ssl=_tls_context(settings.tls),
+            port_option="--port",
+            refusal=refusal,
+        )
+        self._tasks = TaskSet()
+
+    async def start(self) -> None:
+        """Serves from now on.
+
+        Raises:
+            ConfigError: an address cannot be bound, or a file not be read.
+        """
+        # The port is taken at once, so that a second process is told before it does anything else.
+        await self.listener.start(accept=False)
+        if self.replicas is not None:
+            self.replicas.open()
+        if self._settings.snapshot_from:
+            await self._take_snapshot()
+        if self.replicas is not None:
+            # What peers told meanwhile has waited, and comes on top of the snapshot.
+            self.replicas.start()
+        self._tasks.spawn(self._sweep(), name="slot-tracker-expiry")
+        await self.listener.accept()
+
+    async def aclose(self) -> None:
+        """Lets calls that run end, and closes everything. Safe twice, and without `start`."""
+        await self.listener.drain_and_close(_DRAIN)
+        await self._tasks.aclose()
+        if self.replicas is not None:
+            self.replicas.close()
+
+    async def _take_snapshot(self) -> None:
+        settings = self._settings
+        ca = None
+        if settings.snapshot_ca is not None:
+            try:
+                ca = ssl.create_default_context(cafile=settings.snapshot_ca)
+            except OSError as error:
+                raise ConfigError(f"--snapshot-ca: {settings.snapshot_ca} cannot be used: {error}") from error
+        if not await take_snapshot(self.registry, settings.snapshot_from, token=settings.token, ca=ca):
+            log.warning("no peer gave a snapshot: starting empty")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.registry.sweep_interval)
+            if count := self.registry.sweep():
+                log.info(
+                    "%d requests were active for more than %g s and do not count any more", count, self._settings.expiry
+                )
+
+
+def _tls_context(files: Tls) -> ssl.SSLContext | None:
+    try:
+        return server_context("--tls", files)
+    except ConfigError as error:
+        # Options are spelt otherwise than the keys of a config file.
+        raise ConfigError(error.message.replace("--tls.", "--tls-")) from error

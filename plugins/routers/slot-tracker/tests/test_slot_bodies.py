@@ -1,0 +1,126 @@
+"""What is told of a body that cannot be read, and where in it the fault is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration
+from dynamo_plugin_router_slot_tracker.decoding import BodyOf
+from dynamo_plugin_router_slot_tracker.places import end_of, position
+from dynamo_plugin_router_slot_tracker.refusals import Malformed, Refusal, WrongSchema
+from hypothesis import given
+from hypothesis import strategies as st
+
+SYNTAX = "Failed to parse the request body as JSON: "
+SCHEMA = "Failed to deserialize the JSON body into the target type: "
+
+
+def refusal_of(type: type[Any], body: bytes) -> Refusal:
+    http = make_mocked_request("POST", "/", headers={"Content-Type": "application/json"})
+    http._read_bytes = body
+    with pytest.raises(Refusal) as raised:
+        asyncio.run(BodyOf(type).read(http))
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "unexpected end of the text at line 1 column 0"),
+        (b"{", "unexpected end of the text at line 1 column 1"),
+        (b'{"a": 1,\n  x}', "object keys must be strings at line 2 column 3"),
+        (b'{"worker_id": 7} x', "trailing characters at line 1 column 18"),
+        (b"\xff", "invalid character at line 1 column 1"),
+        (b'{"model_name":"\xff"}', "the text is not UTF-8"),
+        (b'{"x":' + b"[" * 100_000, "recursion limit exceeded"),
+    ],
+)
+def test_what_is_no_json_is_told_with_its_place(body: bytes, text: str) -> None:
+    # Of a whole object the fields are looked at first.
+    refused = refusal_of(dict if text.startswith("trailing") else Registration, body)
+
+    assert isinstance(refused, Malformed)
+    assert refused.text == SYNTAX + text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ('{"worker_id": "x"}', "worker_id: expected `int`, got `str` at line 1 column 17"),
+        ('{\n "worker_id": 1.5\n}', "worker_id: expected `int`, got `float` at line 2 column 17"),
+        ('{"worker_id": true}', "worker_id: expected `int`, got `bool` at line 1 column 18"),
+        ('{"sequence_hashes": [1,\n2, null]}', "sequence_hashes[2]: expected `int`, got `null` at line 2 column 7"),
+        ('{"sequence_hashes": 5}', "sequence_hashes: expected `array`, got `int` at line 1 column 21"),
+        ("{}", "missing field `model_name` at line 1 column 2"),
+        ("[]", "expected `object`, got `array` at line 1 column 2"),
+        ('"é"', "expected `object`, got `str` at line 1 column 4"),
+    ],
+)
+def test_what_is_json_but_not_the_body_is_told_with_field_and_place(body: str, text: str) -> None:
+    refused = refusal_of(Addition, body.encode())
+
+    assert isinstance(refused, WrongSchema)
+    assert refused.text == SCHEMA + text
+
+
+def test_a_number_above_64_bits_is_named() -> None:
+    body = '{"model_name":"m","request_id":"r","worker_id":18446744073709551616,"dp_rank":0,"sequence_hashes":[]}'
+
+    assert refusal_of(Addition, body.encode()).text == (
+        f"{SCHEMA}worker_id: expected `int` <= 18446744073709551615 at line 1 column 67"
+    )
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(st.text(max_size=4), values, min_size=1, max_size=5),
+    st.data(),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+)
+def test_the_end_of_any_value_is_found(
+    value: dict[str, Any], data: st.DataObject, indent: int | None, ascii: bool
+) -> None:
+    path: list[str | int] = []
+    inner: Any = value
+    while isinstance(inner, dict | list) and inner and (not path or data.draw(st.booleans())):
+        step = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+        path.append(step)
+        inner = inner[step]
+    # Surrogates cannot be sent.
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii).encode("utf-8", "replace")
+
+    end = end_of(text, path)
+
+    if ascii:
+        # What ends there is the value: it and nothing before it can be read back.
+        assert any(_reads(text[at:end], inner) for at in range(end))
+    assert 0 < end <= len(text)
+
+
+def _reads(text: bytes, value: Any) -> bool:
+    try:
+        return bool(json.loads(text) == value)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"a"', b'{"a":', b"nonsense", b"[1,", b"[" * 100_000, b"\xff"])
+def test_where_nothing_can_be_found_it_is_the_end_of_the_text(body: bytes) -> None:
+    assert end_of(body, ["a", 0]) == len(body)
+
+
+def test_positions_count_from_one() -> None:
+    assert position(b"ab\ncd", 1) == "line 1 column 1"
+    assert position(b"ab\ncd", 4) == "line 2 column 1"
+    assert position(b"ab\ncd", 5) == "line 2 column 2"

@@ -1,0 +1,458 @@
+"""What replicas tell each other over real sockets, and what becomes of what nobody should have sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from dynamo_core.errors import ConfigError
+from dynamo_plugin_router_slot_tracker.addresses import check_endpoint
+from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration, RequestKey
+from dynamo_plugin_router_slot_tracker.events import TOPIC, Added, AddRequest, Event, Message, WorkerRank
+from dynamo_plugin_router_slot_tracker.refusals import Malformed, Unknown, Unusable
+from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_plugin_router_slot_tracker.replicas import BATCH, MAX_SOURCES, Replicas, SyncSettings
+
+ANYWHERE = "tcp://127.0.0.1:*"
+
+
+class Replica:
+    """A registry with one worker, and its sockets."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.registry = Registry()
+        self.registry.register(Registration(worker_id=7, model_name="m", block_size=16, dp_start=0, dp_size=2))
+        self.sync = Replicas(SyncSettings(ANYWHERE, **settings), self.registry)
+        self.sync.open()
+        self.sync.start()
+
+    def add(self, request_id: str, hashes: list[int], tokens: int = 0) -> None:
+        one = Addition(
+            model_name="m",
+            request_id=request_id,
+            worker_id=7,
+            dp_rank=0,
+            sequence_hashes=hashes,
+            new_isl_tokens=tokens,
+        )
+        self.sync.added(one, self.registry.add(one))
+
+    def prefilled(self, request_id: str) -> None:
+        key = RequestKey(model_name="m", request_id=request_id)
+        self.sync.prefill_completed(key, self.registry.complete_prefill(key), 16)
+
+    def free(self, request_id: str) -> None:
+        key = RequestKey(model_name="m", request_id=request_id)
+        rank = self.registry.free(key)
+        assert rank is not None
+        self.sync.freed(key, rank, 16)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        first = self.registry.loads()[0]
+        return first.active_prefill_tokens, first.active_decode_blocks
+
+    @property
+    def active(self) -> set[str]:
+        return set(self.registry.scope("m", "default").requests)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - sockets tell nobody but their owner
+            await asyncio.sleep(0.005)
+
+
+async def listens(listener: Replica, teller: Replica) -> None:
+    """Connects, and returns once what the teller says arrives."""
+    listener.sync.add_peer(teller.sync.endpoint)
+    number = 0
+    before = listener.sync.counts.applied
+    while listener.sync.counts.applied == before:
+        number += 1
+        teller.add(f"probe{number}", [])
+        await asyncio.sleep(0.01)
+        assert number < 1000
+    for one in range(1, number + 1):
+        teller.free(f"probe{one}")
+    await until(lambda: not listener.active)
+
+
+Make = Callable[..., Replica]
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[Make]:
+    made: list[Replica] = []
+
+    def make(**settings: Any) -> Replica:
+        made.append(Replica(**settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.sync.close()
+        one.sync.close()
+
+
+class Stranger:
+    """Sends whatever a test likes, as a peer that `listener` listens to."""
+
+    def __init__(self, listener: Replica) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.bind(ANYWHERE)
+        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        listener.sync.add_peer(endpoint.rstrip(b"\0").decode())
+
+    async def subscribed(self) -> None:
+        await asyncio.to_thread(self._socket.recv)
+
+    def send(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def event(self, number: int = 0, **fields: Any) -> None:
+        event = {
+            "request_id": f"r{number}",
+            "worker": {"worker_id": 7, "dp_rank": 0},
+            "data": {"AddRequest": {"token_sequence": [1, 2**64 - 1]}},
+            "router_id": 5,
+        } | fields.pop("event", {})
+        body = {"model_name": "m", "tenant_id": "default", "block_size": 16, "event": event, "number": number} | fields
+        self.send(TOPIC, msgspec.msgpack.encode(body))
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+@pytest.fixture
+async def heard(replica: Make) -> AsyncIterator[tuple[Replica, Stranger]]:
+    """A replica that looks for gaps, and a stranger that it listens to."""
+    listener = replica(gaps=True)
+    stranger = Stranger(listener)
+    await stranger.subscribed()
+    yield listener, stranger
+    stranger.close()
+
+
+def test_a_message_has_the_documented_form() -> None:
+    event = Event("r", WorkerRank(7, 1), Added(AddRequest.of([1, -1], 48)), 9)
+
+    added = msgspec.msgpack.decode(msgspec.msgpack.encode(Message("m", "t", 16, event)))
+    freed = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(Message("m", "t", 16, Event("r", WorkerRank(7, 1), "Free", 9)))
+    )
+
+    assert added == {
+        "model_name": "m",
+        "tenant_id": "t",
+        "block_size": 16,
+        "event": {
+            "request_id": "r",
+            "worker": {"worker_id": 7, "dp_rank": 1},
+            "data": {
+                "AddRequest": {
+                    "token_sequence": [1, 2**64 - 1],
+                    "track_prefill_tokens": True,
+                    "expected_output_tokens": None,
+                    "prefill_load_hint": {"initial_effective_prefill_tokens": 48, "expected_prefill_duration": None},
+                }
+            },
+            "router_id": 9,
+            "lora_name": None,
+        },
+    }
+    assert freed["event"]["data"] == "Free"
+
+
+def test_without_tokens_to_prefill_none_are_tracked() -> None:
+    request = AddRequest.of([1], 0)
+
+    assert (request.track_prefill_tokens, request.prefill_load_hint, request.new_tokens) == (False, None, 0)
+
+
+async def test_every_lifecycle_event_arrives_in_order(replica: Make) -> None:
+    teller, listener = replica(), replica()
+    await listens(listener, teller)
+    before = listener.sync.counts.dropped
+    teller.add("a", [1, -2], 48)
+    teller.add("b", [1, 5], 3)
+    await until(lambda: listener.load == (51, 3))
+    teller.prefilled("a")
+    await until(lambda: listener.load == (3, 3))
+    teller.free("a")
+    teller.free("b")
+    await until(lambda: listener.load == (0, 0))
+
+    assert teller.sync.identity != listener.sync.identity
+    assert (listener.sync.counts.malformed, listener.sync.counts.dropped) == (0, before)
+
+
+async def test_three_replicas_agree_and_no_event_goes_round(replica: Make) -> None:
+    three = [replica() for _ in range(3)]
+    for one in three:
+        for other in three:
+            if one is not other:
+                await listens(one, other)
+    before = [one.sync.counts.published for one in three]
+    for number, one in enumerate(three):
+        one.add(f"r{number}", [number, 10], 1)
+
+    await until(lambda: all(one.load == (3, 4) for one in three))
+
+    # Each told of its own only.
+    assert [one.sync.counts.published for one in three] == [count + 1 for count in before]
+
+
+async def test_a_replica_that_hears_itself_does_not_listen(replica: Make) -> None:
+    one, other = replica(), replica()
+    # By another name of the same endpoint, which nobody can tell.
+    one.sync.add_peer(one.sync.endpoint)
+    await listens(other, one)
+    await listens(one, other)
+    applied, dropped = one.sync.counts.applied, one.sync.counts.dropped
+
+    one.add("r", [1])
+    other.add("s", [2])
+    await until(lambda: "s" in one.active)
+
+    assert (one.sync.counts.applied, one.sync.counts.dropped) == (applied + 1, dropped)
+
+
+async def test_more_than_one_batch_is_read_without_another_sign(replica: Make) -> None:
+    teller, listener = replica(), replica()
+    await listens(listener, teller)
+
+    for number in range(4 * BATCH):
+        teller.add(f"r{number}", [number])
+
+    await until(lambda: listener.load == (0, 4 * BATCH))
+
+
+async def test_what_is_no_event_is_counted_and_ignored(heard: tuple[Replica, Stranger]) -> None:
+    listener, stranger = heard
+    stranger.send(TOPIC)
+    stranger.send(TOPIC, b"\xc1")
+    stranger.send(TOPIC, b"\x80")
+    stranger.send(TOPIC, b"", b"")
+    stranger.send(TOPIC, msgspec.msgpack.encode([1]))
+    stranger.send(b"another.topic", b"")
+    for fields in (
+        {"block_size": -1},
+        {"block_size": 2**32},
+        {"event": {"data": "Grow"}},
+        {"event": {"data": {"AddRequest": {"token_sequence": ["x"]}}}},
+        {"event": {"worker": {"worker_id": 7, "dp_rank": 2**32}}},
+        {"event": {"router_id": "x"}},
+    ):
+        stranger.event(**fields)
+    stranger.event(1)
+
+    await until(lambda: listener.load == (0, 2))
+
+    assert listener.sync.counts.malformed == 11
+    assert listener.sync.counts.dropped == 0
+
+
+async def test_what_does_not_fit_is_dropped(heard: tuple[Replica, Stranger]) -> None:
+    listener, stranger = heard
+    listener.add("mine", [1])
+    for fields in (
+        {"model_name": "unknown"},
+        {"tenant_id": "unknown"},
+        {"block_size": 32},
+        {"event": {"worker": {"worker_id": 8, "dp_rank": 0}}},
+        {"event": {"worker": {"worker_id": 7, "dp_rank": 2}}},
+        {"event": {"request_id": "mine"}},
+        {"event": {"request_id": "unknown", "data": "Free"}},
+        # A request of that name, but elsewhere.
+        {"event": {"request_id": "mine", "data": "Free", "worker": {"worker_id": 7, "dp_rank": 1}}},
+    ):
+        stranger.event(**fields)
+    stranger.event(1)
+
+    await until(lambda: "r1" in listener.active)
+
+    assert listener.sync.counts.dropped == 8
+    assert listener.active == {"mine", "r1"}
+    assert len(listener.registry.workers()) == 1
+
+
+async def test_hashes_of_a_replica_are_those_of_its_clients(heard: tuple[Replica, Stranger]) -> None:
+    listener, stranger = heard
+    listener.add("mine", [1, -1])
+    stranger.event(1)
+
+    await until(lambda: "r1" in listener.active)
+
+    # Its 2**64 - 1 is the -1 that a client sends.
+    assert listener.load == (0, 2)
+
+
+async def test_fields_that_others_add_are_ignored_and_hints_may_be_off(heard: tuple[Replica, Stranger]) -> None:
+    listener, stranger = heard
+    hint = {"initial_effective_prefill_tokens": 9, "expected_prefill_duration": [1, 2], "more": 1}
+    data = {"AddRequest": {"prefill_load_hint": hint, "more": 1}}
+    stranger.event(event={"data": data, "more": 1}, more=1)
+    await until(lambda: listener.load == (9, 0))
+    data["AddRequest"]["track_prefill_tokens"] = False
+    stranger.event(1, event={"data": data})
+
+    await until(lambda: "r1" in listener.active)
+
+    assert listener.load == (9, 0)
+
+
+async def test_lost_events_are_counted(heard: tuple[Replica, Stranger], caplog: pytest.LogCaptureFixture) -> None:
+    listener, stranger = heard
+    # The first that is heard of a process is where counting begins.
+    for number in (5, 6, 9, 10):
+        stranger.event(number)
+    stranger.event(2, event={"router_id": 6, "request_id": "other"})
+    stranger.event(4, event={"router_id": 6, "request_id": "another"})
+
+    await until(lambda: "another" in listener.active)
+
+    assert listener.sync.counts.missed == 3
+    assert "2 events of replica 0000000000000005 were lost" in caplog.text
+
+
+async def test_only_so_many_processes_are_remembered(heard: tuple[Replica, Stranger]) -> None:
+    listener, stranger = heard
+    for source in range(MAX_SOURCES + 10):
+        stranger.event(1, event={"router_id": source + 1, "request_id": f"s{source}"})
+
+    await until(lambda: f"s{MAX_SOURCES + 9}" in listener.active)
+
+    assert len(listener.sync._heard) == MAX_SOURCES
+
+
+async def test_numbers_are_sent_and_looked_at_only_if_asked_for(replica: Make) -> None:
+    teller, listener = replica(gaps=True), replica()
+    await listens(listener, teller)
+    teller.sync._numbers += 100
+    teller.add("r", [1])
+    await until(lambda: "r" in listener.active)
+    assert listener.sync.counts.missed == 0
+
+    watchful = replica(gaps=True)
+    await listens(watchful, teller)
+    teller.sync._numbers += 100
+    teller.add("s", [1])
+    await until(lambda: "s" in watchful.active)
+    assert watchful.sync.counts.missed == 100
+
+
+async def test_a_peer_can_come_after_those_that_listen_to_it(replica: Make) -> None:
+    teller, listener = replica(), replica()
+    endpoint = teller.sync.endpoint
+    await listens(listener, teller)
+    teller.sync.close()
+
+    again = Registry()
+    again.register(Registration(worker_id=7, model_name="m", block_size=16, dp_start=0, dp_size=2))
+    sync = Replicas(SyncSettings(endpoint), again)
+    sync.open()
+    try:
+        number = 0
+        while not listener.active:
+            number += 1
+            one = Addition(model_name="m", request_id=f"n{number}", worker_id=7, dp_rank=0, sequence_hashes=[1])
+            sync.added(one, 16)
+            await asyncio.sleep(0.02)
+            assert number < 1000
+    finally:
+        sync.close()
+
+
+def test_a_closed_replica_refuses_peers_and_tells_nobody() -> None:
+    registry = Registry()
+    sync = Replicas(SyncSettings(ANYWHERE), registry)
+
+    with pytest.raises(Unusable, match="replica peer manager is unavailable"):
+        sync.add_peer("tcp://x:1")
+    with pytest.raises(Unusable, match="replica peer manager is unavailable"):
+        sync.remove_peer("tcp://x:1")
+    sync.added(Addition(model_name="m", request_id="r", worker_id=7, dp_rank=0, sequence_hashes=[1]), 16)
+
+    assert sync.counts.published == 0
+    assert sync.endpoint == ANYWHERE
+
+
+async def test_an_unknown_peer_cannot_be_removed_nor_the_own_endpoint_added(replica: Make) -> None:
+    one = replica(advertise="tcp://me:1", peers=("tcp://b:1", "tcp://a:1"))
+
+    assert one.sync.peers == ["tcp://a:1", "tcp://b:1"]
+    with pytest.raises(Unknown, match="peer not found"):
+        one.sync.remove_peer("tcp://c:1")
+    with pytest.raises(Malformed, match="advertised endpoint"):
+        one.sync.add_peer("tcp://me:1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"advertise": "nothing"}, "--replica-sync-advertise: invalid ZMQ endpoint `nothing`: missing scheme"),
+        ({"advertise": "tcp://me:1", "peers": ("tcp://me:1",)}, "--replica-sync-peers: peer endpoint matches"),
+        (
+            {"bind": "tcp://127.0.0.1:99999"},
+            "--replica-sync-bind: invalid ZMQ endpoint `tcp://127.0.0.1:99999`: invalid",
+        ),
+    ],
+)
+def test_addresses_that_cannot_be_used_are_errors_of_the_set_up(settings: dict[str, Any], says: str) -> None:
+    sync = Replicas(SyncSettings(**({"bind": ANYWHERE} | settings)), Registry())
+
+    with pytest.raises(ConfigError) as raised:
+        sync.open()
+
+    assert says in str(raised.value)
+    sync.close()
+
+
+def test_a_taken_port_is_an_error_of_the_set_up() -> None:
+    first = Replicas(SyncSettings(ANYWHERE), Registry())
+    first.open()
+    try:
+        with pytest.raises(ConfigError, match="cannot be bound"):
+            Replicas(SyncSettings(first.endpoint), Registry()).open()
+    finally:
+        first.close()
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://host:1", "tcp://[::1]:8092", "tcp://*:8092", "ipc:///tmp/x", "tcp://h:*"])
+def test_endpoints_of_other_processes_are_accepted(endpoint: str) -> None:
+    check_endpoint(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("", "missing scheme"),
+        ("host:1", "missing scheme"),
+        ("://host:1", "missing scheme"),
+        ("inproc://x", "unsupported scheme `inproc`"),
+        ("pgm://x:1", "unsupported scheme `pgm`"),
+        ("tcp://", "missing address"),
+        ("tcp://host", "missing TCP port"),
+        ("tcp://host:", "missing TCP port"),
+        ("tcp://:1", "missing TCP port"),
+        ("tcp://[::1]", "missing TCP port"),
+        ("tcp://host:65536", "invalid TCP port"),
+        ("tcp://host:http", "invalid TCP port"),
+        ("ipc://", "missing address"),
+        ("ipc://a\0b", "missing address"),
+    ],
+)
+def test_other_endpoints_are_not(endpoint: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as raised:
+        check_endpoint(endpoint)
+
+    assert str(raised.value) == f"invalid ZMQ endpoint `{endpoint}`: {reason}"

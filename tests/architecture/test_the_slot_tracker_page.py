@@ -1,0 +1,25 @@
+"""docs/slot-tracker.md names tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "slot-tracker.md").read_text().partition("## Promises and their tests")[2]
+ROWS = re.findall(r"^\| (?!---|Promise)(.*?) \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
+
+
+def test_every_promise_names_what_shows_it() -> None:
+    assert len(ROWS) > 75
+    assert [promise for promise, _, shown in ROWS if not re.fullmatch(r"`[\w/-]+\.py::test_\w+`", shown)] == []
+
+
+@pytest.mark.parametrize("shown", sorted({shown.strip("`") for _, _, shown in ROWS}))
+def test_the_test_is_there(shown: str) -> None:
+    name, _, test = shown.partition("::")
+    path = ROOT / name if "/" in name else ROOT / "plugins" / "routers" / "slot-tracker" / "tests" / name
+
+    assert re.search(rf"^(async )?def {test}\(", path.read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.kv import ActiveSequences, sequence_hashes
+from dynamo_core.kv import ActivePrefixes, ActiveSequences, prefix_keys, sequence_hashes
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -17,11 +17,16 @@ class ActiveSequencesModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sequences = ActiveSequences()
+        self.sequences = self.make()
+        self.now = 0.0
+        self.added: dict[str, float] = {}
         self.active: dict[str, list[int]] = {}
         self.prefill: dict[str, int] = {}
         #: Requests whose hashes are no chain: any numbers, with repeats.
         self.free_form: set[str] = set()
+
+    def make(self) -> ActiveSequences:
+        return ActiveSequences()
 
     @rule(request=ids, hashes=raw, new_tokens=tokens)
     def add_any_hashes(self, request: str, hashes: list[int], new_tokens: int) -> None:
@@ -40,7 +45,9 @@ class ActiveSequencesModel(RuleBasedStateMachine):
             with pytest.raises(KeyError):
                 self.sequences.add(request, hashes, new_tokens)
             return
-        self.sequences.add(request, hashes, new_tokens)
+        self.now += 1
+        self.sequences.add(request, hashes, new_tokens, self.now)
+        self.added[request] = self.now
         self.active[request] = hashes
         self.prefill[request] = new_tokens
 
@@ -54,6 +61,17 @@ class ActiveSequencesModel(RuleBasedStateMachine):
         assert self.sequences.free(request) == (request in self.active)
         self.active.pop(request, None)
         self.prefill.pop(request, None)
+
+    @rule(age=st.integers(0, 4))
+    def expire(self, age: int) -> None:
+        before = self.now - age
+        old = [request for request in self.active if self.added[request] < before]
+
+        assert self.sequences.expire(before) == sorted(old, key=self.added.__getitem__)
+
+        for request in old:
+            del self.active[request]
+            self.prefill.pop(request, None)
 
     @rule(hashes=chains | raw)
     def potential_blocks(self, hashes: list[int]) -> None:
@@ -83,6 +101,10 @@ class ActiveSequencesModel(RuleBasedStateMachine):
         assert self.sequences.requests == len(self.active)
         assert self.sequences.prefill_tokens == sum(self.prefill.values())
         assert all((request in self.sequences) == (request in self.active) for request in "abcd")
+        assert [(one.request_id, list(one.hashes), one.prefill_tokens, one.added) for one in self.sequences] == [
+            (request, list(dict.fromkeys(hashes)), self.prefill.get(request, 0), self.added[request])
+            for request, hashes in self.active.items()
+        ]
 
     def teardown(self) -> None:
         for request in list(self.active):
@@ -92,3 +114,49 @@ class ActiveSequencesModel(RuleBasedStateMachine):
 
 
 TestActiveSequences = ActiveSequencesModel.TestCase
+
+
+class ActivePrefixesModel(ActiveSequencesModel):
+    """The same, and what is shared is exactly what some request begins with."""
+
+    def make(self) -> ActiveSequences:
+        return ActivePrefixes()
+
+    @rule(hashes=chains | raw)
+    def potential_blocks(self, hashes: list[int]) -> None:
+        unique = list(dict.fromkeys(hashes))
+        begun = [list(dict.fromkeys(one)) for one in self.active.values()]
+        shared = max(
+            (length for length in range(len(unique) + 1) if any(one[:length] == unique[:length] for one in begun)),
+            default=0,
+        )
+
+        assert self.sequences.potential_blocks(hashes) == len(self.held()) + len(unique) - shared
+
+    def teardown(self) -> None:
+        super().teardown()
+        assert isinstance(self.sequences, ActivePrefixes)
+        assert not self.sequences._prefixes
+        assert not self.sequences._keys
+
+
+TestActivePrefixes = ActivePrefixesModel.TestCase
+
+
+def test_the_documented_projections() -> None:
+    sequences = ActivePrefixes()
+    sequences.add("r", [101, -22, 303], 0)
+
+    assert sequences.potential_blocks([101, -22, 303, 404]) == 4
+    assert sequences.potential_blocks([-22, 101]) == 5
+    assert sequences.potential_blocks([101, 5, 303]) == 5
+    assert sequences.potential_blocks([]) == 3
+
+
+def test_prefixes_of_small_numbers_differ() -> None:
+    prefixes = [[], [0], [0, 0], [0, 1], [1], [1, 0], [-1], [-2], [0, -1], [-1, 0]]
+
+    keys = {tuple(prefix): prefix_keys(prefix) for prefix in prefixes}
+
+    assert [len(key) for key in keys.values()] == [len(prefix) for prefix in prefixes]
+    assert len({key[-1] for key in keys.values() if key}) == len(prefixes) - 1

@@ -1,6 +1,14 @@
 """Hashes of token blocks, shared by engines, routers and the slot tracker."""
 
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes, to_signed, to_unsigned
-from dynamo_core.kv.sequences import ActiveSequences
+from dynamo_core.kv.sequences import ActivePrefixes, ActiveSequences, prefix_keys
 
-__all__ = ["ActiveSequences", "block_hashes", "sequence_hashes", "to_signed", "to_unsigned"]
+__all__ = [
+    "ActivePrefixes",
+    "ActiveSequences",
+    "block_hashes",
+    "prefix_keys",
+    "sequence_hashes",
+    "to_signed",
+    "to_unsigned",
+]

@@ -20,6 +20,10 @@ _xxh3 = xxhash.xxh3_64_intdigest
 _pack_pair = struct.Struct("<QQ").pack
 
 
+#: The name of how blocks are hashed here. Workers of one model must agree on it.
+SCHEME = f"xxh3-64/{SEED}"
+
+
 def lora_seed(lora_name: str | None) -> int:
     """The seed of block hashes made under an adapter; `SEED` without one."""
     if not lora_name:
@@ -27,7 +31,18 @@ def lora_seed(lora_name: str | None) -> int:
     return (SEED + _xxh3(lora_name.encode())) % 2**64
 
 
-def block_hashes(token_ids: Sequence[int], block_size: int, *, lora_name: str | None = None) -> list[int]:
+def block_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
+    """The seed of block hashes made under an adapter, for those who give this salt: they share blocks with no others.
+
+    How the original mixes a salt in is not known; hashes under a salt are this project's own.
+    """
+    seed = lora_seed(lora_name)
+    return (seed + _xxh3(cache_salt.encode(), SEED)) % 2**64 if cache_salt else seed
+
+
+def block_hashes(
+    token_ids: Sequence[int], block_size: int, *, lora_name: str | None = None, cache_salt: str | None = None
+) -> list[int]:
     """One unsigned 64-bit hash per full block of `block_size` tokens.
 
     Raises:
@@ -42,8 +57,8 @@ def block_hashes(token_ids: Sequence[int], block_size: int, *, lora_name: str | 
     data = ids.tobytes()
     width = 4 * block_size
     full = len(data) // width * width
-    seed = lora_seed(lora_name)
-    return [_xxh3(data[at : at + width], seed) for at in range(0, full, width)]
+    seed = block_seed(lora_name, cache_salt)
+    return [_xxh3(block, seed) for (block,) in struct.iter_unpack(f"{width}s", data[:full])]
 
 
 def sequence_hashes(blocks: Sequence[int]) -> list[int]:

@@ -9,6 +9,7 @@ import socket
 import msgspec
 
 from dynamo_core.contracts.engine import EMBED, DisaggregationMode, EngineConfig, WorkerConfig
+from dynamo_core.kv.hashes import SCHEME
 from dynamo_core.protocol.records import (
     AGGREGATED,
     DECODE,
@@ -85,6 +86,7 @@ def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, file
             runtime_data=engine.runtime_data,
         ),
         needs=_NEEDS[mode],
+        kv_hashing=SCHEME if engine.kv_cache_block_size is not None else None,
     )
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import time
 from contextlib import suppress
 
 import msgspec
@@ -16,15 +18,23 @@ from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.protocol.events import KV_EVENTS, KV_METRICS, ActiveLoad, KvEvent, RouterEvent
 from dynamo_core.tasks import TaskSet
+from dynamo_core.worker.kv_history import KvHistory
 
 log = logging.getLogger(__name__)
 
 #: Events in one message; a loop turn with more sends several messages.
 MAX_BATCH = 256
+#: Seconds between two messages about the cache.
+EVENT_INTERVAL = 0.02
 #: Seconds between two messages about loads.
 LOAD_INTERVAL = 0.1
 #: Seconds after which loads are told again though nothing changed, for subscribers that came later or lost one.
 LOAD_REFRESH = 2.0
+
+
+def new_epoch() -> int:
+    """A number for a run of a worker that is higher than those of earlier runs: milliseconds, and a random part."""
+    return time.time_ns() // 1_000_000 << 16 | secrets.randbits(16)
 
 
 class EnginePublishers:
@@ -34,21 +44,39 @@ class EnginePublishers:
         self._publishers: list[Publisher] = []
         self._events: KvEventPublisher | None = None
         self._tasks = TaskSet()
+        #: What was told of the cache, for those who missed some of it.
+        self.history = KvHistory(0, kept=False)
 
-    async def start(self, engine: LLMEngine, plane: EventPlane, lease: Lease, *, kv_events: bool = True) -> None:
+    async def start(
+        self,
+        engine: LLMEngine,
+        plane: EventPlane,
+        lease: Lease,
+        *,
+        kv_events: bool = True,
+        kv_history: bool = True,
+        total_blocks: int | None = None,
+    ) -> None:
         """Subscribes to every source of a started engine; without `kv_events` it is not asked for those.
+
+        Without `kv_history` what was told of the cache is not remembered. `total_blocks` are the KV blocks of each
+        rank, for loads that do not tell them.
 
         Raises:
             DynamoError: the event plane cannot be used.
         """
         caches = await engine.kv_event_sources() if kv_events else ()
         if caches:
-            self._events = KvEventPublisher(lease.id, await self._publisher(plane, KV_EVENTS, lease))
+            epoch = new_epoch()
+            self.history = KvHistory(epoch, kept=kv_history)
+            publisher = await self._publisher(plane, KV_EVENTS, lease)
+            self._events = KvEventPublisher(lease.id, publisher, self.history, epoch)
             for cache in caches:
+                self.history.begin(cache.dp_rank)
                 cache.subscribe(self._events.send)
         ranks = await engine.load_sources()
         if ranks:
-            loads = LoadPublisher(await self._publisher(plane, KV_METRICS, lease))
+            loads = LoadPublisher(await self._publisher(plane, KV_METRICS, lease), total_blocks)
             for rank in ranks:
                 rank.subscribe(loads.send)
             self._tasks.spawn(loads.run(), name="load publisher")
@@ -71,22 +99,34 @@ class EnginePublishers:
 
 
 class KvEventPublisher:
-    """Sends the events of one loop turn together."""
+    """Sends the first event at the end of the loop turn, and those that soon follow together, a little later."""
 
-    __slots__ = ("_batch", "_encoder", "_publisher", "_worker_id")
+    __slots__ = ("_batch", "_encoder", "_epoch", "_flushed", "_history", "_publisher", "_worker_id")
 
-    def __init__(self, worker_id: int, publisher: Publisher) -> None:
+    def __init__(self, worker_id: int, publisher: Publisher, history: KvHistory, epoch: int) -> None:
         self._worker_id = worker_id
         self._publisher = publisher
+        self._history = history
+        self._epoch = epoch
+        self._flushed = 0.0
         self._encoder = msgspec.msgpack.Encoder()
         self._batch: list[RouterEvent] = []
 
     def send(self, event: KvEvent) -> None:
         """Takes an event of any rank."""
+        self._history.note(event)
         batch = self._batch
-        batch.append(RouterEvent(self._worker_id, event))
+        batch.append(RouterEvent(self._worker_id, event, self._epoch))
         if len(batch) == 1:
-            asyncio.get_running_loop().call_soon(self.flush)
+            loop = asyncio.get_running_loop()
+            now = loop.time()
+            if now - self._flushed >= EVENT_INTERVAL:
+                self._flushed = now
+                loop.call_soon(self.flush)
+            else:
+                # Reading a message costs every router as much as a few of the events in it.
+                self._flushed += EVENT_INTERVAL
+                loop.call_at(self._flushed, self.flush)
         elif len(batch) == MAX_BATCH:
             self.flush()
 
@@ -100,9 +140,10 @@ class KvEventPublisher:
 class LoadPublisher:
     """Sends the newest load of each rank, at once if nothing was sent lately, else when its time has come."""
 
-    __slots__ = ("_changed", "_dirty", "_encoder", "_latest", "_publisher")
+    __slots__ = ("_changed", "_dirty", "_encoder", "_latest", "_publisher", "_total_blocks")
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, total_blocks: int | None = None) -> None:
+        self._total_blocks = total_blocks
         self._publisher = publisher
         self._encoder = msgspec.msgpack.Encoder()
         self._latest: dict[int, ActiveLoad] = {}
@@ -129,6 +170,13 @@ class LoadPublisher:
             if loop.time() - told >= LOAD_REFRESH:
                 told = loop.time()
                 loads = [*self._latest.values()]
+            if self._total_blocks is not None:
+                loads = [self._whole(load) for load in loads]
             if loads:
                 self._publisher.send(self._encoder.encode(loads))
             await asyncio.sleep(LOAD_INTERVAL)
+
+    def _whole(self, load: ActiveLoad) -> ActiveLoad:
+        if load.kv_total_blocks is not None:
+            return load
+        return msgspec.structs.replace(load, kv_total_blocks=self._total_blocks)

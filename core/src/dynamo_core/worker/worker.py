@@ -18,7 +18,7 @@ import msgspec
 
 from dynamo_core.contracts.call import Handler, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.endpoints import EMBED, GENERATE, MODEL_FILE
+from dynamo_core.contracts.endpoints import EMBED, GENERATE, KV_HISTORY, MODEL_FILE
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
@@ -27,6 +27,7 @@ from dynamo_core.errors import BackendError, DynamoError, as_backend_error
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.adapter import EngineAdapter
 from dynamo_core.worker.canary import Beats, Canary, HealthCheck, probe
@@ -113,6 +114,7 @@ class Worker:
         self._lifecycle = asyncio.Lock()
         self._begun = False
         self._ending = False
+        self._engine_dead = False
         self._drain_ends: float | None = None
         self.state = WorkerState.INIT
 
@@ -138,9 +140,22 @@ class Worker:
         return serves and (self._canary is None or self._canary.answers)
 
     async def lost(self) -> None:
-        """Returns when discovery has given up on this worker: its lease could not be kept."""
-        if self._lease is not None:
-            await self._lease.lost.wait()
+        """Returns when nobody can be served here any more: the engine has died, or discovery has given up on it."""
+        if self._lease is None:
+            return
+        watching = TaskSet()
+        lease = watching.spawn(self._lease.lost.wait(), name="watch-lease")
+        engine = watching.spawn(self._engine.died(), name="watch-engine")
+        try:
+            await asyncio.wait({lease, engine}, return_when=asyncio.FIRST_COMPLETED)
+            if engine.done() and not engine.cancelled():
+                self._engine_dead = True
+                why = engine.exception() or engine.result()
+                log.error("the engine of worker %s has died: %s", self._config.worker, why)
+            else:
+                log.error("discovery has given up on worker %s", self._config.worker)
+        finally:
+            await watching.aclose()
 
     async def start(self, *, system_url: str | None = None) -> None:
         """Starts the engine, then serves, then registers. `system_url` is where its health and metrics are.
@@ -210,7 +225,8 @@ class Worker:
             steps.append(("end its health checks", self._canary.aclose))
         if running:
             self._say("dynamo_engine_draining")
-        if grace:
+        # Late callers of a dead engine are refused either way, and nothing runs that could finish.
+        if grace and not self._engine_dead:
             if not hurried:
                 steps.append(("wait for late callers", self._wait_for_late_callers))
             steps.append(("finish its requests", self._finish_requests))
@@ -259,7 +275,14 @@ class Worker:
             self._worker_metrics.loaded(time.perf_counter() - begun)
             _check(engine_config)
             await self._engine.setup_metrics(self._metrics)
-            await self._publishers.start(self._engine, self._events, lease, kv_events=self._config.enable_kv_routing)
+            await self._publishers.start(
+                self._engine,
+                self._events,
+                lease,
+                kv_events=self._config.enable_kv_routing,
+                kv_history=self._config.enable_local_indexer,
+                total_blocks=engine_config.total_kv_blocks,
+            )
         except DynamoError:
             raise
         except Exception as error:
@@ -287,6 +310,7 @@ class Worker:
             (GENERATE, generate),
             (EMBED, adapter.embed),
             (MODEL_FILE, model_files.serve),
+            (KV_HISTORY, self._publishers.history.serve),
         ):
             served = await self._transport.serve(lease.id, endpoint, handler)
             self._served.append(served)

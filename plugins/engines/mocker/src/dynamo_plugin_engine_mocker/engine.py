@@ -21,6 +21,7 @@ from dynamo_core import (
     PluginConfig,
     PrefillResult,
     PreprocessedRequest,
+    RoutingHints,
     StopConditions,
     WorkerConfig,
 )
@@ -292,9 +293,11 @@ class MockerEngine(LLMEngine):
         settings = self._settings
         if not settings.enable_prefix_caching:
             return None
-        lora_name = request.routing.lora_name if request.routing is not None else None
+        hints = request.routing or RoutingHints()
         try:
-            return PrefixHashes(request.token_ids, sequence.tokens, settings.block_size, lora_name)
+            return PrefixHashes(
+                request.token_ids, sequence.tokens, settings.block_size, hints.lora_name, hints.cache_salt
+            )
         except OverflowError:
             raise BackendError.InvalidArgument("token_ids holds a number that is no token id of 32 bits") from None
 

@@ -13,9 +13,16 @@ from dynamo_plugin_engine_mocker.blocks import BlockPool
 class PrefixHashes:
     """The hashes of the full blocks of a prompt and, as far as they have been asked for, of its answer."""
 
-    __slots__ = ("_answer", "_block_size", "_lora_name", "_prompt_tokens", "_tail", "blocks", "chain")
+    __slots__ = ("_answer", "_block_size", "_cache_salt", "_lora_name", "_prompt_tokens", "_tail", "blocks", "chain")
 
-    def __init__(self, prompt: Sequence[int], answer: Sequence[int], block_size: int, lora_name: str | None) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        block_size: int,
+        lora_name: str | None,
+        cache_salt: str | None = None,
+    ) -> None:
         """`answer` grows while it is being produced.
 
         Raises:
@@ -24,9 +31,10 @@ class PrefixHashes:
         self._answer = answer
         self._block_size = block_size
         self._lora_name = lora_name
+        self._cache_salt = cache_salt
         self._prompt_tokens = len(prompt)
         #: One hash per block.
-        self.blocks = block_hashes(prompt, block_size, lora_name=lora_name)
+        self.blocks = block_hashes(prompt, block_size, lora_name=lora_name, cache_salt=cache_salt)
         #: One hash per block that stands for everything up to its end.
         self.chain = sequence_hashes(self.blocks)
         #: The tokens of the prompt that share a block with the answer.
@@ -38,7 +46,7 @@ class PrefixHashes:
             begin = len(self.blocks) * self._block_size - self._prompt_tokens
             end = begin + self._block_size
             tokens = self._answer[begin:end] if begin >= 0 else [*self._tail, *self._answer[:end]]
-            (block,) = block_hashes(tokens, self._block_size, lora_name=self._lora_name)
+            (block,) = block_hashes(tokens, self._block_size, lora_name=self._lora_name, cache_salt=self._cache_salt)
             self.blocks.append(block)
             self.chain.append(sequence_hashes([self.chain[-1], block])[1] if self.chain else block)
 

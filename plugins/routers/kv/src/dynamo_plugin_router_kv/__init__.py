@@ -1,0 +1,27 @@
+"""The router that goes by what the KV caches of workers hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.router import Router
+    from dynamo_core.protocol.records import RequestRecord
+
+DYNAMO_API = 1
+
+
+@hookimpl
+def dynamo_register_routers() -> list[type[Router]]:
+    from dynamo_plugin_router_kv.router import KvRouter
+
+    return [KvRouter]
+
+
+@hookimpl
+def dynamo_request_finished(record: RequestRecord) -> None:
+    from dynamo_plugin_router_kv.metrics import finished
+
+    finished(record)

@@ -1,0 +1,60 @@
+"""The settings of the router."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from dynamo_core.contracts.config import PluginConfig
+from pydantic import Field
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class KvConfig(PluginConfig):
+    """How overlap and load are weighed, and where the router knows of the caches from."""
+
+    overlap_score_credit: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="What a block of the prompt that a worker holds is worth; 0 goes by load alone."
+    )
+    overlap_score_credit_decay: Weight = Field(
+        default=0.0, description="How quickly that falls on workers with more to prefill than the others."
+    )
+    prefill_load_scale: Weight = Field(default=1.0, description="The weight of blocks that are to be prefilled.")
+    decode_active_request_weight: Weight = Field(default=0.0, description="The cost of a request that runs already.")
+    temperature: Weight = Field(
+        default=0.0, description="0 takes the cheapest; more draws at random, the cheaper the likelier."
+    )
+    kv_events: bool = Field(
+        default=True,
+        description="Whether workers tell what their caches hold; without, it is guessed from where requests went.",
+    )
+    ttl_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=120.0, description="Seconds that a guessed block is taken to be held after its last use."
+    )
+    max_blocks: Annotated[int, Field(ge=1)] = Field(
+        default=2**20, description="Guessed blocks per rank; never more than the rank has."
+    )
+    track_active_blocks: bool = Field(
+        default=True, description="Whether blocks of running requests count as load of their worker."
+    )
+    track_prefill_tokens: bool = Field(
+        default=True, description="Whether tokens that are to be prefilled count as load of their worker."
+    )
+    assume_kv_reuse: bool = Field(
+        default=True, description="Whether running requests share the blocks that their prompts have in common."
+    )
+    queue_threshold: Weight | None = Field(
+        default=None,
+        description="Requests wait while every worker has more to prefill than so many of its largest batches; null "
+        "never waits.",
+    )
+    queue_policy: Literal["fcfs", "wspt"] = Field(
+        default="fcfs", description="Who goes first: who came first, or who has the least to be computed."
+    )
+    queue_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=30.0, description="Seconds that a request waits at most; then it is refused."
+    )
+    queue_limit: Annotated[int, Field(ge=1)] = Field(
+        default=10_000, description="Requests that wait at most; more are refused."
+    )
+    seed: int | None = Field(default=None, description="Makes the choices repeatable, for tests.")

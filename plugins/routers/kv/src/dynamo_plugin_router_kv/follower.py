@@ -1,0 +1,203 @@
+"""Keeps the index in step with what workers tell: in order, without gaps, and through their restarts.
+
+The events of a rank are numbered. One that is missing is asked for at its worker, who remembers the newest ones and
+what it holds; until the answer is there, later ones wait. Pure: who asks, and when, is the router's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from dynamo_core.protocol.events import KvEvent, KvHistoryPart, KvRemoved, KvSeen, KvStored, RouterEvent
+
+from dynamo_plugin_router_kv.index import KvIndex, Status
+
+#: Events that may wait for one worker's answer; if there are more, it is asked again.
+MAX_PENDING = 10_000
+
+#: Called with the kind of an event and what became of it.
+OnApplied = Callable[[str, Status], None]
+#: Called with what was odd about an event: ``duplicate``, ``gap``, ``restart`` or ``overflow``.
+OnWarning = Callable[[str], None]
+
+
+class _Feed:
+    """How far one rank has been followed; `last` is -1 before its first event."""
+
+    __slots__ = ("epoch", "last")
+
+    def __init__(self, epoch: int, last: int) -> None:
+        self.epoch = epoch
+        self.last = last
+
+
+class _Worker:
+    """One worker."""
+
+    __slots__ = ("feeds", "overflown", "pending", "tells")
+
+    def __init__(self, tells: bool) -> None:
+        #: Whether it can be asked for what was missed.
+        self.tells = tells
+        self.overflown = False
+        self.feeds: dict[int, _Feed] = {}
+        #: What has come while something before it is missing.
+        self.pending: list[RouterEvent] = []
+
+
+class Follower:
+    """Takes in events and histories of the workers that were added; others are not listened to."""
+
+    def __init__(self, index: KvIndex, on_applied: OnApplied, on_warning: OnWarning) -> None:
+        self._index = index
+        self._on_applied = on_applied
+        self._on_warning = on_warning
+        self._workers: dict[int, _Worker] = {}
+        #: Workers that are to be asked for their history; their events wait.
+        self.missing: set[int] = set()
+
+    # Who is there.
+
+    @property
+    def workers(self) -> Iterable[int]:
+        """Those that were added."""
+        return self._workers.keys()
+
+    def add(self, worker_id: int, *, tells: bool) -> None:
+        """A worker has come. If it `tells` of its past, it is to be asked at once: there may be much in its cache."""
+        if worker_id not in self._workers:
+            self._workers[worker_id] = _Worker(tells)
+            if tells:
+                self.missing.add(worker_id)
+
+    def remove(self, worker_id: int) -> None:
+        """A worker has gone, and with it all that it held."""
+        worker = self._workers.pop(worker_id, None)
+        self.missing.discard(worker_id)
+        if worker is not None:
+            for dp_rank in worker.feeds:
+                self._index.clear((worker_id, dp_rank))
+
+    # What they tell.
+
+    def hear(self, told: RouterEvent) -> bool:
+        """Takes in an event; False if it is of nobody who was added."""
+        worker = self._workers.get(told.worker_id)
+        if worker is None:
+            return False
+        if told.worker_id in self.missing:
+            if len(worker.pending) < MAX_PENDING:
+                worker.pending.append(told)
+            else:
+                self._on_warning("overflow")
+                worker.overflown = True
+        else:
+            self._hear(worker, told)
+        return True
+
+    def _hear(self, worker: _Worker, told: RouterEvent) -> None:
+        event = told.event
+        feed = worker.feeds.get(event.dp_rank)
+        if feed is None:
+            # Of who can be asked, everything before is known, which is nothing; of others it never will be.
+            last = -1 if worker.tells else event.event_id - 1
+            feed = worker.feeds[event.dp_rank] = _Feed(told.epoch, last)
+        number = event.event_id
+        if number == feed.last + 1 and told.epoch == feed.epoch:
+            # As it nearly always is.
+            feed.last = number
+            self._apply(told.worker_id, event)
+            return
+        if told.epoch > feed.epoch or (not told.epoch and not number and feed.last >= 0):
+            self._on_warning("restart")
+            self._index.clear((told.worker_id, event.dp_rank))
+            feed.epoch, feed.last = told.epoch, -1
+        elif told.epoch < feed.epoch:
+            # Late, from before a restart.
+            self._on_warning("duplicate")
+            return
+        if number <= feed.last:
+            self._on_warning("duplicate")
+            return
+        if number > feed.last + 1:
+            self._on_warning("gap")
+            if worker.tells:
+                self.missing.add(told.worker_id)
+                worker.pending.append(told)
+                return
+        self._apply(told.worker_id, event)
+        feed.last = number
+
+    # What was missed.
+
+    def lost(self) -> None:
+        """Events of any worker may have been missed."""
+        self.missing.update(worker_id for worker_id, worker in self._workers.items() if worker.tells)
+
+    def seen(self, worker_id: int) -> list[KvSeen]:
+        """What to tell a worker when it is asked."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return []
+        return [KvSeen(rank, feed.epoch, feed.last) for rank, feed in worker.feeds.items() if feed.last >= 0]
+
+    def take(self, worker_id: int, part: KvHistoryPart) -> None:
+        """Takes in one part of the answer, in order."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        feed = worker.feeds.get(part.dp_rank)
+        if feed is None:
+            feed = worker.feeds[part.dp_rank] = _Feed(part.epoch, -1)
+        if part.epoch < feed.epoch or (part.epoch > feed.epoch and not part.fresh):
+            return
+        if part.fresh:
+            self._index.clear((worker_id, part.dp_rank))
+            feed.epoch = part.epoch
+        for event in part.events:
+            self._apply(worker_id, event)
+        if part.event_id is not None:
+            feed.last = part.event_id
+
+    def taken(self, worker_id: int) -> None:
+        """The answer is complete; what has waited for it is taken in."""
+        self._resume(worker_id, told=True)
+
+    def give_up(self, worker_id: int) -> None:
+        """The worker cannot be asked. What it held of what was missed is not known, and what is gone of it stays until
+        its place is told to be taken."""
+        self._resume(worker_id, told=False)
+
+    def _resume(self, worker_id: int, *, told: bool) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        self.missing.discard(worker_id)
+        pending, worker.pending = worker.pending, []
+        overflown, worker.overflown = worker.overflown, False
+        for event in pending:
+            feed = worker.feeds.get(event.event.dp_rank)
+            if feed is not None and feed.epoch == event.epoch and event.event.event_id <= feed.last:
+                # It is in the answer.
+                continue
+            if not told and feed is not None and feed.epoch == event.epoch:
+                feed.last = max(feed.last, event.event.event_id - 1)
+            elif not told and feed is None:
+                worker.feeds[event.event.dp_rank] = _Feed(event.epoch, event.event.event_id - 1)
+            self.hear(event)
+        if overflown and worker.tells:
+            self.missing.add(worker_id)
+
+    def _apply(self, worker_id: int, event: KvEvent) -> None:
+        status = self._index.apply((worker_id, event.dp_rank), event)
+        self._on_applied(_kind(event), status)
+
+
+def kinds() -> Sequence[str]:
+    """The kinds of events, as metrics name them."""
+    return ("stored", "removed", "cleared")
+
+
+def _kind(event: KvEvent) -> str:
+    data = event.data
+    return "stored" if type(data) is KvStored else "removed" if type(data) is KvRemoved else "cleared"

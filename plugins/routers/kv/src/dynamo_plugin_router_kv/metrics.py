@@ -1,0 +1,245 @@
+"""The metrics of one router, under the names that dashboards of the original know. Worker ids are in hex."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from dynamo_core.contracts.metrics import CounterLike, HistogramLike, MetricsScope
+from dynamo_core.contracts.router import Phase, PoolView
+from dynamo_core.kv.chains import Rank
+from dynamo_core.protocol.records import Instance, ModelCard, RequestRecord
+
+from dynamo_plugin_router_kv.follower import kinds
+from dynamo_plugin_router_kv.index import Status
+
+_COMPONENT = "dynamo_component"
+_LABELS = ("dynamo_namespace", "dynamo_component", "router_id", "worker_id")
+
+_MS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 50.0)
+_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_TOKENS = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
+_BLOCKS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+_ITL = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+#: The parts of a choice whose time is taken, in order.
+PARTS = ("block_hashing", "seq_hashing", "indexer_find_matches", "scheduling", "total")
+
+_routers: WeakSet[RouterMetrics] = WeakSet()
+
+
+def finished(record: RequestRecord) -> None:
+    """A request has ended: told to the router that chose its worker."""
+    for router in _routers:
+        router.finished(record)
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerMetrics:
+    """The children of one worker."""
+
+    started: CounterLike
+    requests: CounterLike
+    hit_rate: HistogramLike
+    first_token: HistogramLike
+    between_tokens: HistogramLike
+    input_tokens: HistogramLike
+    output_tokens: HistogramLike
+    non_max: CounterLike
+    lost: HistogramLike
+    #: Takes them out of what is shown.
+    forget: Callable[[], None]
+
+
+class RouterMetrics:
+    """What one router counts. Children are looked up once per worker."""
+
+    def __init__(self, scope: MetricsScope, pool: PoolView, policy: str) -> None:
+        self._pool = pool
+        self._router_id = f"{secrets.randbits(64):x}"
+        typed = (*_LABELS, "worker_type")
+        self._started = scope.counter(
+            f"{_COMPONENT}_router_requests_started_total", "Requests for which a worker was chosen.", _LABELS
+        )
+        self._requests = scope.counter(
+            f"{_COMPONENT}_router_requests_total", "Requests that have ended, by the worker that answered.", _LABELS
+        )
+        self._hit_rate = scope.histogram(
+            f"{_COMPONENT}_router_kv_hit_rate", "Share of a prompt's blocks that its worker held.", _LABELS, _SHARES
+        )
+        self._first_token = scope.histogram(
+            f"{_COMPONENT}_router_time_to_first_token_seconds", "Seconds to the first token.", _LABELS
+        )
+        self._between_tokens = scope.histogram(
+            f"{_COMPONENT}_router_inter_token_latency_seconds", "Mean seconds between two tokens.", _LABELS, _ITL
+        )
+        self._input_tokens = scope.histogram(
+            f"{_COMPONENT}_router_input_sequence_tokens",
+            "Tokens of prompts.",
+            (*_LABELS, "model", "phase"),
+            _TOKENS,
+        )
+        self._output_tokens = scope.histogram(
+            f"{_COMPONENT}_router_output_sequence_tokens", "Tokens of answers.", _LABELS, _TOKENS
+        )
+        self._non_max = scope.counter(
+            f"{_COMPONENT}_router_non_max_overlap_selections_total",
+            "Requests that went to a worker though another one held more of the prompt.",
+            typed,
+        )
+        self._lost = scope.histogram(
+            f"{_COMPONENT}_router_overlap_blocks_lost", "How many blocks more that other one held.", typed, _BLOCKS
+        )
+        self._registered = scope.gauge(
+            f"{_COMPONENT}_router_worker_registered",
+            "1 for each rank that can be routed to.",
+            ("worker_id", "dp_rank", "worker_type", "router_worker_id"),
+        )
+        applied = scope.counter(
+            f"{_COMPONENT}_kv_cache_events_applied",
+            "Events of KV caches, by what became of them.",
+            ("event_type", "status"),
+        )
+        self._applied = {(kind, status): applied.labels(kind, status) for kind in kinds() for status in Status}
+        self._warnings = scope.counter(
+            f"{_COMPONENT}_kv_cache_event_warnings", "What was odd about events of KV caches.", ("warning_kind",)
+        )
+        overheads = (
+            scope.histogram(
+                f"dynamo_router_overhead_{part}_ms",
+                "Milliseconds that the router took for one request.",
+                ("router_id",),
+                _MS,
+            )
+            for part in PARTS
+        )
+        self._overheads = [overhead.labels(self._router_id) for overhead in overheads]
+        #: 1 while nothing is heard of the caches though requests are routed.
+        self.silent = scope.gauge(
+            "dynamo_router_kv_events_silent",
+            "1 while workers get requests and tell nothing of their KV caches.",
+            ("model", "worker_type"),
+        ).labels(pool.model, pool.role)
+        self.blocks = scope.gauge(
+            "dynamo_router_kv_index_blocks", "Different KV blocks that the router knows of.", ("model", "worker_type")
+        ).labels(pool.model, pool.role)
+        queue = ("model", "policy_class", "worker_type")
+        self.queued = scope.gauge(
+            "dynamo_frontend_router_queue_pending_requests", "Requests that wait for a worker.", queue
+        ).labels(pool.model, policy, pool.role)
+        self.queued_tokens = scope.gauge(
+            "dynamo_frontend_router_queue_pending_isl_tokens", "Tokens of their prompts.", queue
+        ).labels(pool.model, policy, pool.role)
+        self._workers: dict[tuple[int, Phase], _WorkerMetrics] = {}
+        self._latest: dict[int, _WorkerMetrics] = {}
+        self._ranks: set[Rank] = set()
+        _routers.add(self)
+
+    def applied(self, kind: str, status: Status) -> None:
+        """An event was taken in."""
+        self._applied[kind, status].inc()
+
+    def warned(self, kind: str) -> None:
+        """An event was odd."""
+        self._warnings.labels(kind).inc()
+
+    def registered(self, ranks: Sequence[Rank]) -> None:
+        """These can be routed to, and no others."""
+        now = set(ranks)
+        for worker_id, rank in self._ranks - now:
+            self._registered.remove(f"{worker_id:x}", str(rank), self._pool.role, self._router_id)
+        for worker_id, rank in now - self._ranks:
+            self._registered.labels(f"{worker_id:x}", str(rank), self._pool.role, self._router_id).set(1)
+        self._ranks = now
+        known = {worker_id for worker_id, _ in now}
+        for worker_id, phase in [key for key in self._workers if key[0] not in known]:
+            self._workers.pop((worker_id, phase)).forget()
+            self._latest.pop(worker_id, None)
+
+    def routed(
+        self,
+        instance: Instance,
+        phase: Phase,
+        *,
+        tokens: int,
+        blocks: int,
+        overlap: int,
+        most: int,
+        times: Sequence[float],
+    ) -> None:
+        """A worker was chosen that holds `overlap` of a prompt's blocks, where another one holds `most`.
+
+        `times` are seconds: when the choice began, and when each of its parts had ended.
+        """
+        worker = self._workers.get((instance.instance_id, phase)) or self._worker(instance, phase)
+        worker.started.inc()
+        worker.input_tokens.observe(tokens)
+        if blocks:
+            worker.hit_rate.observe(overlap / blocks)
+        if most > overlap:
+            worker.non_max.inc()
+            worker.lost.observe(most - overlap)
+        before = times[0]
+        for overhead, after in zip(self._overheads, times[1:], strict=False):
+            overhead.observe((after - before) * 1000)
+            before = after
+        self._overheads[-1].observe((before - times[0]) * 1000)
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request has ended, of this router or another one."""
+        if record.instance_id is None or record.model != self._pool.model:
+            return
+        instance = self._pool.instances.get(record.instance_id)
+        if instance is None:
+            return
+        # What is told of answers is the same in all phases.
+        worker = self._latest.get(record.instance_id) or self._worker(instance, Phase.AGGREGATED)
+        worker.requests.inc()
+        worker.output_tokens.observe(record.output_tokens)
+        first = record.time_to_first_token
+        if first is not None:
+            worker.first_token.observe(first)
+            if record.output_tokens > 1:
+                worker.between_tokens.observe((record.duration - first) / (record.output_tokens - 1))
+
+    def close(self) -> None:
+        """The router is gone."""
+        _routers.discard(self)
+        self.registered(())
+
+    def _worker(self, instance: Instance, phase: Phase) -> _WorkerMetrics:
+        labels = (instance.namespace, instance.component, self._router_id, f"{instance.instance_id:x}")
+        asked = (*labels, self._pool.model, phase.value)
+        typed = (*labels, self._pool.role)
+
+        def forget() -> None:
+            for family in (self._started, self._requests):
+                family.remove(*labels)
+            for histogram in (self._hit_rate, self._first_token, self._between_tokens, self._output_tokens):
+                histogram.remove(*labels)
+            self._input_tokens.remove(*asked)
+            self._non_max.remove(*typed)
+            self._lost.remove(*typed)
+
+        worker = self._workers[instance.instance_id, phase] = self._latest[instance.instance_id] = _WorkerMetrics(
+            started=self._started.labels(*labels),
+            requests=self._requests.labels(*labels),
+            hit_rate=self._hit_rate.labels(*labels),
+            first_token=self._first_token.labels(*labels),
+            between_tokens=self._between_tokens.labels(*labels),
+            input_tokens=self._input_tokens.labels(*asked),
+            output_tokens=self._output_tokens.labels(*labels),
+            non_max=self._non_max.labels(*typed),
+            lost=self._lost.labels(*typed),
+            forget=forget,
+        )
+        return worker
+
+
+def ranks_of(instance_id: int, card: ModelCard) -> Sequence[Rank]:
+    """All ranks of a worker."""
+    facts = card.runtime_config
+    start = facts.data_parallel_start_rank
+    return [(instance_id, rank) for rank in range(start, start + facts.data_parallel_size)]

@@ -1,0 +1,361 @@
+"""The router `kv`: the cheapest rank, by what it holds of the prompt and by its load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import cast
+
+import msgspec
+from dynamo_core.contracts.endpoints import KV_HISTORY
+from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest
+from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported
+from dynamo_core.kv.chains import Load, private_names
+from dynamo_core.protocol.events import KV_EVENTS, KvHistoryPart, KvHistoryRequest, RouterEvent
+from dynamo_core.tasks import TaskSet
+
+from dynamo_plugin_router_kv.candidates import Candidates, Chooser
+from dynamo_plugin_router_kv.choice import Considered, Weights, choose, costs
+from dynamo_plugin_router_kv.config import KvConfig
+from dynamo_plugin_router_kv.follower import Follower
+from dynamo_plugin_router_kv.guess import Guess
+from dynamo_plugin_router_kv.index import KvIndex
+from dynamo_plugin_router_kv.metrics import RouterMetrics, ranks_of
+from dynamo_plugin_router_kv.queue import RouteQueue
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at what no request would notice.
+TICK = 0.25
+#: Seconds without a word about caches, though requests should have changed them, after which it is told.
+SILENCE = 10.0
+#: Workers that are asked for their history at a time; seconds for one answer; how often one is asked; the first pause.
+ASKED_AT_ONCE = 8
+HISTORY_TIMEOUT = 30.0
+HISTORY_TRIES = 4
+HISTORY_PAUSE = 0.25
+#: Seconds before a broken event plane is listened to again, varied by half.
+RETRY = 1.0
+#: Blocks of ranks that are gone, taken out in one go.
+SWEEP = 5000
+#: What stands for the block size of workers that do not say one, and the largest batch of those who do not say that.
+NO_BLOCK_SIZE = 16
+NO_BATCH = 10_000_000
+
+_decoder = msgspec.msgpack.Decoder(list[RouterEvent])
+
+
+@dataclass(slots=True)
+class _Look:
+    """All that a choice goes by."""
+
+    candidates: Candidates
+    weights: Weights
+    block_size: int | None
+    blocks: Sequence[int]
+    chain: Sequence[int]
+    overlaps: Sequence[int]
+    loads: Sequence[Load]
+    costs: Sequence[float]
+    times: Sequence[float]
+
+
+class KvRouter(Router):
+    """Sends a request where its prompt costs least to compute and the worker has least to do beside it."""
+
+    NAME = "kv"
+    Config = KvConfig
+
+    def __init__(self, config: KvConfig, services: RouterServices) -> None:
+        super().__init__(config, services)
+        self._settings = config
+        self._pool = services.pool
+        self._board = services.board
+        # Spreads load, keeps no secret.
+        self._random = random.Random(config.seed)  # noqa: S311
+        self._weights = Weights.of(config)
+        self._metrics = RouterMetrics(services.metrics, services.pool, config.queue_policy)
+        self._index = KvIndex()
+        self._follower = Follower(self._index, self._metrics.applied, self._metrics.warned)
+        self._guess = None if config.kv_events else Guess(self._index, config.ttl_secs, config.max_blocks)
+        self._chooser = Chooser()
+        self._queue = RouteQueue(config.queue_timeout, config.queue_limit)
+        self._tasks = TaskSet()
+        self._asking: set[int] = set()
+        self._asked = asyncio.Semaphore(ASKED_AT_ONCE)
+        #: The pool's version that the rest goes by.
+        self._version = -1
+        #: Since when events are due: a request was routed that changes a cache, and nothing has been heard.
+        self._due_since: float | None = None
+        self._silent = False
+        if config.queue_threshold is not None:
+            self._unwatch = self._board.watch(self._queue.look)
+
+    async def start(self) -> None:
+        """Begins to listen, and to ask workers what they hold. Until that is known, requests go by load."""
+        self._tasks.spawn(self._keep(), name="keep kv index")
+        if self._guess is None:
+            self._tasks.spawn(self._listen(), name="hear kv events")
+
+    async def aclose(self) -> None:
+        """Ends all that. Safe twice, and without `start`."""
+        await self._tasks.aclose()
+        if self._settings.queue_threshold is not None:
+            self._unwatch()
+        self._queue.close()
+        self._metrics.close()
+
+    # Choosing.
+
+    async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
+        """The cheapest rank; see `Router.route`.
+
+        Raises:
+            InvalidArgument: a token id is none, or no worker has the rank that the request names.
+        """
+        if self._settings.queue_threshold is not None and request.phase is not Phase.DECODE:
+            await self._wait_for_room(request, pool, self._settings.queue_threshold)
+        look = self._look(request, pool)
+        number = choose(look.costs, look.weights.temperature, self._random)
+        instance, rank = look.candidates.instances[number], look.candidates.ranks[number]
+        overlap = look.overlaps[number]
+        self._note(request, look, rank, overlap, pool)
+        self._metrics.routed(
+            instance,
+            request.phase,
+            tokens=len(request.request.token_ids),
+            blocks=len(look.chain),
+            overlap=overlap,
+            most=max(look.overlaps),
+            times=(*look.times, perf_counter()),
+        )
+        blocks: Sequence[int] | None = None
+        if not self._settings.track_active_blocks:
+            blocks = ()
+        elif not look.weights.assume_kv_reuse:
+            blocks = private_names(len(look.chain))
+        return Route(instance, rank[1], overlap, blocks, look.weights.track_prefill_tokens)
+
+    def explain(self, request: RoutingRequest, pool: PoolView) -> list[Considered]:
+        """How every rank that may be chosen looks to a request now. Nothing is chosen, and nothing counted.
+
+        Raises:
+            DynamoError: as `route`.
+        """
+        look = self._look(request, pool)
+        rows = zip(look.candidates.ranks, look.overlaps, look.loads, look.costs, strict=True)
+        return [Considered(*rank, overlap, *load, cost) for rank, overlap, load, cost in rows]
+
+    def _look(self, request: RoutingRequest, pool: PoolView) -> _Look:
+        begun = perf_counter()
+        if pool.version != self._version:
+            self._follow(pool)
+        candidates = self._chooser.candidates(request, pool)
+        block_size = pool.cards[candidates.ranks[0][0]].kv_cache_block_size
+        blocks, chain, hashed = self._hashes(request, block_size)
+        chained = perf_counter()
+        weights = self._weights
+        override = request.request.router_config_override
+        if override is not None:
+            weights = weights.overridden(override)
+        overlaps = [0] * len(candidates.ranks)
+        if request.phase is not Phase.DECODE:
+            overlaps = candidates.overlaps(self._index, self._index.overlaps(chain))
+        matched = perf_counter()
+        loads = self._board.loads(candidates.ranks, chain)
+        active = None
+        if weights.decode_active_request_weight:
+            active = [self._board.requests(rank[0]) for rank in candidates.ranks]
+        found = costs(
+            weights,
+            tokens=len(request.request.token_ids),
+            blocks=len(chain),
+            block_size=block_size or NO_BLOCK_SIZE,
+            overlaps=overlaps,
+            loads=loads,
+            requests=active,
+        )
+        times = (begun, hashed, chained, matched)
+        return _Look(candidates, weights, block_size, blocks, chain, overlaps, loads, found, times)
+
+    @staticmethod
+    def _hashes(request: RoutingRequest, block_size: int | None) -> tuple[Sequence[int], Sequence[int], float]:
+        """Block hashes and sequence hashes, and when the first were there."""
+        if not block_size:
+            return (), (), perf_counter()
+        try:
+            request.block_hashes(block_size)
+            hashed = perf_counter()
+            blocks, chain = request.hashes(block_size)
+        except OverflowError:
+            raise InvalidArgument("token_ids holds a number that is no token id of 32 bits") from None
+        return blocks, chain, hashed
+
+    def _note(self, request: RoutingRequest, look: _Look, rank: tuple[int, int], overlap: int, pool: PoolView) -> None:
+        """What follows from a choice for what is known of caches."""
+        if request.phase is Phase.DECODE or not look.chain:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._guess is not None:
+            capacity = pool.cards[rank[0]].runtime_config.total_kv_blocks
+            self._guess.routed(rank, look.blocks, look.chain, now, capacity=capacity)
+        elif self._due_since is None and overlap < len(look.chain):
+            self._due_since = now
+
+    # Waiting for room.
+
+    async def _wait_for_room(self, request: RoutingRequest, pool: PoolView, threshold: float) -> None:
+        # Whoever cannot be served at all is told so at once.
+        self._chooser.candidates(request, pool)
+        if not len(self._queue) and self._has_room(request, pool, threshold):
+            return
+        tokens = len(request.request.token_ids)
+        self._metrics.queued.inc()
+        self._metrics.queued_tokens.inc(tokens)
+        try:
+            await self._queue.wait(lambda: self._has_room(request, pool, threshold), self._order(request, pool))
+        finally:
+            self._metrics.queued.dec()
+            self._metrics.queued_tokens.dec(tokens)
+
+    def _has_room(self, request: RoutingRequest, pool: PoolView, threshold: float) -> bool:
+        try:
+            candidates = self._chooser.candidates(request, pool)
+        except DynamoError:
+            # Choosing will say why.
+            return True
+        loads = self._board.loads(candidates.ranks)
+        for (worker_id, _), (prefill, _, _) in zip(candidates.ranks, loads, strict=True):
+            batch = pool.cards[worker_id].runtime_config.max_num_batched_tokens or NO_BATCH
+            if prefill <= threshold * batch:
+                return True
+        return False
+
+    def _order(self, request: RoutingRequest, pool: PoolView) -> tuple[float, float]:
+        """What decides who goes first: rank by `strict_priority`, then arrival or work; the lowest does."""
+        hints = request.request.routing
+        strict = (hints.strict_priority if hints is not None else None) or 0
+        jump = max(0.0, (hints.priority_jump if hints is not None else None) or 0.0)
+        if self._settings.queue_policy == "wspt":
+            look = self._look(request, pool)
+            work = len(request.request.token_ids) - max(look.overlaps) * (look.block_size or 0)
+            return (-strict, max(work, 0) / (1.0 + jump))
+        return (-strict, asyncio.get_running_loop().time() - jump)
+
+    # Knowing what caches hold.
+
+    def _follow(self, pool: PoolView) -> None:
+        """Brings what is known in line with the workers that are there."""
+        self._version = pool.version
+        there = pool.instances
+        self._metrics.registered([rank for one, card in pool.cards.items() for rank in ranks_of(one, card)])
+        if self._guess is not None:
+            for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in there]:
+                self._guess.forget(worker_id)
+        for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in there]:
+            self._follower.remove(worker_id)
+        for worker_id in there:
+            tells = self._guess is None and pool.cards[worker_id].runtime_config.enable_local_indexer
+            self._follower.add(worker_id, tells=tells)
+        self._ask()
+
+    async def _listen(self) -> None:
+        """Takes in events, for as long as there is an event plane."""
+        while True:
+            try:
+                async with aclosing(self.services.events.subscribe(KV_EVENTS, self.services.directory)) as events:
+                    async for _, _, payload in events:
+                        self._hear(payload)
+            except Exception as error:
+                log.warning("the KV caches of model %r are not heard of: %s", self._pool.model, error)
+            await asyncio.sleep(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing
+            self._follower.lost()
+            self._ask()
+
+    def _hear(self, payload: bytes) -> None:
+        try:
+            told = _decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            self._metrics.warned("unreadable")
+            log.warning("a message about KV caches cannot be read and is left out: %s", error)
+            return
+        if self._pool.version != self._version:
+            self._follow(self._pool)
+        hear = self._follower.hear
+        for event in told:
+            if hear(event):
+                self._due_since = None
+        self._ask()
+
+    def _ask(self) -> None:
+        """Asks workers for what is missing, unless that is under way."""
+        for worker_id in self._follower.missing - self._asking:
+            self._asking.add(worker_id)
+            self._tasks.spawn(self._catch_up(worker_id), name=f"kv history of {worker_id:x}")
+
+    async def _catch_up(self, worker_id: int) -> None:
+        pause = HISTORY_PAUSE
+        tries = HISTORY_TRIES
+        try:
+            while worker_id in self._follower.missing:
+                instance = self._pool.instances.get(worker_id)
+                if instance is None:
+                    return
+                try:
+                    async with self._asked:
+                        asked = KvHistoryRequest(self._follower.seen(worker_id))
+                        parts = await self.services.call(instance, KV_HISTORY, asked, timeout=HISTORY_TIMEOUT)
+                        for part in parts:
+                            self._follower.take(worker_id, cast(KvHistoryPart, part))
+                            # A large cache must not hold up the requests of this process.
+                            await asyncio.sleep(0)
+                except DynamoError as error:
+                    tries -= 1
+                    if not tries or isinstance(error, NotSupported):
+                        log.warning("what worker %x holds is not known, only what it tells now: %s", worker_id, error)
+                        self._follower.give_up(worker_id)
+                        return
+                    await asyncio.sleep(pause * self._random.uniform(0.5, 1.5))
+                    pause *= 2
+                else:
+                    self._follower.taken(worker_id)
+                    tries = HISTORY_TRIES
+        finally:
+            self._asking.discard(worker_id)
+
+    async def _keep(self) -> None:
+        """Does what has time: workers that came or went between requests, expiry, tidying up, and the alarm."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._pool.version != self._version:
+                self._follow(self._pool)
+            if self._guess is not None:
+                self._guess.expire(loop.time())
+            while self._index.sweep(SWEEP):  # noqa: ASYNC110 - lets others run between two helpings
+                await asyncio.sleep(0)
+            self._metrics.blocks.set(self._index.blocks)
+            self._sound(loop.time())
+            await asyncio.sleep(TICK)
+
+    def _sound(self, now: float) -> None:
+        """The alarm: requests come, and the caches do not seem to change."""
+        silent = self._due_since is not None and now - self._due_since >= SILENCE
+        if silent == self._silent:
+            return
+        self._silent = silent
+        self._metrics.silent.set(float(silent))
+        if silent:
+            log.warning(
+                "requests for model %r go to %s workers, and none has told of its KV cache for %g s: are "
+                "enable_kv_routing and the engine's prefix caching on, and do all use the same event plane?",
+                self._pool.model,
+                self._pool.role,
+                SILENCE,
+            )
+        else:
+            log.info("workers of model %r tell of their KV caches again", self._pool.model)

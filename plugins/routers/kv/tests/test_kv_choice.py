@@ -1,0 +1,145 @@
+"""What a worker costs, and who is taken."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from dynamo_core.kv.chains import Load
+from dynamo_core.protocol.request import RouterConfigOverride
+from dynamo_plugin_router_kv.choice import Weights, choose, costs
+from dynamo_plugin_router_kv.config import KvConfig
+from hypothesis import given
+from hypothesis import strategies as st
+
+IDLE: Load = (0, 0, 0)
+
+
+def cost(
+    weights: Weights, overlap: int = 0, load: Load = IDLE, *, requests: int = 0, tokens: int = 160, size: int = 16
+) -> float:
+    (one,) = costs(
+        weights,
+        tokens=tokens,
+        blocks=tokens // size,
+        block_size=size,
+        overlaps=[overlap],
+        loads=[load],
+        requests=[requests],
+    )
+    return one
+
+
+def test_an_idle_worker_costs_what_there_is_to_prefill_and_the_blocks_that_are_held_then() -> None:
+    assert cost(Weights()) == 10 + 10
+
+
+def test_blocks_that_a_worker_holds_are_not_prefilled() -> None:
+    assert cost(Weights(), overlap=7) == 3 + 10
+    assert cost(Weights(overlap_score_credit=0.5), overlap=7) == 6.5 + 10
+    assert cost(Weights(overlap_score_credit=0.0), overlap=7) == 10 + 10
+
+
+def test_tokens_of_others_are_prefilled_first() -> None:
+    assert cost(Weights(), load=(32, 0, 0)) == 12 + 10
+    assert cost(Weights(prefill_load_scale=2.0), load=(32, 0, 0)) == 24 + 10
+    assert cost(Weights(track_prefill_tokens=False), load=(32, 0, 0)) == 10
+
+
+def test_what_is_spared_is_never_more_than_what_there_is_to_do() -> None:
+    assert cost(Weights(), overlap=500) == 10
+
+
+def test_blocks_that_running_requests_hold_count_once_if_they_are_shared() -> None:
+    assert cost(Weights(), load=(0, 25, 4)) == 10 + 25 + 6
+    assert cost(Weights(assume_kv_reuse=False), load=(0, 25, 4)) == 10 + 25 + 10
+
+
+def test_running_requests_cost_what_they_are_said_to() -> None:
+    assert cost(Weights(decode_active_request_weight=1.5), requests=4) == 20 + 6
+
+
+def test_with_decay_overlap_is_worth_less_where_more_is_to_be_prefilled() -> None:
+    weights = Weights(overlap_score_credit_decay=1.0)
+    loads: list[Load] = [(0, 0, 0), (160, 0, 0), (480, 0, 0)]
+
+    found = costs(weights, tokens=160, blocks=10, block_size=16, overlaps=[8, 8, 8], loads=loads)
+
+    assert found == [10 - 8 + 10, 20 - 4 + 10, 40 - 2 + 10]
+
+
+@given(
+    overlaps=st.lists(st.integers(0, 40), min_size=1, max_size=8),
+    data=st.data(),
+    tokens=st.integers(0, 700),
+    credit=st.sampled_from([0.0, 0.3, 1.0]),
+    scale=st.sampled_from([0.0, 0.7, 1.0]),
+    decay=st.sampled_from([0.0, 0.5]),
+    tracks=st.booleans(),
+    reuse=st.booleans(),
+)
+def test_the_short_way_and_the_long_way_agree_with_the_formula(
+    overlaps: list[int],
+    data: st.DataObject,
+    tokens: int,
+    credit: float,
+    scale: float,
+    decay: float,
+    tracks: bool,
+    reuse: bool,
+) -> None:
+    size, blocks = 16, tokens // 16
+    loads = [
+        (data.draw(st.integers(0, 9999)), data.draw(st.integers(0, 99)), data.draw(st.integers(0, blocks)))
+        for _ in overlaps
+    ]
+    weights = Weights(credit, decay, scale, 0.0, 0.0, tracks, reuse)
+    least = min(load[0] for load in loads)
+
+    found = costs(weights, tokens=tokens, blocks=blocks, block_size=size, overlaps=overlaps, loads=loads)
+
+    for one, overlap, (prefill, held, shared) in zip(found, overlaps, loads, strict=True):
+        raw = (prefill + tokens) / size if tracks else 0
+        worth = credit * overlap / (1 + decay * (prefill - least) / max(tokens, 1))
+        expected = scale * max(0, raw - worth) + held + blocks - (shared if reuse else 0)
+        assert one == pytest.approx(expected)
+
+
+def test_the_cheapest_is_taken_and_among_those_alike_any() -> None:
+    draw = random.Random(1)
+
+    drawn = Counter(choose([3.0, 1.0, 2.0, 1.0], 0.0, draw) for _ in range(2000))
+
+    assert set(drawn) == {1, 3}
+    assert abs(drawn[1] - 1000) < 6 * 2000**0.5 / 2
+
+
+def test_with_a_temperature_the_cheaper_is_the_likelier() -> None:
+    draw = random.Random(1)
+    times = 20_000
+
+    drawn = Counter(choose([0.0, 5.0, 10.0], 1.0, draw) for _ in range(times))
+
+    # e^0, e^-0.5, e^-1, of their sum.
+    for number, share in enumerate([0.5065, 0.3072, 0.1863]):
+        assert abs(drawn[number] / times - share) < 0.02
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 3.0])
+def test_if_all_cost_the_same_all_have_the_same_chance(temperature: float) -> None:
+    drawn = Counter(choose([4.0] * 4, temperature, random.Random(seed)) for seed in range(4000))
+
+    assert all(abs(drawn[number] - 1000) < 200 for number in range(4))
+
+
+def test_a_request_may_weigh_otherwise() -> None:
+    weights = Weights.of(KvConfig(overlap_score_credit=0.9, temperature=0.2))
+
+    changed = weights.overridden(
+        RouterConfigOverride(overlap_score_credit=0.0, router_temperature=0.7, track_prefill_tokens=False)
+    )
+
+    assert weights.overridden(RouterConfigOverride()) == weights
+    assert (changed.overlap_score_credit, changed.temperature, changed.track_prefill_tokens) == (0.0, 0.7, False)
+    assert changed.assume_kv_reuse is True

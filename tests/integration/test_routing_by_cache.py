@@ -1,0 +1,377 @@
+"""The `kv` router over real workers: prompts go back to where their blocks are, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dynamo_core.client.board import LoadBoard
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
+from dynamo_core.contracts.events import Publisher
+from dynamo_core.contracts.router import Phase, RouterServices, RoutingRequest
+from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
+from dynamo_core.protocol.records import Instance
+from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverride, RoutingHints, StopConditions
+from dynamo_plugin_engine_mocker.config import MockerConfig
+from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_plugin_router_kv import router as router_module
+from dynamo_plugin_router_kv.choice import Considered
+from dynamo_plugin_router_kv.config import KvConfig
+from dynamo_plugin_router_kv.router import KvRouter
+
+House = Any
+PROMPT = list(range(100, 140))
+
+
+class Mocker(MockerEngine):
+    """Blocks of four tokens, no delays, one rank."""
+
+    ranks = 1
+
+    def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
+        settings = MockerConfig(
+            block_size=4, num_gpu_blocks=64, data_parallel_size=self.ranks, speedup_ratio=0, max_num_batched_tokens=64
+        )
+        super().__init__(settings, worker)
+
+
+class TwoRanks(Mocker):
+    ranks = 2
+
+
+class Routers:
+    """Makes the routers of a house, and keeps them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.config = KvConfig(seed=1, **settings)
+        self.made: list[KvRouter] = []
+
+    def __call__(self, services: RouterServices) -> KvRouter:
+        router = KvRouter(self.config, services)
+        self.made.append(router)
+        return router
+
+    def of(self, role: str) -> KvRouter:
+        return next(router for router in self.made if router.services.pool.role == role)
+
+
+MakeHouse = Callable[..., House]
+
+
+def request(prompt: list[int], *, max_tokens: int = 1, **hints: Any) -> PreprocessedRequest:
+    return PreprocessedRequest(
+        model="m",
+        token_ids=prompt,
+        stop_conditions=StopConditions(max_tokens=max_tokens),
+        routing=RoutingHints(**hints) if hints else None,
+    )
+
+
+async def answer(house: House, asked: PreprocessedRequest) -> tuple[int, int]:
+    """The worker that answered, and how many tokens of the prompt it had."""
+    stream = await house.ask(asked)
+    try:
+        items = [item async for item in stream]
+        return stream.instance_id, items[-1].completion_usage.cached_tokens or 0
+    finally:
+        await stream.aclose()
+
+
+def considered(router: KvRouter, prompt: list[int], **hints: Any) -> dict[tuple[int, int], Considered]:
+    asked = RoutingRequest(request(prompt, **hints), "r")
+    return {(one.instance_id, one.dp_rank): one for one in router.explain(asked, router.services.pool)}
+
+
+def overlaps(router: KvRouter, prompt: list[int], **hints: Any) -> list[int]:
+    return sorted(one.overlap for one in considered(router, prompt, **hints).values())
+
+
+def assert_nothing_is_counted(board: LoadBoard) -> None:
+    assert board.total_requests == 0
+    assert not list(board.own_ranks())
+
+
+async def metric(house: House, name: str) -> dict[str, float]:
+    text = (await house.metrics.render()).decode()
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(name)]
+    return {name: float(value) for name, value in lines}
+
+
+async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(make_house: MakeHouse) -> None:
+    routers = Routers()
+    house = make_house(router=routers)
+    for _ in range(4):
+        await house.run(Mocker)
+    router = routers.of("aggregated")
+    first, cached = await answer(house, request(PROMPT))
+    assert cached == 0
+    await house.eventually(lambda: overlaps(router, PROMPT) == [0, 0, 0, 10])
+
+    for _ in range(8):
+        worker, cached = await answer(house, request([*PROMPT, 7, 8]))
+        assert (worker, cached) == (first, 40)
+
+    assert_nothing_is_counted(house.board)
+    applied = await metric(house, "dynamo_component_kv_cache_events_applied")
+    assert applied['dynamo_component_kv_cache_events_applied{event_type="stored",status="ok"}'] >= 1
+    started = await metric(house, "dynamo_component_router_requests_started_total")
+    assert sum(started.values()) == 9
+
+
+async def test_prompts_that_share_nothing_are_spread(make_house: MakeHouse) -> None:
+    house = make_house(router=Routers())
+    for _ in range(3):
+        await house.run(Mocker)
+
+    streams = [await house.ask(request(list(range(n * 50, n * 50 + 40)), max_tokens=50)) for n in range(6)]
+    workers = [stream.instance_id for stream in streams]
+    for stream in streams:
+        await stream.aclose()
+
+    assert sorted(workers.count(worker) for worker in set(workers)) == [2, 2, 2]
+    assert_nothing_is_counted(house.board)
+
+
+async def test_a_router_that_comes_later_learns_what_workers_hold_while_it_routes(make_house: MakeHouse) -> None:
+    routers = Routers()
+    house = make_house(router=routers)
+    for _ in range(2):
+        await house.run(TwoRanks)
+    router = routers.of("aggregated")
+    await answer(house, request(PROMPT))
+    await house.eventually(lambda: max(overlaps(router, PROMPT)) == 10)
+
+    later = KvRouter(KvConfig(), router.services)
+    await later.start()
+    try:
+        # It can be asked before it knows anything.
+        route = await later.route(RoutingRequest(request(PROMPT), "r"), router.services.pool)
+        assert route.overlap == 0
+        await house.eventually(lambda: overlaps(later, PROMPT) == [0, 0, 0, 10])
+        assert {rank: one.overlap for rank, one in considered(later, PROMPT).items()} == {
+            rank: one.overlap for rank, one in considered(router, PROMPT).items()
+        }
+    finally:
+        await later.aclose()
+
+
+async def test_a_worker_that_has_gone_is_not_remembered(make_house: MakeHouse) -> None:
+    routers = Routers()
+    house = make_house(router=routers)
+    await house.run(Mocker)
+    second = await house.run(Mocker)
+    router = routers.of("aggregated")
+    await answer(house, request(PROMPT, backend_instance_id=second.instance.instance_id))
+    await house.eventually(lambda: overlaps(router, PROMPT) == [0, 10])
+
+    await second.stop(grace=False)
+    await house.until(lambda: house.model().instance_count == 1)
+
+    assert overlaps(router, PROMPT) == [0]
+    assert second.instance.instance_id not in router._follower.workers
+    await house.eventually(lambda: router._index.blocks == 0)
+
+
+async def test_events_that_were_lost_are_asked_for(make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    routers = Routers()
+    house = make_house(router=routers)
+    worker = await house.run(Mocker)
+    router = routers.of("aggregated")
+    await answer(house, request(PROMPT))
+    await house.eventually(lambda: overlaps(router, PROMPT) == [10])
+    publisher: Publisher = worker._publishers._events._publisher
+    with monkeypatch.context() as patch:
+        patch.setattr(type(publisher), "send", lambda self, payload: False)
+        for number in range(3):
+            await answer(house, request(list(range(number * 60, number * 60 + 40))))
+        worker._publishers._events.flush()
+    assert overlaps(router, list(range(60, 100))) == [0]
+
+    await answer(house, request(list(range(1000, 1040))))
+
+    await house.eventually(lambda: overlaps(router, list(range(60, 100))) == [10])
+    assert overlaps(router, list(range(1000, 1040))) == [10]
+    gaps = await metric(house, "dynamo_component_kv_cache_event_warnings")
+    assert gaps['dynamo_component_kv_cache_event_warnings{warning_kind="gap"}'] == 1
+
+
+async def test_a_prompt_goes_back_to_the_rank_that_has_its_blocks(make_house: MakeHouse) -> None:
+    routers = Routers()
+    house = make_house(router=routers)
+    worker = await house.run(TwoRanks)
+    instance_id = worker.instance.instance_id
+    router = routers.of("aggregated")
+
+    await answer(house, request(PROMPT, dp_rank=1))
+    await house.eventually(lambda: max(overlaps(router, PROMPT)) == 10)
+    assert considered(router, PROMPT)[instance_id, 1].overlap == 10
+
+    for _ in range(4):
+        assert await answer(house, request([*PROMPT, 1])) == (instance_id, 40)
+    assert list(considered(router, PROMPT, dp_rank=0)) == [(instance_id, 0)]
+    with pytest.raises(InvalidArgument, match=r"routing\.dp_rank is 7"):
+        await house.ask(request(PROMPT, dp_rank=7))
+
+
+async def test_under_another_adapter_or_salt_nothing_is_found(make_house: MakeHouse) -> None:
+    routers = Routers()
+    house = make_house(router=routers)
+    await house.run(Mocker)
+    router = routers.of("aggregated")
+
+    await answer(house, request(PROMPT, cache_salt="a"))
+    await house.eventually(lambda: overlaps(router, PROMPT, cache_salt="a") == [10])
+
+    assert overlaps(router, PROMPT) == overlaps(router, PROMPT, cache_salt="b") == [0]
+    assert (await answer(house, request([*PROMPT, 1], cache_salt="b")))[1] == 0
+    assert (await answer(house, request([*PROMPT, 1], cache_salt="a")))[1] == 40
+
+
+async def test_of_two_halves_the_prompt_goes_by_the_cache_and_the_answer_by_load(make_house: MakeHouse) -> None:
+    routers = Routers()
+    house = make_house(router=routers)
+    for mode in (DisaggregationMode.PREFILL, DisaggregationMode.DECODE):
+        for _ in range(2):
+            await house.run(Mocker, disaggregation_mode=mode)
+    await house.eventually(lambda: {router.services.pool.role for router in routers.made} == {"prefill", "decode"})
+    await house.eventually(lambda: len(routers.of("prefill").services.pool.instances) == 2)
+    prefill, decode = routers.of("prefill"), routers.of("decode")
+
+    stream = await house.ask(request(PROMPT, max_tokens=4))
+    first = stream.prefill_instance_id
+    async for _ in stream:
+        pass
+    await stream.aclose()
+    await house.eventually(lambda: overlaps(prefill, PROMPT) == [0, 10])
+
+    for _ in range(4):
+        stream = await house.ask(request([*PROMPT, 1], max_tokens=4))
+        assert stream.prefill_instance_id == first
+        async for _ in stream:
+            pass
+        await stream.aclose()
+    asked = RoutingRequest(request(PROMPT), "r", phase=Phase.DECODE)
+    assert {one.overlap for one in decode.explain(asked, decode.services.pool)} == {0}
+    assert_nothing_is_counted(house.board)
+
+
+async def test_what_a_request_asks_of_the_router_is_done(make_house: MakeHouse) -> None:
+    routers = Routers()
+    house = make_house(router=routers)
+    workers = [await house.run(Mocker) for _ in range(3)]
+    first, second, third = (worker.instance.instance_id for worker in workers)
+    router = routers.of("aggregated")
+    await answer(house, request(PROMPT, backend_instance_id=first))
+    await house.eventually(lambda: overlaps(router, PROMPT) == [0, 0, 10])
+
+    assert (await answer(house, request(PROMPT, backend_instance_id=third)))[0] == third
+    assert {(await answer(house, request(PROMPT, allowed_worker_ids=[second])))[0] for _ in range(3)} == {second}
+    with pytest.raises(Unavailable, match="5, which the request names"):
+        await house.ask(request(PROMPT, backend_instance_id=5))
+    with pytest.raises(Unavailable, match="allowed_worker_ids"):
+        await house.ask(request(PROMPT, allowed_worker_ids=[5]))
+
+    asked = request(PROMPT)
+    asked.router_config_override = RouterConfigOverride(overlap_score_credit=0.0, assume_kv_reuse=False)
+    costs = {one.cost for one in router.explain(RoutingRequest(asked, "r"), router.services.pool)}
+    assert costs == {20.0}
+
+
+async def test_a_token_that_is_none_is_the_callers_fault(make_house: MakeHouse) -> None:
+    house = make_house(router=Routers())
+    await house.run(Mocker)
+
+    with pytest.raises(InvalidArgument, match="token_ids"):
+        await house.ask(request([1, 2, 3, 2**40]))
+    assert_nothing_is_counted(house.board)
+
+
+async def test_without_events_it_goes_by_where_prompts_went(make_house: MakeHouse) -> None:
+    routers = Routers(kv_events=False, ttl_secs=0.2)
+    house = make_house(router=routers)
+    for _ in range(3):
+        await house.run(Mocker)
+    router = routers.of("aggregated")
+
+    first, _ = await answer(house, request(PROMPT))
+    assert overlaps(router, PROMPT) == [0, 0, 10]
+    assert await answer(house, request([*PROMPT, 1])) == (first, 40)
+
+    await house.eventually(lambda: overlaps(router, PROMPT) == [0, 0, 0])
+
+
+async def test_if_nobody_tells_of_caches_though_prompts_come_an_alarm_is_raised(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(router_module, "SILENCE", 0.05)
+    monkeypatch.setattr(router_module, "TICK", 0.01)
+    routers = Routers()
+    house = make_house(router=routers)
+    await house.run(Mocker, enable_kv_routing=False)
+    router = routers.of("aggregated")
+    with caplog.at_level(logging.INFO, "dynamo_plugin_router_kv"):
+        await answer(house, request([1]))
+        await asyncio.sleep(0.1)
+        assert not router._silent
+
+        await answer(house, request(PROMPT))
+        await house.eventually(lambda: router._silent)
+
+        assert "enable_kv_routing" in caplog.text
+        text = (await house.metrics.render()).decode()
+        assert 'dynamo_router_kv_events_silent{model="m",worker_type="aggregated"} 1.0' in text
+        talker = await house.run(Mocker)
+        await answer(house, request(PROMPT, backend_instance_id=talker.instance.instance_id))
+        await house.eventually(lambda: not router._silent)
+        assert "tell of their KV caches again" in caplog.text
+
+
+class Slow(Mocker):
+    """Takes its time, so that prompts are still to be prefilled when others come."""
+
+    def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
+        settings = MockerConfig(block_size=4, num_gpu_blocks=999, speedup_ratio=1.0, max_num_batched_tokens=64)
+        MockerEngine.__init__(self, settings, worker)
+
+
+async def test_with_a_threshold_requests_wait_while_all_workers_have_too_much_to_prefill(make_house: MakeHouse) -> None:
+    routers = Routers(queue_threshold=0.5)
+    house = make_house(router=routers)
+    await house.run(Slow)
+    router = routers.of("aggregated")
+
+    prompts = [list(range(n * 50, n * 50 + 40)) for n in range(6)]
+    asking = [asyncio.create_task(answer(house, request(prompt))) for prompt in prompts]
+    await house.eventually(lambda: len(router._queue) == 5)
+    asking[-1].cancel()
+    await house.eventually(lambda: len(router._queue) < 5)
+    await asyncio.gather(*asking[:-1])
+
+    assert len(router._queue) == 0
+    assert_nothing_is_counted(house.board)
+    text = (await house.metrics.render()).decode()
+    labels = 'model="m",policy_class="fcfs",worker_type="aggregated"'
+    assert f"dynamo_frontend_router_queue_pending_requests{{{labels}}} 0.0" in text
+
+
+async def test_who_waits_too_long_for_room_is_refused(make_house: MakeHouse) -> None:
+    house = make_house(router=Routers(queue_threshold=0.0, queue_timeout=0.01), deadlines=short())
+    worker = await house.run(Slow)
+    board, instance = house.board, Instance(instance_id=worker.instance.instance_id)
+    from dynamo_core.contracts.router import Route
+
+    ticket = board.enter(Route(instance), "other", prompt_tokens=10, block_size=4, hashes=[])
+    with pytest.raises(ServiceOverloaded):
+        await house.ask(request(PROMPT))
+    ticket.leave()
+    assert_nothing_is_counted(board)
+
+
+def short() -> Any:
+    from dynamo_core.client.pipeline import Deadlines
+
+    return Deadlines(migration_wait=0.0)

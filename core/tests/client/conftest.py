@@ -13,7 +13,7 @@ from dynamo_core.client.pipeline import Deadlines, Pipeline
 from dynamo_core.client.pool import Pool
 from dynamo_core.client.side import Side, Way
 from dynamo_core.client.stream import ResponseStream
-from dynamo_core.contracts.admission import Permit, Principal
+from dynamo_core.contracts.admission import AdmissionServices, Permit, Principal
 from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
@@ -166,7 +166,7 @@ class Stage:
         self.board = LoadBoard()
         self.metrics = Metrics()
         self.permit = Counted()
-        admission = Open(PluginConfig(), self.metrics)
+        admission = Open(PluginConfig(), AdmissionServices(self.metrics))
         admission.permit = self.permit
         self.pipeline = Pipeline(
             transport=self.transport,

@@ -62,3 +62,33 @@ def test_cached_blocks_are_not_prefilled_again() -> None:
 
     assert board.prefill_tokens(1) == 8
     assert board.blocks(1) == 2
+
+
+class Watcher:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def entered(self, attempt_id: str) -> None:
+        self.told.append(f"entered {attempt_id}")
+
+    def prefilled(self) -> None:
+        self.told.append("prefilled")
+
+    def left(self) -> None:
+        self.told.append("left")
+
+
+def test_the_watcher_of_a_route_is_told_what_becomes_of_the_request() -> None:
+    board, watcher = LoadBoard(), Watcher()
+    route = Route(Instance(instance_id=1), watcher=watcher)
+    assert watcher.told == []
+
+    ticket = board.enter(route, "r-0", prompt_tokens=4, block_size=None, hashes=())
+    ticket.first_item()
+    ticket.leave()
+    ticket.leave()
+    ticket.first_item()
+
+    assert watcher.told == ["entered r-0", "prefilled", "left"]

@@ -120,6 +120,22 @@ async def test_workers_that_were_busy_are_asked_again_however_often_it_takes(
     assert stage.board.total_requests == 0
 
 
+async def test_a_new_request_that_every_worker_was_too_busy_for_is_refused_without_waiting(
+    make_stage: Callable[..., Any],
+) -> None:
+    stage = make_stage(2, migration_wait=3600)
+    stream = await stage.generate()
+    for call in range(2):
+        await turns()
+        stage.transport.calls[call].fail(WorkerOverloaded("no room in the engine"), told=True)
+
+    with pytest.raises(ServiceOverloaded):
+        async with asyncio.timeout(5):
+            [item async for item in stream]
+    await stream.aclose()
+    assert stage.board.total_requests == 0
+
+
 async def test_moving_has_tries_of_its_own(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(retries=0)
     stream = await stage.generate()

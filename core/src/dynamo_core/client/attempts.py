@@ -57,7 +57,7 @@ class Leg:
     The place is given back when the stream ends or is closed, whichever is first.
     """
 
-    __slots__ = ("_span", "_ticket", "asked", "completed", "label", "moved_from", "stream", "tried")
+    __slots__ = ("_span", "_ticket", "asked", "completed", "label", "moved_from", "patient", "stream", "tried")
 
     def __init__(
         self,
@@ -77,6 +77,8 @@ class Leg:
         #: The worker that had the call before, and how many tokens had come by then.
         self.moved_from: int | None = None
         self.completed = 0
+        #: Whether a worker is waited for while all are busy, since the request has been let in as part of another.
+        self.patient = False
         #: Tells the attempts of this leg from those of the request's other legs.
         self.label = label
         self.stream = ResponseStream(merge, flush, observers=observers, on_end=self._ended, on_close=on_close)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from dynamo_core.client.other_loads import OtherLoads
-from dynamo_core.contracts.router import Route
-from dynamo_core.kv.sequences import ActiveSequences
+from dynamo_core.contracts.router import Route, RouteWatcher
+from dynamo_core.kv.chains import ActiveChains
 from dynamo_core.protocol.events import PlacedLoad
 
 
@@ -18,14 +18,17 @@ class LoadBoard:
     """
 
     def __init__(self) -> None:
-        self._ranks: dict[tuple[int, int], ActiveSequences] = {}
+        self._ranks = ActiveChains()
         #: Active requests by worker: those of this process, and with them those of others.
         self._requests: dict[int, int] = {}
         self._all_requests: dict[int, int] = {}
         #: What other frontends told. Nothing, unless somebody listens to them.
-        self.others = OtherLoads(self._add)
+        self.others = OtherLoads(self._add, self._others_changed)
         #: Called with a worker and rank whenever this process changed something there.
         self.on_change: Callable[[tuple[int, int]], None] | None = None
+        #: The same, and also when others did.
+        self.on_load: Callable[[tuple[int, int]], None] | None = None
+        self._watchers: tuple[Callable[[], None], ...] = ()
 
     def enter(
         self, route: Route, attempt_id: str, *, prompt_tokens: int, block_size: int | None, hashes: Sequence[int]
@@ -33,15 +36,14 @@ class LoadBoard:
         """Counts an attempt in; the ticket counts it out. Cached blocks of the route are not prefilled again."""
         instance_id = route.instance.instance_id
         key = (instance_id, route.dp_rank)
-        rank = self._ranks.get(key)
-        if rank is None:
-            rank = self._ranks[key] = ActiveSequences()
         cached = route.overlap * (block_size or 0)
-        rank.add(attempt_id, hashes, max(0, prompt_tokens - cached))
+        self._ranks.add(key, attempt_id, hashes, max(0, prompt_tokens - cached))
         self._requests[instance_id] = self._requests.get(instance_id, 0) + 1
         self._all_requests[instance_id] = self._all_requests.get(instance_id, 0) + 1
         self._note(key)
-        return Ticket(self, key, attempt_id)
+        if route.watcher is not None:
+            route.watcher.entered(attempt_id)
+        return Ticket(self, key, attempt_id, route.watcher)
 
     def requests(self, instance_id: int) -> int:
         """Requests active on a worker now, all ranks together."""
@@ -49,15 +51,32 @@ class LoadBoard:
 
     def prefill_tokens(self, instance_id: int, dp_rank: int = 0) -> int:
         """Tokens still to be prefilled on a rank."""
-        rank = self._ranks.get((instance_id, dp_rank))
-        own = rank.prefill_tokens if rank is not None else 0
+        own = self._ranks.prefill_tokens((instance_id, dp_rank))
         return own + self.others.prefill_tokens(instance_id, dp_rank) if self.others else own
 
     def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
         """Different KV blocks held by active requests on a rank."""
-        rank = self._ranks.get((instance_id, dp_rank))
-        own = rank.blocks if rank is not None else 0
+        own = self._ranks.blocks((instance_id, dp_rank))
         return own + self.others.blocks(instance_id, dp_rank) if self.others else own
+
+    def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
+        """Of many ranks: tokens to be prefilled, blocks held, and how many blocks of a chain are among these."""
+        loads, others = self._ranks.loads(ranks, chain), self.others
+        if not others:
+            return loads
+        return [
+            (tokens + others.prefill_tokens(*rank), blocks + others.blocks(*rank), shared)
+            for rank, (tokens, blocks, shared) in zip(ranks, loads, strict=True)
+        ]
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back whenever this process changed something, until what is returned is called."""
+        self._watchers = (*self._watchers, callback)
+
+        def end() -> None:
+            self._watchers = tuple(watcher for watcher in self._watchers if watcher is not callback)
+
+        return end
 
     @property
     def total_requests(self) -> int:
@@ -68,28 +87,23 @@ class LoadBoard:
 
     def own_ranks(self) -> Collection[tuple[int, int]]:
         """Workers and ranks on which this process has requests."""
-        return self._ranks.keys()
+        return self._ranks.ranks
 
     def placed(self, key: tuple[int, int]) -> PlacedLoad:
         """What this process has on a worker and rank."""
-        rank = self._ranks.get(key)
-        if rank is None:
-            return PlacedLoad(*key, 0, 0, 0)
-        return PlacedLoad(*key, rank.requests, rank.prefill_tokens, rank.blocks)
+        ranks = self._ranks
+        return PlacedLoad(*key, ranks.requests(key), ranks.prefill_tokens(key), ranks.blocks(key))
 
     # For tickets.
 
     def prefilled(self, key: tuple[int, int], attempt_id: str) -> None:
         """An attempt has its first item."""
-        self._ranks[key].complete_prefill(attempt_id)
+        self._ranks.complete_prefill(key, attempt_id)
         self._note(key)
 
     def left(self, key: tuple[int, int], attempt_id: str) -> None:
         """An attempt is over."""
-        rank = self._ranks[key]
-        rank.free(attempt_id)
-        if not rank.requests:
-            del self._ranks[key]
+        self._ranks.free(key, attempt_id)
         left = self._requests[key[0]] - 1
         if left:
             self._requests[key[0]] = left
@@ -109,25 +123,40 @@ class LoadBoard:
     def _note(self, key: tuple[int, int]) -> None:
         if self.on_change is not None:
             self.on_change(key)
+        for watcher in self._watchers:
+            watcher()
+        if self.on_load is not None:
+            self.on_load(key)
+
+    def _others_changed(self, key: tuple[int, int]) -> None:
+        if self.on_load is not None:
+            self.on_load(key)
 
 
 class Ticket:
     """One attempt on the board."""
 
-    __slots__ = ("_attempt_id", "_board", "_key")
+    __slots__ = ("_attempt_id", "_board", "_key", "_watcher")
 
-    def __init__(self, board: LoadBoard, key: tuple[int, int], attempt_id: str) -> None:
+    def __init__(
+        self, board: LoadBoard, key: tuple[int, int], attempt_id: str, watcher: RouteWatcher | None = None
+    ) -> None:
         self._board: LoadBoard | None = board
         self._key = key
         self._attempt_id = attempt_id
+        self._watcher = watcher
 
     def first_item(self) -> None:
         """The prompt has been prefilled."""
         if self._board is not None:
             self._board.prefilled(self._key, self._attempt_id)
+            if self._watcher is not None:
+                self._watcher.prefilled()
 
     def leave(self) -> None:
         """Counts the attempt out. Safe twice."""
         board, self._board = self._board, None
         if board is not None:
             board.left(self._key, self._attempt_id)
+            if self._watcher is not None:
+                self._watcher.left()

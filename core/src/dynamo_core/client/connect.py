@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from dynamo_core.client.alarms import Alarms
 from dynamo_core.client.attempts import Deadlines, Leg
@@ -31,6 +34,7 @@ from dynamo_core.errors import (
     chain_has,
 )
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
 from dynamo_core.telemetry.stages import DISPATCH, ROUTE, Stages
 
 #: Failures after which another worker may do the same request.
@@ -49,8 +53,29 @@ DOWN = (CannotConnect, ConnectionTimeout, Disconnected, EngineShutdown, Response
 
 ROLES = (AGGREGATED, PREFILL, DECODE)
 
+#: Seconds between two looks for a worker that is not busy; doubled each time, up to the second.
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
+
 #: Makes what a chosen worker is sent.
 Prepare = Callable[[Route, ModelCard], Any]
+
+
+class Patience:
+    """Waits for workers that are busy, longer each time, up to so many seconds in all."""
+
+    __slots__ = ("_pause", "_until")
+
+    def __init__(self, seconds: float) -> None:
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._pause = FIRST_PAUSE
+
+    async def pause(self) -> bool:
+        """Waits a while; False at once if that would be too long."""
+        if asyncio.get_running_loop().time() + self._pause > self._until:
+            return False
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, LAST_PAUSE)
+        return True
 
 
 class Connector:
@@ -83,13 +108,14 @@ class Connector:
         ``routing.excluded``. `last` is why one failed that was asked before; those count.
 
         Raises:
-            ServiceOverloaded: every worker that was asked is at capacity.
+            ServiceOverloaded: every worker is busy, or at capacity.
             Unavailable: there is no worker, or none that was not asked, or none could be reached.
             Cancelled: `ctx` was stopped; no worker has been asked since.
             DynamoError: the worker's own refusal, or why the leg's stream has ended meanwhile.
         """
         stream = leg.stream
         routed, dispatched = self._stages[side.pool.role]
+        patience: Patience | None = None
         while leg.tried < self.tries:
             if ctx.is_stopped():
                 raise Cancelled("the request was stopped before a worker accepted it", cause=last)
@@ -108,13 +134,17 @@ class Connector:
             except BaseException as error:
                 if span is not None:
                     span.end(error if isinstance(error, DynamoError) else Cancelled("the routing was given up"))
-                if (
-                    isinstance(error, ServiceOverloaded | Unavailable)
-                    and last is not None
-                    and _asked_all(routing, side)
-                ):
+                if not isinstance(error, ServiceOverloaded | Unavailable):
+                    raise
+                if last is not None and (isinstance(last, WorkerOverloaded) or _asked_all(routing, side)):
                     break
-                raise
+                # One that was let in is not refused for load later: it waits for a worker that is not busy.
+                if isinstance(error, Unavailable) or not (leg.patient or last is not None):
+                    raise
+                patience = patience or Patience(self._deadlines.migration_wait)
+                if leg.over is not None or not await patience.pause():
+                    raise
+                continue
             finally:
                 routed.leave(begun)
             if leg.over is not None:
@@ -137,13 +167,12 @@ class Connector:
             if span is not None:
                 span.chosen(instance_id, attempt_ctx)
             ctx.link_child(attempt_ctx)
-            if prepare is not None:
-                payload = prepare(route, card)
+            sent = prepare(route, card) if prepare is not None else _for_rank(payload, route, card)
             leg.enter(self._ticket(route, attempt_ctx, routing, card), span)
             begun = dispatched.enter()
             try:
                 with self._accept.within():
-                    source = await self._transport.call(route.instance, endpoint, payload, attempt_ctx, leg.sink())
+                    source = await self._transport.call(route.instance, endpoint, sent, attempt_ctx, leg.sink())
             except TimeoutError as error:
                 last = ConnectionTimeout(
                     f"worker {instance_id:x} did not accept within {self._deadlines.accept} s", cause=error
@@ -162,9 +191,13 @@ class Connector:
             finally:
                 dispatched.leave(begun)
             routing.excluded |= {instance_id}
+            leg.leave(last)
             if down(last):
                 side.pool.report_down(instance_id)
-            leg.leave(last)
+            elif isinstance(last, WorkerOverloaded):
+                # Not counted: as long as another one may have room it is asked, and who is full is not asked again.
+                leg.tried -= 1
+                side.pool.report_full(instance_id)
             leg.moved_from = instance_id
             if leg.over is not None:
                 raise leg.over
@@ -172,14 +205,25 @@ class Connector:
 
     def _ticket(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Ticket:
         # A decode worker is brought the KV cache of the prompt; it has nothing to prefill.
-        prompt_tokens = 0 if routing.phase is Phase.DECODE else len(routing.request.token_ids)
+        prefills = route.prefill and routing.phase is not Phase.DECODE
+        blocks = route.blocks
         return self._board.enter(
             route,
             ctx.attempt_id,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=len(routing.request.token_ids) if prefills else 0,
             block_size=card.kv_cache_block_size,
-            hashes=routing.known_hashes(card.kv_cache_block_size),
+            hashes=blocks if blocks is not None else routing.known_hashes(card.kv_cache_block_size),
         )
+
+
+def _for_rank(payload: Any, route: Route, card: ModelCard) -> Any:
+    """What a worker with several ranks is sent: it is told which one was chosen, unless the caller has named one."""
+    if card.runtime_config.data_parallel_size == 1 or not isinstance(payload, PreprocessedRequest):
+        return payload
+    hints = payload.routing or RoutingHints()
+    if hints.dp_rank is not None:
+        return payload
+    return msgspec.structs.replace(payload, routing=msgspec.structs.replace(hints, dp_rank=route.dp_rank))
 
 
 def _asked_all(routing: RoutingRequest, side: Side) -> bool:

@@ -10,9 +10,11 @@ from prometheus_client.registry import Collector
 
 from dynamo_core.client.board import LoadBoard
 from dynamo_core.client.models import Models
+from dynamo_core.client.monitor import WorkerMonitor
 from dynamo_core.protocol.records import ModelCard, RequestRecord
 
 _WORKER = ("worker_id", "dp_rank", "worker_type")
+_ROLE = ("worker_id", "worker_type")
 #: The rank of a request to a worker with several: nobody above the pipeline is told.
 _ANY_RANK = "any"
 
@@ -32,9 +34,10 @@ class FrontGauges(Collector):
     Costs nothing between two readings but a note of the last request of each worker. Read from a thread.
     """
 
-    def __init__(self, models: Models, board: LoadBoard, prefix: str) -> None:
+    def __init__(self, models: Models, board: LoadBoard, prefix: str, monitor: WorkerMonitor | None = None) -> None:
         self._models = models
         self._board = board
+        self._monitor = monitor
         self._prefix = prefix
         self._last: dict[int, RequestRecord] = {}
         #: The last with more than one token, between which there is time.
@@ -63,6 +66,8 @@ class FrontGauges(Collector):
                 for instance_id, card in list(side.pool.cards.items()):
                     workers.add(instance_id)
                     self._add_worker(families, instance_id, role, card)
+                    busy = instance_id in side.pool.busy
+                    families["worker_busy"].add_metric([f"{instance_id:x}", role], float(busy))
         for gone in set(self._last) - workers:
             self._last.pop(gone, None)
             self._spread.pop(gone, None)
@@ -75,6 +80,11 @@ class FrontGauges(Collector):
             labels = [worker, str(rank), role]
             families["worker_active_decode_blocks"].add_metric(labels, self._board.blocks(instance_id, rank))
             families["worker_active_prefill_tokens"].add_metric(labels, self._board.prefill_tokens(instance_id, rank))
+            if self._monitor is not None:
+                load = self._monitor.load(instance_id, rank)
+                families["worker_kv_blocks_active"].add_metric(labels[:2], load.active_decode_blocks)
+                if load.kv_total_blocks is not None:
+                    families["worker_kv_blocks_total"].add_metric(labels[:2], load.kv_total_blocks)
         last = self._last.get(instance_id)
         if last is None or last.time_to_first_token is None:
             return
@@ -94,6 +104,9 @@ class FrontGauges(Collector):
         told |= {
             "worker_active_decode_blocks": ("KV blocks that running requests hold on a rank.", _WORKER),
             "worker_active_prefill_tokens": ("Prompt tokens of running requests that are yet to be computed.", _WORKER),
+            "worker_kv_blocks_active": ("KV blocks in use on a rank, as its worker tells.", _WORKER[:2]),
+            "worker_kv_blocks_total": ("KV blocks of a rank.", _WORKER[:2]),
+            "worker_busy": ("Whether a worker is over its thresholds, so that nobody is sent to it.", _ROLE),
             "worker_last_time_to_first_token_seconds": ("Of the last request of a worker.", _WORKER),
             "worker_last_inter_token_latency_seconds": ("The mean of the last request of a worker.", _WORKER),
             "worker_last_input_sequence_tokens": ("Of the last request of a worker.", _WORKER),

@@ -299,13 +299,17 @@ class Migration:
                 return
             except (ServiceOverloaded, Unavailable) as refused:
                 # A new request waits for those who are busy, not for workers that are not there yet.
-                worth_it = isinstance(refused, ServiceOverloaded) or not seen.empty
+                worth_it = (isinstance(refused, ServiceOverloaded) and self._somebody_left()) or not seen.empty
                 if not worth_it or attempts.stream.ended or loop.time() + pause > until:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_WAIT)
             # Those who were busy may be asked again.
             attempts.tried = min(failures, self._migrator.tries - 1)
+
+    def _somebody_left(self) -> bool:
+        """Whether there are workers that have not failed on the request, so that it may be worth waiting for them."""
+        return all(any(known not in self._failed for known in side.pool.instances) for side in self._way or ())
 
     def _finish(self, reason: FinishReason, seen: TokenLog) -> None:
         """Gives the terminal that the worker has not given."""

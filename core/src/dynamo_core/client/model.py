@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dynamo_core.client.pipeline import Pipeline
 from dynamo_core.client.side import Side, Way
 from dynamo_core.client.stream import ResponseStream
-from dynamo_core.contracts.admission import Principal
+from dynamo_core.contracts.admission import Permit, Principal
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import EMBED
 from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
@@ -104,9 +104,15 @@ class Model:
         pools = [whole.pool] if whole is not None and self._decode is None else [side.pool for side in self._own_way()]
         self._pipeline.admission.precheck(self.name, principal, pools)
 
-    async def generate(self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal) -> ResponseStream:
+    async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
+        """Lets in a request that is made of several calls; see `ServedModel.admit`."""
+        return await self._pipeline.admit(request, principal, self)
+
+    async def generate(
+        self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, permit: Permit | None = None
+    ) -> ResponseStream:
         """Admits, routes and starts a request; returns once a worker has accepted it. The caller closes the stream."""
-        return await self._pipeline.generate(request, ctx, principal, self)
+        return await self._pipeline.generate(request, ctx, principal, self, permit)
 
     async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
         """Embeds; see `ServedModel.embed`. There is nothing to hand over, so that one worker does it all."""
@@ -165,6 +171,10 @@ class Model:
             open_whole = _has_other(whole, excluded)
             if open_whole is not (_has_other(prefill, excluded) and _has_other(decode, excluded)):
                 return (whole,) if open_whole else (prefill, decode)
+        if whole.pool.busy or prefill.pool.busy or decode.pool.busy:
+            free_whole = bool(whole.pool.eligible())
+            if free_whole is not (bool(prefill.pool.eligible()) and bool(decode.pool.eligible())):
+                return (whole,) if free_whole else (prefill, decode)
         return (whole,) if self._load(whole) < self._load(decode) else (prefill, decode)
 
     def _load(self, side: Side) -> float:
@@ -198,6 +208,16 @@ def _has_other(side: Side, excluded: Collection[int]) -> bool:
 
 def card_conflict(known: ModelCard, new: ModelCard) -> DynamoError | None:
     """Why a worker with card `new` cannot serve the model described by `known`; None if it can."""
+    if new.kv_cache_block_size != known.kv_cache_block_size:
+        return DynamoError(
+            f"its KV blocks are of {new.kv_cache_block_size} tokens, those of the workers before it of "
+            f"{known.kv_cache_block_size}: set the same block size for all workers of a model"
+        )
+    if new.kv_hashing != known.kv_hashing and new.kv_hashing is not None and known.kv_hashing is not None:
+        return DynamoError(
+            f"it hashes its KV blocks by {new.kv_hashing}, the workers before it by {known.kv_hashing}: "
+            "run the same release everywhere"
+        )
     if new.checksum != known.checksum:
         return DynamoError(
             f"its card has checksum {new.checksum[:12]}, the workers before it {known.checksum[:12]}: "

@@ -30,11 +30,13 @@ class OtherLoads:
     A message says how things are, so one that is lost or comes twice does no lasting harm: the next that names the
     rank, and the next whole one, set it right. One that was overtaken is ignored. Times are seconds of one clock.
 
-    `add` is called with a worker and how many requests it has more, or less, on the whole.
+    `add` is called with a worker and how many requests it has more, or less, on the whole; `changed` with a rank after
+    something there has changed.
     """
 
-    def __init__(self, add: Callable[[int, int], None]) -> None:
+    def __init__(self, add: Callable[[int, int], None], changed: Callable[[Rank], None]) -> None:
         self._add = add
+        self._changed = changed
         self._frontends: dict[int, _Frontend] = {}
         self._ranks: dict[Rank, tuple[int, int]] = {}
 
@@ -90,3 +92,4 @@ class OtherLoads:
             self._ranks[rank] = sums
         else:
             self._ranks.pop(rank, None)
+        self._changed(rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dynamo_core.client.attempts import Attempts, Deadlines, RequestAlarms
@@ -19,7 +20,7 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.errors import DynamoError
+from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.telemetry.stages import Stages
@@ -39,8 +40,10 @@ class Pipeline:
         deadlines: Deadlines,
         metrics: Metrics,
         prefix: str = "dynamo_frontend",
+        retry_after: Callable[[str], float] = lambda model: 1.0,
     ) -> None:
         self._admission = admission
+        self._retry_after = retry_after
         self._alarms = RequestAlarms(deadlines)
         self._flush = FlushQueue()
         stages = Stages(metrics, prefix)
@@ -56,11 +59,17 @@ class Pipeline:
         return self._admission
 
     async def generate(
-        self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, ways: Ways
+        self,
+        request: PreprocessedRequest,
+        ctx: EngineContext,
+        principal: Principal,
+        ways: Ways,
+        permit: Permit | None = None,
     ) -> ResponseStream:
         """Admits the request and returns its stream once a worker has accepted it, or both if the way has two sides.
 
-        Should the worker fail, another one is sought for as long as the stream is open.
+        Should the worker fail, another one is sought for as long as the stream is open. With `permit` it has been let
+        in before, as a part of what a client asked.
 
         Raises:
             ServiceOverloaded: admission refused it, or every worker that was tried is at capacity.
@@ -68,12 +77,18 @@ class Pipeline:
             DynamoError: the worker's own refusal, or the last reason why no worker could be reached.
         """
         way = ways.way()
-        permit = await self._admission.admit(request, principal, [side.pool for side in way])
+        patient = permit is not None
+        if permit is None:
+            permit = await self._admission.admit(request, principal, [side.pool for side in way])
         if self._migrator.looks is not None:
             # What is held back at the worker cannot be told from silence.
             ctx.gather = 1
         log = self._migrator.log_for(request, ways.card)
-        return await self._open(GENERATE, request, request, ctx, ways, way, permit, log)
+        return await self._open(GENERATE, request, request, ctx, ways, way, permit, log, patient=patient)
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, ways: Ways) -> Permit:
+        """Lets in a request that is made of several calls; see `generate`."""
+        return await self._admission.admit(request, principal, [side.pool for side in ways.way()])
 
     async def call(
         self,
@@ -104,9 +119,12 @@ class Pipeline:
         way: Way,
         permit: Permit,
         log: TokenLog | None,
+        *,
+        patient: bool = False,
     ) -> ResponseStream:
         """The permit is released when the stream is closed."""
         attempts = Attempts(self._flush, endpoint, permit, self._alarms, log=log)
+        attempts.patient = patient
 
         async def place(
             way: Way, asked: PreprocessedRequest, excluded: frozenset[int], last: DynamoError | None
@@ -120,7 +138,10 @@ class Pipeline:
 
         try:
             await Migration(self._migrator, attempts, request, ctx, ways, place).open(way)
-        except BaseException:
+        except BaseException as error:
             await attempts.stream.aclose()
+            if isinstance(error, ServiceOverloaded):
+                # Routers and workers do not know how fast requests end.
+                error.retry_after = self._retry_after(way[0].pool.model)
             raise
         return attempts.stream

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dynamo_core.protocol.records import Instance, ModelCard
 
 #: Seconds that a worker which could not be reached is left alone, unless its record changes before.
 COOL_DOWN = 10.0
+#: Seconds that a worker which refused a request because it was full is asked last, unless it tells of its load before.
+FULL_TIME = 1.0
 
 
 class Pool:
-    """A versioned view of workers, as discovery shows them; see `dynamo_core.contracts.router.PoolView`."""
+    """A versioned view of workers, as discovery shows them; see `dynamo_core.contracts.router.PoolView`.
+
+    A worker may be *down* (calls fail), *busy* (whoever watches the loads says so) or *full* (it has just refused a
+    request). Nobody is sent to a busy one; one that is down or full is left to those who have no other.
+    """
 
     def __init__(self, model: str, role: str) -> None:
         self.model = model
@@ -20,10 +26,15 @@ class Pool:
         self.version = 0
         self._instances: dict[int, Instance] = {}
         self._cards: dict[int, ModelCard] = {}
-        #: Those that are not down, or all; made when asked for after a change, since many may come at once.
+        #: Those that may be routed to; made when asked for after a change, since many may come at once.
         self._up: Sequence[Instance] | None = None
-        #: Until when workers are left alone that were found to be down, by the clock of `time.monotonic`.
+        #: Until when workers are left alone that are down or full, by the clock of `time.monotonic`.
         self._down: dict[int, float] = {}
+        self._full: dict[int, float] = {}
+        self._busy: set[int] = set()
+        #: Called with a worker that has come, or whose records are others now, and with one that has gone.
+        self.on_add: Callable[[Pool, int], None] | None = None
+        self.on_remove: Callable[[int], None] | None = None
 
     @property
     def instances(self) -> Mapping[int, Instance]:
@@ -35,23 +46,33 @@ class Pool:
         """Their model cards by instance id."""
         return self._cards
 
+    @property
+    def busy(self) -> Collection[int]:
+        """Workers that are busy."""
+        return self._busy
+
     def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
         """Workers that may be routed to now, in order of registration.
 
-        One that was reported down is left out for a while, unless all others are excluded or down as well.
+        One that was reported down is left out for a while, unless all others are excluded or down as well. One that was
+        reported full is left out for a moment, unless nobody is excluded and all others are down, busy or full as well:
+        then it is asked once more, as it may have room by now.
         """
-        if self._down:
+        if self._down or self._full:
             self._forgive()
         up = self._up
         if up is None:
-            everybody = tuple(self._instances.values())
-            up = self._up = [one for one in everybody if one.instance_id not in self._down] or everybody
+            up = self._up = self._find()
         if not excluded:
             return up
-        allowed = [instance for instance in up if instance.instance_id not in excluded]
-        if allowed or not self._down:
+        down, full = self._down, self._full
+        allowed = [one for one in up if one.instance_id not in excluded and one.instance_id not in full]
+        if allowed or not down:
             return allowed
-        return [instance for instance in self._instances.values() if instance.instance_id not in excluded]
+        left = [one for one in self._instances.values() if one.instance_id not in excluded]
+        if any(one.instance_id not in down for one in left):
+            return allowed
+        return [one for one in left if one.instance_id not in self._busy]
 
     def report_down(self, instance_id: int) -> None:
         """A call found that a worker cannot be reached, or does not work; discovery may say so later."""
@@ -59,17 +80,44 @@ class Pool:
             self._down[instance_id] = time.monotonic() + COOL_DOWN
             self._up = None
 
+    def report_full(self, instance_id: int) -> None:
+        """A worker refused a call because it is at capacity."""
+        if instance_id in self._instances:
+            self._full[instance_id] = time.monotonic() + FULL_TIME
+            self._up = None
+
     def report_up(self, instance_id: int) -> None:
         """A worker has accepted a call."""
         if self._down and self._down.pop(instance_id, None) is not None:
             self._up = None
+        if self._full:
+            self.report_load(instance_id)
+
+    def report_load(self, instance_id: int) -> None:
+        """What a worker is doing has been looked at anew: whether it is full is to be found out again."""
+        if self._full.pop(instance_id, None) is not None:
+            self._up = None
+
+    def set_busy(self, instance_id: int, busy: bool) -> None:
+        """A worker is busy, or is not any more."""
+        if busy is (instance_id in self._busy) or instance_id not in self._instances:
+            return
+        if busy:
+            self._busy.add(instance_id)
+        else:
+            self._busy.discard(instance_id)
+        self._up = None
 
     def add(self, instance: Instance, card: ModelCard) -> None:
         """Adds a worker, or renews its record."""
-        self._instances[instance.instance_id] = instance
-        self._down.pop(instance.instance_id, None)
-        self._cards[instance.instance_id] = card
+        instance_id = instance.instance_id
+        self._instances[instance_id] = instance
+        self._down.pop(instance_id, None)
+        self._full.pop(instance_id, None)
+        self._cards[instance_id] = card
         self._changed()
+        if self.on_add is not None:
+            self.on_add(self, instance_id)
 
     def remove(self, instance_id: int) -> Instance | None:
         """Removes a worker; None if it was not there."""
@@ -77,14 +125,31 @@ class Pool:
         if instance is not None:
             del self._cards[instance_id]
             self._down.pop(instance_id, None)
+            self._full.pop(instance_id, None)
+            self._busy.discard(instance_id)
             self._changed()
+            if self.on_remove is not None:
+                self.on_remove(instance_id)
         return instance
+
+    def _find(self) -> Sequence[Instance]:
+        down, busy, full = self._down, self._busy, self._full
+        everybody = tuple(self._instances.values())
+        up: Sequence[Instance] = everybody
+        if down:
+            up = [one for one in everybody if one.instance_id not in down] or everybody
+        if busy:
+            up = [one for one in up if one.instance_id not in busy]
+        if full:
+            up = [one for one in up if one.instance_id not in full] or up
+        return up
 
     def _forgive(self) -> None:
         now = time.monotonic()
-        for instance_id in [known for known, until in self._down.items() if until <= now]:
-            del self._down[instance_id]
-            self._up = None
+        for marks in (self._down, self._full):
+            for instance_id in [known for known, until in marks.items() if until <= now]:
+                del marks[instance_id]
+                self._up = None
 
     def _changed(self) -> None:
         self.version += 1

@@ -70,6 +70,10 @@ class _Bridge(LLMEngine):
     async def drain(self) -> None:
         await self._optional("drain", super().drain)()
 
+    async def died(self) -> str:
+        why: str = await self._optional("died", super().died)()
+        return why
+
     async def setup_metrics(self, metrics: MetricsScope) -> None:
         await self._optional("setup_metrics", super().setup_metrics)(metrics)
 

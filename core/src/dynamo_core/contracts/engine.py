@@ -7,6 +7,7 @@ and without any `start`.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -216,6 +217,15 @@ class LLMEngine(Plugin, ABC):
 
     async def drain(self) -> None:
         """Called once before `cleanup`, when no new request will come. Does nothing by default."""
+
+    async def died(self) -> str:
+        """Returns why, once the engine has died by itself; the worker then leaves discovery and ends. Never by default.
+
+        Awaited once from the end of `start` on, and cancelled when the worker stops. For engines whose work is done by
+        other processes, say.
+        """
+        await asyncio.Event().wait()
+        return ""
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
         """Called once after `start`: register the engine's own metrics here. Does nothing by default."""

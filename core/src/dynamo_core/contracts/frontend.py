@@ -10,12 +10,13 @@ from typing import Protocol, TypeAlias
 
 from aiohttp import web
 
-from dynamo_core.contracts.admission import Principal
+from dynamo_core.contracts.admission import Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
@@ -149,10 +150,19 @@ class ServedModel(Protocol):
             Unavailable: a role is missing.
         """
 
-    async def generate(self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal) -> TokenStream:
+    async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
+        """Lets in what a client asked and several calls will answer, of which `request` is the first.
+
+        The caller hands each call a `SharedPermit` made from it, and ends that when all are over.
+        """
+
+    async def generate(
+        self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, permit: Permit | None = None
+    ) -> TokenStream:
         """Admits, routes and starts a request; returns once a worker has accepted it.
 
-        Stopping `ctx` stops the request. The caller owns the stream and must close it.
+        With `permit` it has been let in already; the call releases it. Stopping `ctx` stops the request. The caller
+        owns the stream and must close it.
         """
 
     async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
@@ -250,6 +260,10 @@ class FrontendServices:
     keep_alive: float
     #: How the names of a frontend's metrics begin.
     metrics_prefix: str = "dynamo_frontend"
+    #: The HTTP status of a request that is refused for load.
+    overload_status: int = 503
+    #: When workers are busy, to be looked at and changed by operators; None where that is not offered.
+    thresholds: ThresholdControl | None = None
 
 
 class Frontend(Plugin, ABC):

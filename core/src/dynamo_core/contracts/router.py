@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,6 +59,14 @@ class BoardView(Protocol):
     def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
         """Different KV blocks held by active requests on a rank."""
 
+    def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
+        """Of many ranks (instance id and rank) at once: tokens still to be prefilled, different KV blocks held, and how
+        many blocks of `chain`, sequence hashes from the start of a prompt, active requests of this process hold."""
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Has `callback` called whenever a request of this process comes to a worker, has its prompt prefilled, or
+        leaves, until what is returned is called. The callback must be quick."""
+
 
 class Phase(enum.StrEnum):
     """What a worker is chosen for."""
@@ -83,6 +91,7 @@ class RoutingRequest:
     excluded: frozenset[int] = frozenset()
     phase: Phase = Phase.AGGREGATED
     _hashes: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    _blocks: dict[int, list[int]] = field(default_factory=dict)
 
     def in_phase(self, phase: Phase, request: PreprocessedRequest) -> RoutingRequest:
         """For the choice of another worker: `request` has the same prompt, so that hashes that are known stay so."""
@@ -94,21 +103,59 @@ class RoutingRequest:
         return known[1] if known is not None else []
 
     def hashes(self, block_size: int) -> tuple[list[int], list[int]]:
-        """Block hashes and sequence hashes of the prompt for a block size."""
+        """Block hashes and sequence hashes of the prompt for a block size.
+
+        Raises:
+            OverflowError: a token id does not fit 32 bits.
+        """
         known = self._hashes.get(block_size)
         if known is None:
-            blocks = block_hashes(self.request.token_ids, block_size)
+            blocks = self.block_hashes(block_size)
             known = self._hashes[block_size] = (blocks, sequence_hashes(blocks))
         return known
+
+    def block_hashes(self, block_size: int) -> list[int]:
+        """The first half of `hashes` alone. Raises as that does."""
+        blocks = self._blocks.get(block_size)
+        if blocks is None:
+            hints = self.request.routing
+            blocks = self._blocks[block_size] = block_hashes(
+                self.request.token_ids,
+                block_size,
+                lora_name=hints.lora_name if hints is not None else None,
+                cache_salt=hints.cache_salt if hints is not None else None,
+            )
+        return blocks
+
+
+class RouteWatcher(Protocol):
+    """Is told by the load board what becomes of a request on its route, in this order. Must be quick, and not raise."""
+
+    def entered(self, attempt_id: str) -> None:
+        """The request counts on the worker from now on. A route that is not taken is never entered."""
+
+    def prefilled(self) -> None:
+        """Its first item came. May be told more than once, or not at all."""
+
+    def left(self) -> None:
+        """It is over. Told once for each route that was entered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A decision: the worker, its rank, and how many blocks of the prompt it already holds."""
+    """A decision: the worker, its rank, and how many blocks of the prompt it already holds.
+
+    `blocks` are what the load board is to count as held by the request; None: the prompt's own, if the router has asked
+    for their hashes. Without `prefill` no tokens count as to be prefilled. A `watcher` is told what becomes of the
+    request.
+    """
 
     instance: Instance
     dp_rank: int = 0
     overlap: int = 0
+    blocks: Sequence[int] | None = None
+    prefill: bool = True
+    watcher: RouteWatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,136 @@
+"""When a worker is busy: thresholds over what its ranks are doing, and who may look at them and change them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+#: Tokens that an engine is taken to compute in one step if its card does not say.
+UNKNOWN_BATCH = 10_000_000
+
+DECODE_BLOCKS = "active_decode_blocks_threshold"
+PREFILL_TOKENS = "active_prefill_tokens_threshold"
+PREFILL_FRACTION = "active_prefill_tokens_threshold_frac"
+#: The names of the thresholds, as the config file and the API have them.
+THRESHOLDS = (DECODE_BLOCKS, PREFILL_TOKENS, PREFILL_FRACTION)
+
+#: Some thresholds by name; None switches one off.
+Changes: TypeAlias = Mapping[str, float | int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """What one data-parallel rank of a worker is doing, and what it could do; None where nobody knows."""
+
+    active_decode_blocks: int = 0
+    kv_total_blocks: int | None = None
+    active_prefill_tokens: int = 0
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What a rank may do before it is busy. None: no bound of that kind."""
+
+    #: Share of its KV blocks, 0 to 1.
+    active_decode_blocks_threshold: float | None = None
+    #: Prompt tokens that are yet to be computed.
+    active_prefill_tokens_threshold: int | None = None
+    #: The same, as a multiple of what the engine computes in one step.
+    active_prefill_tokens_threshold_frac: float | None = None
+
+    def __bool__(self) -> bool:
+        """Whether any is set."""
+        return (
+            self.active_decode_blocks_threshold is not None
+            or self.active_prefill_tokens_threshold is not None
+            or self.active_prefill_tokens_threshold_frac is not None
+        )
+
+    def exceeded(self, rank: RankLoad) -> bool:
+        """Whether a rank does more than one of them allows. Doing exactly as much is fine."""
+        share, total = self.active_decode_blocks_threshold, rank.kv_total_blocks
+        # Of a cache of unknown size nobody can tell how full it is.
+        if share is not None and total is not None and total > 0 and rank.active_decode_blocks / total > share:
+            return True
+        tokens = self.active_prefill_tokens_threshold
+        if tokens is not None and rank.active_prefill_tokens > tokens:
+            return True
+        fraction = self.active_prefill_tokens_threshold_frac
+        if fraction is None:
+            return False
+        batch = UNKNOWN_BATCH if rank.max_num_batched_tokens is None else rank.max_num_batched_tokens
+        return rank.active_prefill_tokens > math.floor(fraction * batch)
+
+    def busy(self, ranks: Sequence[RankLoad]) -> bool:
+        """Whether a worker is busy: all its ranks are. One of which no rank is known is not."""
+        return bool(self) and bool(ranks) and all(self.exceeded(rank) for rank in ranks)
+
+    def with_changes(self, changes: Changes) -> Thresholds:
+        """These, with some of them replaced. The changes have been checked."""
+        values = {name: changes[name] if name in changes else getattr(self, name) for name in THRESHOLDS}
+        return Thresholds(**values)  # type: ignore[arg-type]
+
+
+def check_changes(changes: Changes) -> None:
+    """Whether thresholds are in range.
+
+    Raises:
+        ValueError: naming the first that is not.
+    """
+    share = changes.get(DECODE_BLOCKS)
+    if share is not None and not 0.0 <= share <= 1.0:
+        raise ValueError(f"{DECODE_BLOCKS} must be between 0.0 and 1.0, got {share}")
+    tokens = changes.get(PREFILL_TOKENS)
+    if tokens is not None and tokens < 0:
+        raise ValueError(f"{PREFILL_TOKENS} must be at least 0, got {tokens}")
+    fraction = changes.get(PREFILL_FRACTION)
+    if fraction is not None and not 0.0 <= fraction < math.inf:
+        raise ValueError(f"{PREFILL_FRACTION} must be a finite value greater than or equal to 0.0, got {fraction}")
+
+
+class ThresholdView(Protocol):
+    """The thresholds in force."""
+
+    def of(self, model: str) -> Thresholds:
+        """Those of a model."""
+
+
+class ThresholdControl(ThresholdView, Protocol):
+    """The thresholds, for those who may change them."""
+
+    @property
+    def armed(self) -> bool:
+        """Whether anybody goes by them."""
+
+    def listed(self) -> Iterable[str]:
+        """Models of which something was set through `change`, whether they are there or not."""
+
+    async def change(self, model: str, changes: Changes) -> Thresholds:
+        """Sets some of a model's thresholds for all frontends and returns all of them. The others follow within 1 s.
+
+        Raises:
+            ValueError: one is out of range.
+            DynamoError: the store cannot be written.
+        """
+
+    async def reset(self, model: str) -> Thresholds:
+        """Takes back what was set through `change`: the configuration counts again.
+
+        Raises:
+            DynamoError: the store cannot be written.
+        """
+
+
+class _NoThresholds:
+    """Nothing is set."""
+
+    def of(self, model: str) -> Thresholds:
+        return _NONE
+
+
+_NONE = Thresholds()
+#: For those who are not told any.
+NO_THRESHOLDS: ThresholdView = _NoThresholds()

@@ -1,0 +1,1 @@
+"""The checks of `dynamo_core.testing.admission_kit`, by promise."""

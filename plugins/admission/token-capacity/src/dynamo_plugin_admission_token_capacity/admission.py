@@ -1,0 +1,40 @@
+"""The policy: a worker over its thresholds is busy, and where all are busy a request is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dynamo_core.contracts.admission import Admission, Permit, Principal
+from dynamo_core.contracts.router import PoolView
+from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.protocol.request import PreprocessedRequest
+
+_PERMIT = Permit()
+
+
+class TokenCapacityAdmission(Admission):
+    """Holds nothing for a request: what runs where is core's to count, and what is free is known when somebody asks."""
+
+    NAME = "token-capacity"
+    ARMS_THRESHOLDS: ClassVar[bool] = True
+
+    def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
+        """Whether every rank is over a threshold of the model."""
+        return self.services.thresholds.of(model).busy(ranks)
+
+    def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
+        """Refuses while a pool has workers but none that is free, before the prompt is looked at.
+
+        A pool without workers is another error, which the router tells.
+        """
+        for pool in pools:
+            if pool.instances and not pool.eligible():
+                raise ServiceOverloaded(retry_after=self.services.retry_after(model))
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
+        """The same look again, as time has passed since the first."""
+        for pool in pools:
+            self.precheck(pool.model, principal, (pool,))
+        return _PERMIT

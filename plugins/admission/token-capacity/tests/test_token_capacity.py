@@ -1,0 +1,98 @@
+"""The policy keeps what every admission promises, and goes by the thresholds of each model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dynamo_core.client.pool import Pool
+from dynamo_core.contracts.admission import Admission, AdmissionServices, Principal
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.protocol.records import Instance, ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.admission_kit import AdmissionFactory, AdmissionKit
+from dynamo_plugin_admission_token_capacity.admission import TokenCapacityAdmission
+
+
+class TestKit(AdmissionKit):
+    @pytest.fixture
+    def make_admission(self) -> AdmissionFactory:
+        return lambda services: TokenCapacityAdmission(PluginConfig(), services)
+
+    def held(self, admission: Admission) -> int:
+        """What runs is counted by core, so there is nothing that could be left behind."""
+        return len(set(vars(admission)) - {"config", "services"})
+
+
+class Values(dict[str, Thresholds]):
+    """Thresholds by model."""
+
+    def of(self, model: str) -> Thresholds:
+        return self.get(model, Thresholds())
+
+
+def admission(values: Values) -> TokenCapacityAdmission:
+    services = AdmissionServices(Metrics(), thresholds=values, retry_after=lambda model: float(len(model)))
+    return TokenCapacityAdmission(PluginConfig(), services)
+
+
+def test_each_model_has_thresholds_of_its_own() -> None:
+    policy = admission(Values(strict=Thresholds(active_prefill_tokens_threshold=10)))
+    load = [RankLoad(active_prefill_tokens=11)]
+
+    assert policy.is_busy("strict", load)
+    assert not policy.is_busy("open", load)
+
+
+def test_thresholds_that_change_count_from_then_on() -> None:
+    values = Values()
+    policy = admission(values)
+    load = [RankLoad(active_decode_blocks=87, kv_total_blocks=100)]
+    before = policy.is_busy("m", load)
+
+    values["m"] = Thresholds(active_decode_blocks_threshold=0.85)
+
+    assert (before, policy.is_busy("m", load)) == (False, True)
+
+
+@pytest.mark.parametrize("ask", ["before tokenization", "after it"])
+async def test_a_refusal_says_when_to_come_back_as_the_model_drains(ask: str) -> None:
+    policy = admission(Values())
+    pool = Pool("seven77", "aggregated")
+    pool.add(Instance(instance_id=1), ModelCard(name="seven77", instance_id=1))
+    pool.set_busy(1, True)
+
+    async def asked() -> None:
+        if ask == "before tokenization":
+            policy.precheck("seven77", Principal(), [pool])
+        else:
+            await policy.admit(PreprocessedRequest(model="seven77", token_ids=[1]), Principal(), [pool])
+
+    with pytest.raises(ServiceOverloaded, match="All workers are busy, please retry later") as refused:
+        await asked()
+
+    assert refused.value.retry_after == 7
+
+
+async def test_a_worker_that_is_down_does_not_make_room(make_pool: Callable[..., Any]) -> None:
+    policy, pool = admission(Values()), make_pool(2)
+    pool.set_busy(1, True)
+    pool.report_down(2)
+
+    with pytest.raises(ServiceOverloaded):
+        policy.precheck("m", Principal(), [pool])
+
+
+@pytest.fixture
+def make_pool() -> Callable[..., Any]:
+    def make(workers: int) -> Pool:
+        pool = Pool("m", "aggregated")
+        for number in range(1, workers + 1):
+            pool.add(Instance(instance_id=number), ModelCard(name="m", instance_id=number))
+        return pool
+
+    return make

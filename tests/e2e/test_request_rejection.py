@@ -1,0 +1,684 @@
+"""Load shedding on both sides of the wire, against real processes: each threshold, met and exceeded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUSY = "Service temporarily unavailable: All workers are busy, please retry later"
+REJECTIONS = "dynamo_frontend_model_rejection_total"
+BLOCKS = "dynamo_frontend_worker_kv_blocks_active"
+
+# Steps of 0.7 s, so that a prompt holds the blocks it has for ten seconds; `stuck` never ends a step.
+CONFIG = """
+admission: {use: token-capacity}
+workers:
+  one:
+    model: {name: one}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100}
+  other:
+    model: {name: other}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100}
+  pair:
+    model: {name: pair}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100}
+    replicas: 2
+  ranks:
+    model: {name: ranks}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100, data_parallel_size: 2}
+  stuck:
+    model: {name: stuck}
+    engine:
+      use: mocker
+      fixed_itl_ms: 3600000
+      block_size: 16
+      num_gpu_blocks: 10000
+      context_length: 20000
+      max_num_batched_tokens: 500
+"""
+
+#: Fill 87 and 50 blocks of 16 tokens, with room for 15 more in the last one.
+PROMPT_87, PROMPT_50 = "a" * (86 * 16 + 1), "a" * (49 * 16 + 1)
+
+
+def completion(model: str, prompt: str = "a", **more: Any) -> dict[str, Any]:
+    return {"model": model, "prompt": prompt, "max_tokens": 1} | more
+
+
+class Overloaded:
+    """A server, and what keeps its workers busy."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+
+    def set(self, model: str, **values: Any) -> dict[str, Any]:
+        """Sets thresholds, by the part of their names that differs, and returns all of them."""
+        names = {
+            "blocks": "active_decode_blocks_threshold",
+            "tokens": "active_prefill_tokens_threshold",
+            "frac": "active_prefill_tokens_threshold_frac",
+        }
+        body = {"model": model} | {names[key]: value for key, value in values.items()}
+        status, _, answer = self.server.request("POST", "/busy_threshold", body)
+        assert status == 200, answer
+        whole: dict[str, Any] = json.loads(answer)
+        return whole
+
+    def status(self, model: str, **more: Any) -> int:
+        """Of a short request."""
+        status: int = self.server.request("POST", "/v1/completions", completion(model, **more))[0]
+        return status
+
+    @contextmanager
+    def held(self, model: str, prompt: str) -> Iterator[None]:
+        """A request that goes on until the block is left; gone, with all it held, afterwards."""
+        before = self.active(model)
+        body = completion(model, prompt, max_tokens=500, stream=True, ignore_eos=True)
+        connection = self.server.raw("POST", "/v1/completions", body)
+        try:
+            assert self.server.until(lambda: self.active(model) == before + 1, 10)
+            yield
+        finally:
+            connection.close()
+            assert self.server.until(lambda: self.active(model) <= before, 20), "what was held is not back"
+
+    def active(self, model: str) -> float:
+        active: float = self.server.metric("dynamo_frontend_active_requests", model=model)
+        return active
+
+    def blocks(self, count: int) -> None:
+        """Returns once the workers have told that they hold so many blocks in all."""
+        assert self.server.until(lambda: self.server.metric(BLOCKS) == count, 10), self.server.metric(BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def running(serve_for_module: Callable[..., Any]) -> Overloaded:
+    return Overloaded(serve_for_module(CONFIG))
+
+
+@pytest.fixture
+def house(running: Overloaded) -> Iterator[Overloaded]:
+    """The server without thresholds and without load; both are so again afterwards."""
+    yield running
+    for model in ("one", "other", "pair", "ranks", "stuck"):
+        assert running.server.request("DELETE", f"/busy_threshold/{model}")[0] == 200
+    assert running.server.until(lambda: running.server.metric(BLOCKS) == 0, 20)
+
+
+# The rules.
+
+
+def test_a_worker_is_busy_above_its_share_of_blocks_and_not_at_it(house: Overloaded) -> None:
+    with house.held("one", PROMPT_87):
+        house.blocks(87)
+        house.set("one", blocks=0.87)
+        at_it = house.status("one")
+        house.set("one", blocks=0.85)
+
+        assert (at_it, house.status("one")) == (200, 503)
+
+
+def test_a_worker_is_busy_above_its_tokens_to_prefill_and_not_at_them(house: Overloaded) -> None:
+    with house.held("stuck", "a" * 12_000):
+        house.set("stuck", tokens=12_000)
+        # Nothing ever ends here: to be let in is to be counted.
+        with house.held("stuck", "a"):
+            pass
+        house.set("stuck", tokens=10_000)
+
+        assert house.status("stuck") == 503
+
+
+def test_tokens_may_be_bounded_by_a_share_of_what_a_step_computes(house: Overloaded) -> None:
+    house.set("stuck", frac=0.1)
+    with house.held("stuck", "a" * 50):
+        with house.held("stuck", "a"):
+            assert house.status("stuck") == 503
+        house.set("stuck", frac=0.098)
+
+        assert house.status("stuck") == 503
+
+
+@pytest.mark.parametrize("exceeded", ["blocks", "tokens"])
+def test_either_threshold_is_enough(house: Overloaded, exceeded: str) -> None:
+    with house.held("one" if exceeded == "blocks" else "stuck", PROMPT_50 if exceeded == "blocks" else "a" * 100):
+        if exceeded == "blocks":
+            house.blocks(50)
+            house.set("one", blocks=0.1, tokens=100_000)
+            assert house.status("one") == 503
+        else:
+            house.set("stuck", blocks=0.99, tokens=10)
+            assert house.status("stuck") == 503
+
+
+def test_a_worker_is_busy_only_when_all_its_ranks_are(house: Overloaded) -> None:
+    house.set("ranks", blocks=0.4)
+    with house.held("ranks", PROMPT_50):
+        house.blocks(50)
+        # Ranks are taken in turn: after two short requests the next one goes to the rank that does nothing.
+        one_rank = [house.status("ranks"), house.status("ranks")]
+        with house.held("ranks", PROMPT_50.replace("a", "b")):
+            house.blocks(100)
+
+            assert (one_rank, house.status("ranks")) == ([200, 200], 503)
+
+
+def test_a_model_has_thresholds_of_its_own(house: Overloaded) -> None:
+    house.set("one", blocks=0.3)
+    with house.held("one", PROMPT_50), house.held("other", PROMPT_50):
+        house.blocks(100)
+
+        assert (house.status("one"), house.status("other")) == (503, 200)
+
+
+def test_without_thresholds_nobody_is_refused(house: Overloaded) -> None:
+    with house.held("one", PROMPT_87):
+        house.blocks(87)
+
+        assert house.status("one") == 200
+
+
+# The busy list.
+
+
+def test_a_busy_worker_is_passed_over_while_another_is_free(house: Overloaded) -> None:
+    house.set("pair", blocks=0.3)
+    with house.held("pair", PROMPT_50):
+        house.blocks(50)
+        before = loads(house)
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: house.status("pair", max_tokens=2), range(4)))
+            during = loads(house)
+
+        assert found == [200] * 4
+        # The one that holds the long request has had no other.
+        busy = max(before, key=lambda worker: before[worker])
+        assert during[busy] <= before[busy] + 1
+
+
+def loads(house: Overloaded) -> dict[str, float]:
+    """KV blocks by worker."""
+    text = house.server.request("GET", "/metrics")[2].decode()
+    found = re.findall(rf'^{BLOCKS}\{{dp_rank="0",worker_id="(\w+)"\}} (\S+)$', text, re.MULTILINE)
+    return {worker: float(value) for worker, value in found}
+
+
+def test_requests_are_let_in_again_as_soon_as_there_is_room(house: Overloaded) -> None:
+    house.set("one", blocks=0, tokens=0)
+    with house.held("one", PROMPT_50):
+        assert house.status("one") == 503
+
+    assert house.server.until(lambda: house.status("one") == 200, 10)
+
+
+def test_what_a_worker_does_is_told_to_operators_of_the_frontend(house: Overloaded) -> None:
+    with house.held("one", PROMPT_50):
+        house.blocks(50)
+        page = house.server.request("GET", "/metrics")[2].decode()
+
+    assert re.search(rf'^{BLOCKS}\{{dp_rank="0",worker_id="\w+"\}} 50\.0$', page, re.MULTILINE)
+    assert re.search(r'^dynamo_frontend_worker_kv_blocks_total\{dp_rank="0",worker_id="\w+"\} 100\.0$', page, re.M)
+    assert 'dynamo_frontend_model_total_kv_blocks{model="one"} 100.0' in page
+
+
+# The refusal.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_is_a_plain_503_that_says_when_to_come_back(house: Overloaded, stream: bool) -> None:
+    house.set("stuck", tokens=0)
+    with house.held("stuck", "a"):
+        status, headers, body = house.server.request("POST", "/v1/completions", completion("stuck", stream=stream))
+
+    answer = json.loads(body)
+    assert (status, headers["content-type"]) == (503, "application/json")
+    assert {key: answer[key] for key in ("message", "type", "code")} == {
+        "message": BUSY,
+        "type": "service_unavailable",
+        "code": 503,
+    }
+    assert 1 <= int(headers["retry-after"]) <= 60
+
+
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat_completions": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    "completions": ("/v1/completions", {"prompt": "hi"}),
+    "embeddings": ("/v1/embeddings", {"input": "hi"}),
+}
+
+
+@pytest.mark.parametrize("endpoint", ROUTES)
+def test_refusals_are_counted_by_model_and_endpoint(house: Overloaded, endpoint: str) -> None:
+    path, body = ROUTES[endpoint]
+    server = house.server
+    before = server.metric(REJECTIONS, model="stuck", endpoint=endpoint)
+    house.set("stuck", tokens=0)
+    with house.held("stuck", "a"):
+        for _ in range(2):
+            assert server.request("POST", path, {"model": "stuck"} | body)[0] == 503
+
+    assert server.until(lambda: server.metric(REJECTIONS, model="stuck", endpoint=endpoint) == before + 2, 5)
+
+
+def test_a_refused_request_reserves_nothing(house: Overloaded) -> None:
+    house.set("stuck", tokens=0)
+    server = house.server
+    with house.held("stuck", "a"):
+        assert [house.status("stuck", stream=at % 2 == 0) for at in range(10)] == [503] * 10
+        assert server.until(lambda: house.active("stuck") == 1, 5)
+        assert server.metric("dynamo_frontend_inflight_requests", model="stuck") == 1
+        assert server.metric("dynamo_frontend_worker_active_prefill_tokens") == 1
+
+
+def test_all_answers_of_one_request_are_let_in_together(house: Overloaded) -> None:
+    """The second answer finds the worker busy with the first: it waits, as the request has been let in."""
+    house.set("one", blocks=0, tokens=0)
+
+    status, _, body = house.server.request("POST", "/v1/completions", completion("one", n=2))
+
+    assert status == 200, body
+    assert len(json.loads(body)["choices"]) == 2
+
+
+def test_an_overload_is_told_from_a_model_that_is_not_there(house: Overloaded) -> None:
+    status, _, body = house.server.request("POST", "/v1/completions", completion("nobody"))
+
+    assert (status, BUSY in body.decode()) == (404, False)
+
+
+def test_the_client_that_waits_gets_its_answer(house: Overloaded) -> None:
+    house.set("one", blocks=0, tokens=0)
+    with house.held("one", "a"):
+        words = [sys.executable, str(ROOT / "examples" / "overload" / "client.py"), house.server.url, "one", "hi"]
+        client = subprocess.Popen(
+            [*words, "--max-tokens", "1"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert client.stderr is not None
+        refused = client.stderr.readline()
+    output, _ = client.communicate(timeout=50)
+
+    assert "busy (503), again in" in refused
+    assert (client.returncode, bool(output.strip())) == (0, True)
+
+
+# /busy_threshold.
+
+
+def test_thresholds_are_set_and_listed_as_in_the_original(house: Overloaded) -> None:
+    assert house.set("one", blocks=0.85, tokens=10_000) == {
+        "model": "one",
+        "active_decode_blocks_threshold": 0.85,
+        "active_prefill_tokens_threshold": 10_000,
+        "active_prefill_tokens_threshold_frac": None,
+    }
+
+    status, _, body = house.server.request("GET", "/busy_threshold")
+    assert (status, json.loads(body)) == (
+        200,
+        {
+            "thresholds": [
+                {
+                    "model": "one",
+                    "active_decode_blocks_threshold": 0.85,
+                    "active_prefill_tokens_threshold": 10_000,
+                }
+            ]
+        },
+    )
+
+
+def test_what_is_left_out_stays_and_null_switches_off(house: Overloaded) -> None:
+    house.set("one", blocks=0.85, tokens=10_000, frac=2)
+
+    assert house.set("one", tokens=5)["active_decode_blocks_threshold"] == 0.85
+    assert house.set("one", blocks=None) == {
+        "model": "one",
+        "active_decode_blocks_threshold": None,
+        "active_prefill_tokens_threshold": 5,
+        "active_prefill_tokens_threshold_frac": 2.0,
+    }
+    assert house.set("nobody") == dict.fromkeys(house.set("one"), None) | {"model": "nobody"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        (
+            {"model": "nope", "active_decode_blocks_threshold": 0.5},
+            404,
+            "Model 'nope' not found. Thresholds can only be set for discovered models.",
+        ),
+        (
+            {"model": "one", "active_decode_blocks_threshold": 1.5},
+            400,
+            "active_decode_blocks_threshold must be between 0.0 and 1.0, got 1.5",
+        ),
+        (
+            {"model": "one", "active_prefill_tokens_threshold_frac": -1},
+            400,
+            "active_prefill_tokens_threshold_frac must be a finite value greater than or equal to 0.0, got -1.0",
+        ),
+        ({"model": "one", "active_prefill_tokens_threshold": "x"}, 422, "Failed to deserialize the JSON body"),
+        ({"active_prefill_tokens_threshold": 1}, 422, "Failed to deserialize the JSON body"),
+        ({"model": "one", "active_decode_block_threshold": 1}, 422, "Failed to deserialize the JSON body"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_refused(house: Overloaded, body: Any, status: int, error: str) -> None:
+    found, headers, answer = house.server.request("POST", "/busy_threshold", body)
+
+    assert (found, headers["content-type"]) == (status, "application/json")
+    assert json.loads(answer)["error"].startswith(error)
+
+
+def test_thresholds_without_the_mode_do_nothing(serve: Callable[..., Any]) -> None:
+    server = Overloaded(
+        serve(
+            CONFIG.replace("admission: {use: token-capacity}", ""),
+            *("--active-decode-blocks-threshold", "0", "--active-prefill-tokens-threshold", "0"),
+            *("--active-prefill-tokens-threshold-frac", "0"),
+        )
+    )
+    with server.held("one", PROMPT_87):
+        assert server.status("one") == 200
+
+    assert json.loads(server.server.request("GET", "/busy_threshold")[2]) == {"thresholds": []}
+    status, _, body = server.server.request("POST", "/busy_threshold", {"model": "one"})
+    assert (status, "--admission-control token-capacity" in body.decode()) == (409, True)
+
+
+def test_flags_arm_the_thresholds_and_another_status_may_be_told(serve: Callable[..., Any]) -> None:
+    server = Overloaded(
+        serve(
+            CONFIG.replace("admission: {use: token-capacity}", ""),
+            *("--admission-control", "token-capacity", "--active-prefill-tokens-threshold", "0"),
+            env={"DYN_HTTP_OVERLOAD_STATUS_CODE": "529", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.9"},
+        )
+    )
+    with server.held("stuck", "a"):
+        status, headers, body = server.server.request("POST", "/v1/completions", completion("stuck"))
+    listed = json.loads(server.server.request("GET", "/busy_threshold")[2])["thresholds"]
+
+    assert (status, json.loads(body)["code"], "retry-after" in headers) == (529, 529, True)
+    assert [entry["model"] for entry in listed] == ["one", "other", "pair", "ranks", "stuck"]
+    assert listed[0]["active_decode_blocks_threshold"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "fault"),
+    [
+        (["--active-decode-blocks-threshold", "1.5"], {}, "must be at most 1, got 1.5"),
+        (["--active-prefill-tokens-threshold", "-1"], {}, "must be at least 0, got -1"),
+        ([], {"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC": "-0.5"}, "must be at least 0, got -0.5"),
+        (["--engine-request-limit", "0"], {}, "must be at least 1, got 0"),
+        ([], {"DYN_DYNAMO_REQUEST_QUEUE_LIMIT": "1"}, "must be at least 2, got 1"),
+        ([], {"DYN_HTTP_OVERLOAD_STATUS_CODE": "500"}, "expected 503, 529 or 429, got '500'"),
+    ],
+)
+def test_a_setting_that_cannot_be_ends_the_start(words: list[str], env: dict[str, str], fault: str) -> None:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamo_core.cli.main", "check", *words],
+        env=kept | env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.returncode == 2
+    assert fault in done.stderr
+    assert (words or list(env))[0] in done.stderr
+
+
+# Two sides.
+
+TWO_SIDES = """
+admission: {use: token-capacity}
+workers:
+  first:
+    model: {name: d}
+    engine: {use: mocker, fixed_itl_ms: %s, block_size: 16, num_gpu_blocks: 200, kv_transfer_bandwidth: 0}
+    disaggregation_mode: prefill
+  second:
+    model: {name: d}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100, kv_transfer_bandwidth: 0}
+    disaggregation_mode: decode
+"""
+
+
+def test_tokens_bound_the_prefill_workers(serve: Callable[..., Any]) -> None:
+    server = Overloaded(serve(TWO_SIDES % 3_600_000))
+    server.set("d", tokens=800)
+    with server.held("d", "a" * 800):
+        # Not over it yet: one more token is let in.
+        with server.held("d", "a"):
+            assert server.status("d") == 503
+        server.set("d", tokens=801)
+        with server.held("d", "a"):
+            pass
+
+
+def test_blocks_bound_the_decode_workers(serve: Callable[..., Any]) -> None:
+    server = Overloaded(serve(TWO_SIDES % 1))
+    with server.held("d", PROMPT_50):
+        server.blocks(50)
+        # The prefill worker could hold four times as much.
+        server.set("d", blocks=0.5)
+        at_it = server.status("d")
+        server.set("d", blocks=0.49)
+
+        assert (at_it, server.status("d")) == (200, 503)
+
+
+# Several frontends.
+
+APART = """
+transport: {{use: tcp}}
+discovery: {{use: file, path: "{folder}", ttl: 2}}
+client: {{drain_grace: 0}}
+admission: {{use: token-capacity}}
+workers:
+  mock:
+    model: {{name: m}}
+    engine: {{use: mocker, fixed_itl_ms: 20, block_size: 16, num_gpu_blocks: 1000}}
+    replicas: 2
+    grace_period: 0
+"""
+
+
+def test_a_change_at_either_frontend_counts_at_both_under_load_and_loses_nothing(
+    serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = APART.format(folder=tmp_path / "discovery")
+    first = Overloaded(serve(config))
+    both = [first, Overloaded(serve(config, command="frontend"))]
+    bodies: list[tuple[int, bytes]] = []
+    stop = threading.Event()
+
+    def load(house: Overloaded) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10, "ignore_eos": True}
+        while not stop.is_set():
+            status, _, answer = house.server.request("POST", "/v1/chat/completions", body)
+            bodies.append((status, answer))
+
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(load, house) for house in both for _ in range(4)]
+        try:
+            for turn in range(4):
+                changed, other = both[turn % 2], both[(turn + 1) % 2]
+                tight = turn % 2 == 0
+                wanted = changed.set("m", blocks=0 if tight else 0.9, tokens=turn)
+                began = time.monotonic()
+                assert other.server.until(lambda: other.set("m") == wanted, 5)  # noqa: B023 - used in this turn only
+                took = time.monotonic() - began
+                assert changed.set("m") == wanted
+                before = [house.server.metric(REJECTIONS) for house in both]
+                if tight:
+                    # Each of them refuses, whoever was told.
+                    for house, count in zip(both, before, strict=True):
+                        assert house.server.until(lambda: house.server.metric(REJECTIONS) > count, 10)  # noqa: B023
+                assert took < 5
+        finally:
+            stop.set()
+        for client in clients:
+            client.result(30)
+
+    assert {status for status, _ in bodies} == {200, 503}
+    whole = [json.loads(answer) for status, answer in bodies if status == 200]
+    assert {answer["usage"]["completion_tokens"] for answer in whole} == {10}
+    assert all(json.loads(answer)["message"] == BUSY for status, answer in bodies if status == 503)
+
+
+# The worker's own limit.
+
+CAPPED = """
+workers:
+  mock:
+    model: {name: m}
+    engine: {use: mocker, fixed_itl_ms: 400}
+"""
+
+
+def together(server: Any, count: int, model: str = "m", **more: Any) -> list[int]:
+    """The statuses of so many requests that are sent at once, each of three steps; all arrive within the first."""
+    body = completion(model, max_tokens=3, ignore_eos=True, **more)
+    ready = threading.Barrier(count)
+
+    def ask(_: int) -> int:
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        with connection:
+            data = json.dumps(body).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
+            ready.wait(20)
+            connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + data)
+            return int(connection.recv(65536).split()[1])
+
+    with ThreadPoolExecutor(count) as pool:
+        return sorted(pool.map(ask, range(count)))
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp", pytest.param("nats", marks=pytest.mark.full)])
+@pytest.mark.parametrize(("engine", "queue"), [(1, 2), (2, 3)])
+def test_a_worker_takes_exactly_its_limit_and_its_queue(
+    serve: Callable[..., Any], tmp_path: Path, free_port: int, transport: str, engine: int, queue: int
+) -> None:
+    config = CAPPED
+    with ExitStack() as stack:
+        if transport != "inproc":
+            config += f'discovery: {{use: file, path: "{tmp_path / "discovery"}"}}\nclient: {{drain_grace: 0}}\n'
+            config += "transport: {use: tcp}\n" if transport == "tcp" else ""
+        if transport == "nats":
+            config += f'transport: {{use: nats, servers: ["nats://127.0.0.1:{free_port}"]}}\n'
+            stack.enter_context(broker(free_port))
+        limits = {"DYN_DYNAMO_REQUEST_QUEUE_LIMIT": str(queue), "DYN_ENGINE_REQUEST_LIMIT": str(engine)}
+        server = serve(config, env=limits)
+
+        statuses = together(server, 6)
+
+        served = engine + queue
+        assert statuses == [200] * served + [503] * (6 - served)
+        if transport == "inproc":
+            assert server.until(lambda: server.metric("dynamo_rejection_request_total") == 6 - served, 5)
+            assert server.until(lambda: server.metric("dynamo_engine_request") == 0, 5)
+            assert server.metric("dynamo_request_queue") == 0
+            assert server.metric(REJECTIONS, endpoint="completions", model="m") == 6 - served
+        server.end()
+
+
+@contextmanager
+def broker(port: int) -> Iterator[None]:
+    binary = shutil.which("nats-server")
+    if binary is None:
+        pytest.skip("nats-server is not installed")
+    process = subprocess.Popen([binary, "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_while_a_worker_is_at_its_limit_its_gauges_say_so(serve: Callable[..., Any]) -> None:
+    server = serve(CAPPED.replace("400", "3600000"), "--engine-request-limit", "1")
+    connections = [server.raw("POST", "/v1/completions", completion("m", stream=True)) for _ in range(3)]
+
+    assert server.until(lambda: server.metric("dynamo_request_queue") == 2, 10)
+    assert server.metric("dynamo_engine_request") == 1
+    assert server.metric("dynamo_rejection_request_total") == 0
+    # The queue takes 16 unless it is told otherwise.
+    connections += [server.raw("POST", "/v1/completions", completion("m", stream=True)) for _ in range(14)]
+    assert server.until(lambda: server.metric("dynamo_request_queue") == 16, 10)
+    status, headers, body = server.request("POST", "/v1/completions", completion("m"))
+    assert (status, json.loads(body)["message"], "retry-after" in headers) == (503, BUSY, True)
+    for connection in connections:
+        connection.close()
+    assert server.until(lambda: server.metric("dynamo_engine_request") == 0, 20)
+
+
+@pytest.mark.parametrize("env", [{}, {"DYN_DYNAMO_REQUEST_QUEUE_LIMIT": "2"}], ids=["nothing", "the queue alone"])
+def test_without_an_engine_limit_a_worker_refuses_nobody(serve: Callable[..., Any], env: dict[str, str]) -> None:
+    server = serve(CAPPED.replace("400", "50"), env=env)
+
+    assert together(server, 20) == [200] * 20
+    assert server.metric("dynamo_rejection_request_total") == 0
+
+
+def test_a_worker_that_is_full_leaves_its_requests_to_another(serve: Callable[..., Any]) -> None:
+    server = serve(
+        """
+workers:
+  small:
+    model: {name: m}
+    engine: {use: mocker, fixed_itl_ms: 400}
+    engine_request_limit: 1
+    request_queue_limit: 2
+  large:
+    model: {name: m}
+    engine: {use: mocker, fixed_itl_ms: 400}
+"""
+    )
+
+    assert together(server, 12) == [200] * 12
+    # Half of them would have gone to the small one; it refused one, and was passed over from then on.
+    assert server.until(lambda: server.metric("dynamo_rejection_request_total") >= 1, 5)
+    assert server.metric("dynamo_rejection_request_total") < 3
+    assert server.metric(REJECTIONS) == 0
+
+
+def test_the_queue_limit_has_no_flag() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamo_core.cli.main", "serve", "--help"], capture_output=True, text=True, timeout=30
+    )
+
+    assert "--engine-request-limit" in done.stdout
+    assert "--active-decode-blocks-threshold" in done.stdout
+    assert "queue-limit" not in done.stdout

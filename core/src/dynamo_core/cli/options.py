@@ -51,12 +51,21 @@ def _parameter(flag: Flag) -> str:
 
 
 def flag_options(command: CommandT) -> CommandT:
-    """Adds an option for every row of the flag table that has one. What is not given stays None."""
+    """Adds an option for every row of the flag table that has one, and ``--model``. What is not given stays None."""
+    command = click.option(
+        "--model",
+        metavar="PATH|NAME",
+        default=None,
+        help="The model: a folder, which also names it, or a name that the engine knows. "
+        "Sets workers.*.model.path and workers.*.model.name.",
+    )(command)
     for flag in reversed(FLAGS):
         if flag.flag is not None:
             hint = f" [env: {flag.env}]" if flag.env else ""
+            # One that is on or off has a second spelling: --router-kv-events, --no-router-kv-events.
+            spelling = flag.flag if flag.type is not bool else f"{flag.flag}/--no-{flag.flag.removeprefix('--')}"
             decorate = click.option(
-                flag.flag, _parameter(flag), type=flag.type, default=None, help=f"{flag.help} Sets {flag.key}.{hint}"
+                spelling, _parameter(flag), type=flag.type, default=None, help=f"{flag.help} Sets {flag.key}.{hint}"
             )
             command = decorate(command)
     return command
@@ -82,10 +91,18 @@ def view(**options: Any) -> SettingsView:
 
 
 def _arguments(
-    config: Path | None, config_option: Path | None, profile: str | None, sets: tuple[str, ...], **flags: Any
+    config: Path | None,
+    config_option: Path | None,
+    profile: str | None,
+    sets: tuple[str, ...],
+    model: str | None = None,
+    **flags: Any,
 ) -> dict[str, Any]:
     if config is not None and config_option is not None and config != config_option:
         raise ConfigError(f"two config files are named, {config} and --config {config_option}: name one")
+    if model is not None:
+        for name, value in _model(model).items():
+            flags[name] = value if flags.get(name) is None else flags[name]
     names = {_parameter(flag): flag.flag for flag in FLAGS if flag.flag is not None}
     return {
         "path": config or config_option,
@@ -94,3 +111,17 @@ def _arguments(
         "sets": sets,
         "flags": {names[parameter]: value for parameter, value in flags.items()},
     }
+
+
+def _model(text: str) -> dict[str, str]:
+    """What ``--model`` stands for, by parameter: a folder is the path and gives the name, anything else is a name.
+
+    Raises:
+        ConfigError: it can only be a folder, and there is none.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return {"model_path": str(path), "model_name": path.resolve().name}
+    if text.startswith((".", "/", "~")) or path.exists():
+        raise ConfigError(f"--model {text}: there is no such folder; give the folder of a model, or the name of one")
+    return {"model_name": text}

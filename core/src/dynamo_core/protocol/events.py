@@ -45,10 +45,42 @@ class KvEvent(msgspec.Struct, frozen=True):
 
 
 class RouterEvent(msgspec.Struct, array_like=True, frozen=True):
-    """A cache change together with the worker it happened on."""
+    """A cache change together with the worker it happened on.
+
+    `epoch` is higher whenever a worker begins anew to count its events; 0 where that is not known.
+    """
 
     worker_id: int
     event: KvEvent
+    epoch: int = 0
+
+
+class KvSeen(msgspec.Struct, array_like=True, frozen=True):
+    """How far somebody has followed one rank: the last event of an epoch that was taken in."""
+
+    dp_rank: int
+    epoch: int
+    event_id: int
+
+
+class KvHistoryRequest(msgspec.Struct, frozen=True):
+    """Asks a worker what the KV caches of all its ranks hold. Of the ranks in `seen` what has changed since will do."""
+
+    seen: list[KvSeen] = []
+
+
+class KvHistoryPart(msgspec.Struct, array_like=True, frozen=True):
+    """Some events of one rank, in order.
+
+    With `fresh` they begin with an empty cache, and stand for what it holds rather than for what happened. `event_id`
+    says after which event the rank was in this state; None: there are further parts; -1: nothing has happened yet.
+    """
+
+    dp_rank: int
+    epoch: int
+    fresh: bool
+    events: list[KvEvent]
+    event_id: int | None = None
 
 
 class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -56,7 +88,7 @@ class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
 
     `active_prefill_tokens` are prompt tokens that are still to be computed, of waiting requests too. `kv_used_blocks`
     are the KV blocks that requests hold and that cannot be evicted; `active_decode_blocks` the same, as the engine's
-    scheduler counts them.
+    scheduler counts them. `kv_total_blocks` are all there are; the framework fills it in if the engine does not.
     """
 
     worker_id: int
@@ -64,6 +96,7 @@ class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
     active_decode_blocks: int | None = None
     active_prefill_tokens: int | None = None
     kv_used_blocks: int | None = None
+    kv_total_blocks: int | None = None
 
 
 class PlacedLoad(msgspec.Struct, array_like=True, frozen=True):

@@ -63,7 +63,7 @@ class LLMEngineOutput(msgspec.Struct, omit_defaults=True):
 
     `token_ids` holds the new tokens only. `log_probs` (one per new token) and `top_logprobs` (one list per new token)
     are there when the request asked for them. Engines with `model_input: text` set `text`, and may set `delta`, a
-    ready-made message delta that is passed on as it is.
+    ready-made message delta that is passed on as it is, and `text_logprobs`, the `logprobs` of the API for this text.
     """
 
     token_ids: list[int] = []
@@ -80,6 +80,7 @@ class LLMEngineOutput(msgspec.Struct, omit_defaults=True):
     disaggregated_params: Any = None
     worker_trace_link: TraceLink | None = None
     delta: dict[str, Any] | None = None
+    text_logprobs: dict[str, Any] | None = None
 
     @classmethod
     def stop(cls) -> LLMEngineOutput:
@@ -139,7 +140,7 @@ def merge_outputs(items: Sequence[LLMEngineOutput]) -> list[LLMEngineOutput]:
     """Everything that waits in one stream, with neighbours of the same choice made one item.
 
     Tokens, texts and log-probabilities are joined in order; the last finish reason, usage and engine data win. Items
-    with a ready-made `delta` are never merged. The given items are left as they are.
+    with a ready-made `delta` or `text_logprobs` are never merged. The given items are left as they are.
     """
     if len(items) == 1:
         return list(items)
@@ -153,6 +154,8 @@ def merge_outputs(items: Sequence[LLMEngineOutput]) -> list[LLMEngineOutput]:
             or last.finish_reason is not None
             or last.delta is not None
             or item.delta is not None
+            or last.text_logprobs is not None
+            or item.text_logprobs is not None
         ):
             merged.append(item)
             fresh = False

@@ -99,6 +99,8 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     proto: int = PROTO
     #: Roles that must be there beside this worker's: all of any one list. Empty if it serves alone.
     needs: list[list[str]] = []
+    #: How the blocks that it tells of are hashed; None if it does not say. `dynamo_core.kv.hashes.SCHEME` is ours.
+    kv_hashing: str | None = None
 
     @property
     def path(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -27,6 +28,8 @@ EXAMPLE: dict[str, Any] = {
 }
 #: The origin of its values.
 EXAMPLE_ORIGIN = "built-in example"
+#: What an engine may be called, and a worker may not.
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9_]")
 
 
 class SettingsView:
@@ -149,7 +152,7 @@ def _merged(
 ) -> Table:
     """All layers, one over the other, with the defaults below them."""
     shape = _shape()
-    tree = _file_layers(_Named.by(path, "DYN_CONFIG", env), _Named.by(profile, "DYN_PROFILE", env), shape, below)
+    tree = _file_layers(_Named.by(path, "DYN_CONFIG", env), _Named.by(profile, "DYN_PROFILE", env), shape, below, flags)
     written = worker_names(tree)
     tree = merge(tree, environment_layer(env, shape, written), shape)
     # A flag that picks a plugin picks it for the keys that --set gives on the same command line too.
@@ -183,7 +186,21 @@ def _generic(path: Sequence[str]) -> tuple[str, ...]:
     return tuple("*" if index == 1 and path[0] == "workers" else key for index, key in enumerate(path))
 
 
-def _file_layers(file: _Named | None, profile: _Named | None, shape: Shape, below: Table | None) -> Table:
+def _example(engine: object) -> dict[str, Any]:
+    """What runs when there is no file: the built-in example, or one worker of the engine that a flag names."""
+    if not isinstance(engine, str) or not engine:
+        return EXAMPLE
+    model = {"name": f"{engine}-model"}
+    return {"workers": {_NOT_IN_NAMES.sub("_", engine.lower()): {"model": model, "engine": {"use": engine}}}}
+
+
+def _file_layers(
+    file: _Named | None,
+    profile: _Named | None,
+    shape: Shape,
+    below: Table | None,
+    flags: Mapping[str, object] | None,
+) -> Table:
     if file is None:
         if profile is not None:
             raise ConfigError(
@@ -191,7 +208,7 @@ def _file_layers(file: _Named | None, profile: _Named | None, shape: Shape, belo
             )
         if below is not None:
             return below
-        workers = from_plain(EXAMPLE, EXAMPLE_ORIGIN)
+        workers = from_plain(_example((flags or {}).get("--engine")), EXAMPLE_ORIGIN)
         return Table(DEFAULT, workers.children if isinstance(workers, Table) else {})
     document = read_document(FilePath(file.name), file.blame)
     profiles = _profiles(document, shape)

@@ -26,6 +26,10 @@ def _not_a_bool_number(value: object) -> object:
     return value
 
 
+def _none(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+
 def _lower(value: object) -> object:
     return value.strip().lower() if isinstance(value, str) else value
 
@@ -62,6 +66,11 @@ Positive = Annotated[int, Field(ge=1), NotBool]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 WorkerName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")]
 Text = Annotated[str, StringConstraints(min_length=1)]
+#: The word that the command lines people move from have for it.
+NoneWord = BeforeValidator(_none)
+Share = Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_not_a_bool_number), NoneWord]
+Fraction = Annotated[float | None, Field(ge=0, allow_inf_nan=False), BeforeValidator(_not_a_bool_number), NoneWord]
+Tokens = Annotated[int | None, Field(ge=0), NotBool, NoneWord]
 #: A scheme and a host, perhaps a port, and nothing behind them: browsers send no more.
 Origin = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+.-]*://[^/?#*\s]+$")]
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
@@ -126,10 +135,33 @@ class FrontendSection(PluginSection):
     tls: TlsSettings = Field(default_factory=TlsSettings)
 
 
-class AdmissionSection(PluginSection):
+class ThresholdSettings(BaseModel):
+    """When a worker is busy. Without admission control that goes by them they are checked and kept, and do nothing."""
+
+    model_config = _STRICT
+
+    active_decode_blocks_threshold: Share = Field(
+        default=None, description="Share of its KV blocks above which a rank of a worker is busy; null means none."
+    )
+    active_prefill_tokens_threshold: Tokens = Field(
+        default=None,
+        description="Prompt tokens yet to be computed above which a rank of a worker is busy; null means none.",
+    )
+    active_prefill_tokens_threshold_frac: Fraction = Field(
+        default=None,
+        description="The same, as a multiple of the engine's `max_num_batched_tokens`; null means none.",
+    )
+
+
+class AdmissionSection(ThresholdSettings, PluginSection):
     """Who may enter."""
 
+    model_config = PluginSection.model_config
+
     use: Text = Field(default="none", description="The admission plugin; `none` admits everything.")
+    models: dict[Text, ThresholdSettings] = Field(
+        default={}, description="Thresholds of single models, by name, over those for all."
+    )
 
 
 class RouterSection(PluginSection):
@@ -283,7 +315,7 @@ class ClientSettings(BaseModel):
     share_loads: bool | None = Field(
         default=None,
         description="Whether frontends tell each other what they have placed on workers; null means where "
-        "`frontend.processes` is more than 1.",
+        "`frontend.processes` is more than 1, or admission goes by thresholds.",
     )
 
 
@@ -311,6 +343,9 @@ class HttpSettings(BaseModel):
     cors: CorsSettings = Field(default_factory=CorsSettings)
     metrics_prefix: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")] = Field(
         default="dynamo_frontend", description="Prefix of the frontend's metrics."
+    )
+    overload_status: Literal[503, 529, 429] = Field(
+        default=503, description="HTTP status of a request that is refused for load."
     )
 
 

@@ -1,0 +1,209 @@
+"""`TransformersEngine`: the engine contract over the library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import PurePath
+from typing import ClassVar
+
+from dynamo_core import (
+    BackendError,
+    DisaggregationMode,
+    EngineConfig,
+    FinishReason,
+    GenerateContext,
+    LLMEngine,
+    LLMEngineOutput,
+    PluginConfig,
+    PreprocessedRequest,
+    WorkerConfig,
+    usage,
+)
+from dynamo_core.errors import ConfigError
+
+from dynamo_plugin_engine_transformers.config import TransformersConfig
+from dynamo_plugin_engine_transformers.library import Facts, Library, Output
+from dynamo_plugin_engine_transformers.wish import Wish, model_defaults, wish_of
+
+
+class TransformersEngine(LLMEngine):
+    """Runs a model of a Hugging Face style folder in this process, many requests in one batch."""
+
+    NAME: ClassVar[str] = "transformers"
+    Config: ClassVar[type[PluginConfig]] = TransformersConfig
+    config: TransformersConfig
+
+    def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
+        super().__init__(config, worker)
+        self._library: Library | None = None
+        self._facts: Facts | None = None
+        self._defaults: Mapping[str, float] = {}
+        self._draining = False
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Loads the model, in a thread.
+
+        Raises:
+            ConfigError: there is no model, or no library, or they do not go together.
+            BackendError.EngineShutdown: the model does not fit into memory.
+        """
+        folder = self.worker.model_path
+        if self.worker.disaggregation_mode is not DisaggregationMode.AGGREGATED:
+            raise ConfigError("engine 'transformers' knows no prefill and decode roles: set disaggregation_mode to agg")
+        if folder is None:
+            raise ConfigError(
+                f"workers.{self.worker.worker}.model.path: engine 'transformers' needs the model's folder: set it, "
+                "or give --model PATH"
+            )
+        self._library = library = Library(self.config)
+        facts = await asyncio.to_thread(library.load, folder, asyncio.get_running_loop())
+        self._facts = facts
+        self._defaults = await asyncio.to_thread(model_defaults, folder)
+        return EngineConfig(
+            model=self.worker.model_name or PurePath(folder).name,
+            served_model_name=self.worker.served_model_name,
+            context_length=facts.context_length,
+            kv_cache_block_size=facts.block_size,
+            total_kv_blocks=facts.blocks,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=facts.batch_tokens,
+        )
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        """Streams the answer; each item holds everything said since the one before.
+
+        Raises:
+            BackendError.InvalidArgument: an empty prompt, one that leaves no room in the context, a token id that there
+                is not, or an option that this engine does not have.
+            BackendError.EngineShutdown: not started, draining, or the library has failed.
+        """
+        library, facts = self._library, self._facts
+        if library is None or facts is None or self._draining:
+            raise BackendError.EngineShutdown("the engine does not run")
+        wish = wish_of(
+            request,
+            vocabulary=facts.vocabulary,
+            defaults=self._defaults,
+            caching=self.config.enable_prefix_caching,
+        )
+        limit = _limit(request, facts.context_length)
+        if ctx.is_stopped():
+            yield LLMEngineOutput.cancelled().with_usage(usage(len(wish.prompt), 0))
+            return
+        stream = _Stream()
+        finished = False
+        library.submit(ctx.attempt_id, wish, limit, stream.put)
+        forget = ctx.on_stop(stream.wake)
+        sent = 0
+        try:
+            while not finished:
+                output = await stream.take()
+                if ctx.is_stopped():
+                    yield LLMEngineOutput.cancelled().with_usage(usage(len(wish.prompt), sent))
+                    return
+                if output is None:
+                    continue
+                if output.error is not None:
+                    finished = True
+                    raise _failure(output.error, library)
+                finished = output.finished
+                item = _item(request, wish, output, sent)
+                sent += len(item.token_ids)
+                if item.finish_reason is not None:
+                    item.completion_usage = usage(len(wish.prompt), sent)
+                yield item
+        finally:
+            forget()
+            library.release(ctx.attempt_id, finished=finished)
+
+    async def drain(self) -> None:
+        """Refuses new requests; those that run go on."""
+        self._draining = True
+
+    async def cleanup(self) -> None:
+        """Ends the library's thread; streams that still run end with `EngineShutdown`."""
+        self._draining = True
+        library, self._library = self._library, None
+        if library is not None:
+            await asyncio.to_thread(library.stop)
+
+
+class _Stream:
+    """From callbacks to a waiting task: only the newest output matters, for it holds all tokens."""
+
+    __slots__ = ("_newest", "_waiter", "_woken")
+
+    def __init__(self) -> None:
+        self._newest: Output | None = None
+        self._woken = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: Output) -> None:
+        """There is more of the answer."""
+        self._newest = output
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to look at."""
+        self._woken = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def take(self) -> Output | None:
+        """The newest output; None if it was only woken."""
+        if not self._woken:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._woken = False
+        output, self._newest = self._newest, None
+        return output
+
+
+def _limit(request: PreprocessedRequest, context_length: int) -> int:
+    """How many tokens may come out.
+
+    Raises:
+        BackendError.InvalidArgument: the prompt is empty, or leaves no room.
+    """
+    length = len(request.token_ids)
+    if not length:
+        raise BackendError.InvalidArgument("the prompt is empty", field="prompt")
+    room = context_length - length
+    if room < 1:
+        raise BackendError.InvalidArgument(
+            f"the prompt has {length} tokens and leaves no room for an answer: the context is {context_length} tokens",
+            field="prompt",
+        )
+    wished = request.stop_conditions.max_tokens
+    return room if wished is None else max(1, min(wished, room))
+
+
+def _item(request: PreprocessedRequest, wish: Wish, output: Output, sent: int) -> LLMEngineOutput:
+    """What is new in an output; the last one with its reason. A hidden stop token is left out."""
+    tokens = list(output.tokens[sent:])
+    item = LLMEngineOutput(tokens)
+    end = sent + len(tokens)
+    if output.finished:
+        item.finish_reason = FinishReason.LENGTH
+        last = output.tokens[-1] if output.tokens else None
+        if last in wish.stop_ids:
+            visible = last in (request.stop_conditions.stop_token_ids or ())
+            item.finish_reason = FinishReason.STOP if visible else FinishReason.EOS
+            if visible:
+                item.stop_reason = last
+            elif tokens:
+                tokens.pop()
+                end -= 1
+            item.token_ids = tokens
+    if wish.logprobs is not None:
+        item.log_probs = wish.log_probs[sent:end]
+        item.top_logprobs = wish.top_logprobs[sent:end]
+    return item
+
+
+def _failure(error: str, library: Library) -> BackendError:
+    if not library.running:
+        return BackendError.EngineShutdown(f"the library's batching thread has ended: {error}")
+    return BackendError.Unknown(f"the library failed on the request: {error}")

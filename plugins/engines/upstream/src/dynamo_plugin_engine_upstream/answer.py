@@ -1,0 +1,154 @@
+"""What the server answers: from chunks in the form of the OpenAI API to the items of an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from dynamo_core import BackendError, FinishReason, LLMEngineOutput
+from dynamo_core.protocol.output import CompletionUsage
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "content_filter": FinishReason.CONTENT_FILTER,
+    # The frontend calls it that again, as it sees the calls.
+    "tool_calls": FinishReason.STOP,
+    "function_call": FinishReason.STOP,
+}
+
+
+class ServerError(Exception):
+    """The server has put an error into its stream: its ``error`` object."""
+
+    def __init__(self, error: Any) -> None:
+        super().__init__("the server reported an error in its stream")
+        self.error = error
+
+
+class Answer:
+    """Reads the chunks of one answer with `choices` choices.
+
+    The usage comes after everything else, and nothing may follow a terminal: the last terminal waits for it.
+    """
+
+    __slots__ = ("_choices", "_left", "_terminal", "_usage", "complete")
+
+    def __init__(self, choices: int) -> None:
+        self._left = set(range(choices))
+        self._choices = choices
+        self._terminal: LLMEngineOutput | None = None
+        self._usage: CompletionUsage | None = None
+        #: Whether the stream has ended as it should.
+        self.complete = False
+
+    def read(self, data: bytes) -> list[LLMEngineOutput]:
+        """The items that one chunk becomes.
+
+        Raises:
+            ServerError: it is an error.
+            BackendError.StreamIncomplete: it cannot be understood.
+        """
+        try:
+            chunk = msgspec.json.decode(data)
+        except ValueError as error:
+            raise BackendError.StreamIncomplete("the server sent an event that is no JSON") from error
+        if not isinstance(chunk, dict):
+            raise BackendError.StreamIncomplete("the server sent an event that is no object")
+        if chunk.get("error"):
+            raise ServerError(chunk["error"])
+        usage = _usage(chunk.get("usage"))
+        if usage is not None:
+            self._usage = usage
+        items: list[LLMEngineOutput] = []
+        for choice in chunk.get("choices") or ():
+            self._choice(choice, items)
+        if usage is not None and items and self._choices == 1:
+            items[-1].completion_usage = usage
+        if usage is not None and self._terminal is not None:
+            items += self._last()
+        return items
+
+    def end(self) -> list[LLMEngineOutput]:
+        """What was held back. The stream has ended.
+
+        Raises:
+            BackendError.StreamIncomplete: a choice has not.
+        """
+        if self._left:
+            raise BackendError.StreamIncomplete("the server ended its stream before the answer was complete")
+        self.complete = True
+        return self._last()
+
+    def _last(self) -> list[LLMEngineOutput]:
+        terminal, self._terminal = self._terminal, None
+        if terminal is None:
+            return []
+        terminal.completion_usage = self._usage
+        return [terminal]
+
+    def _choice(self, choice: Any, items: list[LLMEngineOutput]) -> None:
+        index = choice.get("index", 0) if isinstance(choice, dict) else None
+        made = _pieces(choice) if isinstance(choice, dict) else []
+        if index not in self._left:
+            if not made and isinstance(index, int) and 0 <= index < self._choices:
+                # Some servers repeat a choice that has ended, without anything in it.
+                return
+            raise BackendError.StreamIncomplete(f"the server answered for choice {index!r}, which nobody waits for")
+        for item in made:
+            item.index = index
+        items += made
+        reason = choice.get("finish_reason")
+        if reason is None:
+            return
+        self._left.discard(index)
+        terminal = LLMEngineOutput(index=index, finish_reason=_REASONS.get(reason, FinishReason.STOP))
+        stop = choice.get("stop_reason")
+        if isinstance(stop, str | int):
+            terminal.stop_reason = stop
+        if self._left:
+            items.append(terminal)
+        else:
+            self._terminal = terminal
+
+
+def _pieces(choice: dict[str, Any]) -> list[LLMEngineOutput]:
+    """What a choice says in one chunk: reasoning, then text, then the rest. Text alone is cheapest to pass on."""
+    delta = choice.get("delta")
+    rest = dict(delta) if isinstance(delta, dict) else {"content": choice.get("text")}
+    rest.pop("role", None)
+    reasoning = rest.pop("reasoning_content", None) or rest.pop("reasoning", None)
+    rest.pop("reasoning", None)
+    text = rest.pop("content") if isinstance(rest.get("content"), str) else None
+    rest = {name: value for name, value in rest.items() if value is not None and value != []}
+    made: list[LLMEngineOutput] = []
+    if reasoning:
+        made.append(LLMEngineOutput(delta={"reasoning_content": reasoning}))
+    if text:
+        made.append(LLMEngineOutput(text=text))
+    if rest:
+        made.append(LLMEngineOutput(delta=rest))
+    logprobs = choice.get("logprobs")
+    if isinstance(logprobs, dict) and any(logprobs.values()):
+        if not made:
+            made.append(LLMEngineOutput(text=""))
+        made[-1].text_logprobs = logprobs
+    return made
+
+
+def _usage(told: Any) -> CompletionUsage | None:
+    if not isinstance(told, dict):
+        return None
+    prompt, completion = _count(told.get("prompt_tokens")), _count(told.get("completion_tokens"))
+    details = told.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return CompletionUsage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        cached_tokens=cached if isinstance(cached, int) else None,
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,98 @@
+"""The settings of an upstream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from dynamo_core import PluginConfig
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+
+class TlsConfig(PluginConfig):
+    """Encryption; a certificate that is not for the host of the address is refused."""
+
+    ca: Path | None = Field(
+        default=None,
+        description="Who may sign the server's certificate besides the authorities of the system's list, a PEM file.",
+    )
+    cert: Path | None = Field(
+        default=None, description="This process's certificate chain, a PEM file, for servers that ask for one."
+    )
+    key: Path | None = Field(default=None, description="The private key of `cert`, a PEM file without a passphrase.")
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("`cert` and `key` belong together: set both or neither")
+        return self
+
+
+class UpstreamConfig(PluginConfig):
+    """Where the server is, and how long it may take. Times are in seconds."""
+
+    url: str = Field(description="The server's address, such as http://10.0.0.5:8000; without a path, /v1 is meant.")
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="What the server calls the model; null means as here, or the only one that it lists.",
+    )
+    api_key: SecretStr | None = Field(
+        default=None, description="Sent as a bearer token; write ${env:NAME} to take it from the environment."
+    )
+    tls: TlsConfig | None = Field(default=None, description="Encryption; null means what an https:// address needs.")
+    start_timeout: float = Field(
+        default=120.0, ge=0, le=86_400, description="How long a starting worker waits for a server that is not up yet."
+    )
+    connect_timeout: float = Field(default=5.0, gt=0, le=3600, description="Until a connection stands.")
+    first_byte_timeout: float = Field(
+        default=300.0, gt=0, le=86_400, description="Until the answer begins: the server's queue and the prompt."
+    )
+    silence_timeout: float = Field(
+        default=60.0, gt=0, le=86_400, description="How long an answer that has begun may pause."
+    )
+    keep_alive: float = Field(
+        default=4.0,
+        ge=0,
+        le=3600,
+        description="How long an idle connection is kept; less than the server keeps it, or requests meet closed ones.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_a_base(cls, value: str) -> str:
+        return _base(value)
+
+    @field_validator("api_key")
+    @classmethod
+    def _key_fits_a_header(cls, value: SecretStr | None) -> SecretStr | None:
+        # The text itself is not repeated.
+        if value is not None and (not value.get_secret_value().isascii() or not value.get_secret_value().isprintable()):
+            raise ValueError("holds characters that no key has, perhaps the line end of a file")
+        return value if value is None or value.get_secret_value() else None
+
+    @model_validator(mode="after")
+    def _tls_is_for_https(self) -> Self:
+        if self.tls is not None and self.url.startswith("http:"):
+            raise ValueError("url is not encrypted, and `tls` is set: write https://")
+        return self
+
+
+def _base(text: str) -> str:
+    """The address that paths such as ``/models`` are put behind.
+
+    Raises:
+        ValueError: it is none, or holds what has a key of its own.
+    """
+    parts = urlsplit(text)
+    if "@" in parts.netloc:
+        # Without the text: it holds what should not be shown.
+        raise ValueError("holds a user or password, which would show in logs: set `api_key`")
+    try:
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+    except ValueError:
+        wrong = True
+    if wrong or parts.query or parts.fragment:
+        raise ValueError(f"{text!r} is not an address such as http://host:port or https://host:port/v1")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"

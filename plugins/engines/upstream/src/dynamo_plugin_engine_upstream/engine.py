@@ -1,0 +1,186 @@
+"""`UpstreamEngine`: the engine contract over an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, ClassVar
+
+from dynamo_core import (
+    BackendError,
+    DisaggregationMode,
+    EngineConfig,
+    GenerateContext,
+    LLMEngine,
+    LLMEngineOutput,
+    PluginConfig,
+    PreprocessedRequest,
+    WorkerConfig,
+)
+from dynamo_core.errors import ConfigError, DynamoError
+
+from dynamo_plugin_engine_upstream.answer import Answer, ServerError
+from dynamo_plugin_engine_upstream.client import Client, Stopped
+from dynamo_plugin_engine_upstream.config import UpstreamConfig
+from dynamo_plugin_engine_upstream.events import DONE, Events
+from dynamo_plugin_engine_upstream.faults import in_stream
+from dynamo_plugin_engine_upstream.question import question
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks for a server that is not up yet.
+_PAUSE = 0.5
+#: Headers of the client's request that are passed on, so that one trace shows both systems.
+_PASSED = ("traceparent", "tracestate")
+#: Where servers say how long a context may be.
+_LENGTHS = ("max_model_len", "context_length", "context_window")
+#: Names shown in a message.
+_SHOWN = 10
+
+
+class UpstreamEngine(LLMEngine):
+    """Passes requests on to one server as they are, and its answers back. One worker stands for one server."""
+
+    NAME: ClassVar[str] = "upstream"
+    Config: ClassVar[type[PluginConfig]] = UpstreamConfig
+    config: UpstreamConfig
+
+    def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
+        super().__init__(config, worker)
+        self._client: Client | None = None
+        self._model = ""
+        self._names: dict[str, str] = {}
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Finds the server and the model there; waits for a server that is not up yet.
+
+        Raises:
+            ConfigError: the server does not have the model, or the key or a file is wrong.
+            BackendError: the server cannot be reached.
+        """
+        if self.worker.disaggregation_mode is not DisaggregationMode.AGGREGATED:
+            raise ConfigError("engine 'upstream' knows no prefill and decode roles: set disaggregation_mode to agg")
+        self._client = client = Client(self.config)
+        listed = await self._listed(client)
+        found = self._choose(listed)
+        self._model = found["id"]
+        public = self.worker.served_model_name or self.worker.model_name or self._model
+        # Clients know neither where the model is nor what it is called there.
+        self._names = {self.config.url: "…"} | ({self._model: public} if self._model != public else {})
+        if self.config.api_key is not None:
+            self._names[self.config.api_key.get_secret_value()] = "…"
+        return EngineConfig(
+            model=self.worker.model_name or self._model,
+            served_model_name=self.worker.served_model_name,
+            model_input="text",
+            context_length=_length(found),
+        )
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        """Streams the server's answer.
+
+        Raises:
+            BackendError.InvalidArgument: the server refuses the request, with its words.
+            WorkerOverloaded: the server has no room.
+            BackendError: it cannot be reached, breaks off, or is silent for too long.
+        """
+        client = self._client
+        if client is None:
+            raise BackendError.EngineShutdown("the engine does not run")
+        if ctx.is_stopped():
+            yield LLMEngineOutput.cancelled()
+            return
+        if request.is_probe:
+            self._choose(await client.models())
+            yield LLMEngineOutput.stop()
+            return
+        path, body = question(request, self._model)
+        headers = {name: ctx.metadata[name] for name in _PASSED if name in ctx.metadata}
+        call = client.call(path, body, {**headers, "x-request-id": ctx.id}, self._names)
+        answer = Answer(request.sampling_options.n or 1)
+        forget = ctx.on_stop(call.stop)
+        try:
+            await call.open()
+            events = Events()
+            while not answer.complete:
+                received = await call.read()
+                for item in _items(events, answer, received):
+                    if ctx.is_stopped():
+                        raise Stopped
+                    yield item
+        except Stopped:
+            yield LLMEngineOutput.cancelled()
+        except ServerError as error:
+            raise in_stream(error.error, self._names) from error
+        finally:
+            forget()
+            await call.aclose(complete=answer.complete and not ctx.is_stopped())
+
+    async def cleanup(self) -> None:
+        """Closes all connections; streams that still run end with `BackendError.Disconnected`."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _listed(self, client: Client) -> Sequence[dict[str, Any]] | None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.config.start_timeout
+        told = False
+        while True:
+            try:
+                return await client.models()
+            except BackendError.CannotConnect as error:
+                raise ConfigError(f"workers.{self.worker.worker}.engine: {error}", cause=error) from error
+            except DynamoError as error:
+                if isinstance(error, BackendError.InvalidArgument) or loop.time() + _PAUSE > until:
+                    raise
+                if not told:
+                    told = True
+                    log.info("worker %s waits for its server: %s", self.worker.worker, error)
+            except TimeoutError as error:
+                if loop.time() + _PAUSE > until:
+                    raise BackendError.ResponseTimeout(f"{self.config.url}/models does not answer") from error
+            await asyncio.sleep(_PAUSE)
+
+    def _choose(self, listed: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
+        """The model to ask for, as the server lists it.
+
+        Raises:
+            ConfigError: it has no such model, or several of which none was named.
+        """
+        name, where = self.config.model, f"workers.{self.worker.worker}.engine.model"
+        if listed is None:
+            # A server without a list: what it has shows when it is asked.
+            name = name or self.worker.model_name
+            if not name:
+                raise ConfigError(f"{where}: {self.config.url} lists no models; name the one to ask for")
+            return {"id": name}
+        by_name = {model["id"]: model for model in listed}
+        wanted = name or self.worker.model_name
+        if wanted in by_name:
+            return by_name[wanted]
+        if name is None and len(by_name) == 1:
+            return next(iter(by_name.values()))
+        names = ", ".join(sorted(by_name)[:_SHOWN]) or "none"
+        raise ConfigError(f"{where}: {self.config.url} has no model {wanted!r}; it lists {names}: name one of them")
+
+
+def _items(events: Events, answer: Answer, received: bytes) -> Iterator[LLMEngineOutput]:
+    """What the bytes bring, one by one, so that what came before an error is not lost; no bytes are the end."""
+    for data in events.feed(received) if received else events.end():
+        if data == DONE:
+            yield from answer.end()
+            return
+        yield from answer.read(data)
+    if not received:
+        yield from answer.end()
+
+
+def _length(model: dict[str, Any]) -> int | None:
+    """The context of a listed model, in tokens, if the server says it."""
+    for name in _LENGTHS:
+        value = model.get(name)
+        if isinstance(value, int) and value > 1:
+            return value
+    return None

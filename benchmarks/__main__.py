@@ -1,12 +1,12 @@
-"""The command line: `python -m benchmarks --url …` for any server; `… suite`, `… adapter` and `… registrations` for the
-project's own."""
+"""The command line: `python -m benchmarks --url …` for any server; `… suite`, `… transports`, `… adapter`,
+`… registrations`, `… kv` and `… slot-tracker` for the project's own."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from benchmarks import adapter, registrations, suite
+from benchmarks import adapter, registrations, slot_tracker, suite, transports
 from benchmarks.children import pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
@@ -23,14 +23,35 @@ def main(arguments: list[str]) -> int:
         parser = argparse.ArgumentParser(prog="python -m benchmarks suite", description=suite.__doc__)
         suite.add_arguments(parser)
         return suite.run_suite(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["transports"]:
+        parser = argparse.ArgumentParser(prog="python -m benchmarks transports", description=transports.__doc__)
+        transports.add_arguments(parser)
+        return transports.run_transports(parser.parse_args(arguments[1:]))
     if arguments[:1] == ["adapter"]:
         parser = argparse.ArgumentParser(prog="python -m benchmarks adapter", description=adapter.__doc__)
         adapter.add_arguments(parser)
         return adapter.run_adapter(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["slot-tracker"]:
+        parser = argparse.ArgumentParser(prog="python -m benchmarks slot-tracker", description=slot_tracker.__doc__)
+        slot_tracker.add_arguments(parser)
+        return slot_tracker.run_slot_tracker(parser.parse_args(arguments[1:]))
     if arguments[:1] == ["registrations"]:
         parser = argparse.ArgumentParser(prog="python -m benchmarks registrations", description=registrations.__doc__)
         registrations.add_arguments(parser)
         return registrations.run_registrations(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["kv"]:
+        # The router is a distribution of its own, which the other measurements do not need.
+        from benchmarks import kv_index
+
+        parser = argparse.ArgumentParser(prog="python -m benchmarks kv", description=kv_index.__doc__)
+        kv_index.add_arguments(parser)
+        return kv_index.run_kv(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["kv-frontend"]:
+        from benchmarks import kv_frontend
+
+        parser = argparse.ArgumentParser(prog="python -m benchmarks kv-frontend", description=kv_frontend.__doc__)
+        kv_frontend.add_arguments(parser)
+        return kv_frontend.run_kv_frontend(parser.parse_args(arguments[1:]))
     return _measure_urls(arguments)
 
 

@@ -21,6 +21,7 @@ from dynamo_core.client.model import Model
 from dynamo_core.client.models import Models
 from dynamo_core.client.pipeline import Deadlines, Pipeline
 from dynamo_core.client.pool import Pool
+from dynamo_core.contracts.admission import AdmissionServices
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.endpoints import GENERATE
@@ -89,7 +90,7 @@ class Watcher:
         self.board = LoadBoard()
         pipeline = Pipeline(
             transport=self.transport,
-            admission=NoAdmission(PluginConfig(), metrics),
+            admission=NoAdmission(PluginConfig(), AdmissionServices(metrics)),
             board=self.board,
             deadlines=Deadlines(),
             metrics=metrics,

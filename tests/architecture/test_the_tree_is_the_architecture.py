@@ -17,7 +17,19 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml")
 DISTRIBUTIONS = [ROOT / "core", *PLUGINS]
 
 #: What plugins may import of core: contracts and what they are made of, never the runtime that assembles them.
-PUBLIC = ("contracts", "errors", "hookspecs", "http", "kv", "protocol", "tasks", "telemetry", "text")
+PUBLIC = (
+    "contracts",
+    "directory",
+    "errors",
+    "hookspecs",
+    "http",
+    "kv",
+    "protocol",
+    "tasks",
+    "telemetry",
+    "text",
+    "wire",
+)
 
 #: Import names of distributions whose names differ.
 IMPORT_NAMES = {
@@ -25,6 +37,7 @@ IMPORT_NAMES = {
     "importlib-metadata": "importlib_metadata",
     "dynamo-core": "dynamo_core",
     "nats-py": "nats",
+    "pyzmq": "zmq",
 }
 
 
@@ -176,5 +189,8 @@ def test_no_file_names_a_path_of_a_machine_or_the_host_of_a_registry() -> None:
 def _texts() -> Iterator[Path]:
     for suffix in ("*.py", "*.md", "*.toml", "*.txt", "*.yaml", "*.yml", "*.json", "Makefile", "run"):
         for path in ROOT.rglob(suffix):
-            if path.is_file() and not {".venv", ".git", ".hypothesis", "node_modules"} & set(path.parts):
+            parts = path.relative_to(ROOT).parts
+            # Environments of real engines stand beside `.venv`.
+            foreign = {".git", ".hypothesis", "node_modules"}.union(part for part in parts if part.startswith(".venv"))
+            if path.is_file() and not foreign & set(parts):
                 yield path

@@ -17,11 +17,11 @@ from dynamo_core.client.caller import Caller
 from dynamo_core.client.model import Model
 from dynamo_core.client.models import Models
 from dynamo_core.client.pipeline import Deadlines, Pipeline
-from dynamo_core.contracts.admission import Admission, Principal
+from dynamo_core.contracts.admission import Admission, AdmissionServices, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
-from dynamo_core.contracts.router import RouterServices
+from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
 from dynamo_core.runtime.parsers import load_parsers
@@ -39,6 +39,8 @@ class House:
     stack: AsyncExitStack
     deadlines: Deadlines = field(default_factory=Deadlines)
     admission: Admission | None = None
+    #: Makes the router of each pool.
+    router: Callable[[RouterServices], Router] = lambda services: RoundRobinRouter(PluginConfig(), services)
     announced: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     ids: Iterator[int] = field(default_factory=count)
 
@@ -49,7 +51,7 @@ class House:
         self.board = LoadBoard()
         self.pipeline = Pipeline(
             transport=self.transport,
-            admission=self.admission or NoAdmission(PluginConfig(), self.metrics),
+            admission=self.admission or NoAdmission(PluginConfig(), AdmissionServices(self.metrics)),
             board=self.board,
             deadlines=self.deadlines,
             metrics=self.metrics,
@@ -59,8 +61,7 @@ class House:
             discovery=self.discovery,
             pipeline=self.pipeline,
             caller=self.caller,
-            make_router=lambda pool: RoundRobinRouter(
-                PluginConfig(),
+            make_router=lambda pool: self.router(
                 RouterServices(
                     pool=pool,
                     board=self.board,

@@ -21,7 +21,7 @@ from dynamo_core import (
     TopLogprob,
 )
 from dynamo_core.client.pipeline import Deadlines
-from dynamo_core.contracts.admission import Admission, Permit, Principal
+from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import (
     Cancelled,
@@ -586,7 +586,7 @@ class Counting(Admission):
     NAME = "counting"
 
     def __init__(self) -> None:
-        super().__init__(PluginConfig(), Metrics())
+        super().__init__(PluginConfig(), AdmissionServices(Metrics()))
         self.given = 0
         self.back: list[int] = []
 

@@ -21,7 +21,7 @@ from dynamo_core import (
     chunk,
 )
 from dynamo_core.client.pipeline import Deadlines
-from dynamo_core.contracts.admission import Admission, Permit, Principal
+from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import Route
 from dynamo_core.errors import (
@@ -939,7 +939,7 @@ class Counting(Admission):
     NAME = "counting"
 
     def __init__(self) -> None:
-        super().__init__(PluginConfig(), Metrics())
+        super().__init__(PluginConfig(), AdmissionServices(Metrics()))
         self.given = 0
         self.back: list[int] = []
         self.roles: list[list[str]] = []

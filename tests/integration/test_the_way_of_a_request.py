@@ -19,7 +19,7 @@ from dynamo_core import (
     chunk,
 )
 from dynamo_core.client.pipeline import Deadlines
-from dynamo_core.contracts.admission import Admission, Permit, Principal
+from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import (
     InvalidArgument,
@@ -450,8 +450,8 @@ class Counting(Admission):
 
     NAME = "counting"
 
-    def __init__(self, config: PluginConfig, metrics: Metrics) -> None:
-        super().__init__(config, metrics)
+    def __init__(self) -> None:
+        super().__init__(PluginConfig(), AdmissionServices(Metrics()))
         self.inside = 0
         self.tokens: list[int] = []
 
@@ -476,7 +476,7 @@ class CountedPermit(Permit):
 async def test_admission_is_given_its_permit_back_once_with_the_tokens_that_came_out(
     make_house: Callable[..., Any], tokens_of: Any
 ) -> None:
-    admission = Counting(PluginConfig(), Metrics())
+    admission = Counting()
     house = make_house(admission=admission)
     await house.run(Echo)
 
@@ -492,7 +492,7 @@ async def test_admission_is_given_its_permit_back_once_with_the_tokens_that_came
 
 
 async def test_a_request_that_no_worker_takes_gives_its_permit_back(make_house: Callable[..., Any]) -> None:
-    admission = Counting(PluginConfig(), Metrics())
+    admission = Counting()
     house = make_house(admission=admission)
     limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
     await house.run(Endless, limits=limits)

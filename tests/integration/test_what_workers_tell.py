@@ -21,6 +21,7 @@ from dynamo_core.protocol.events import (
     KvStored,
     RouterEvent,
 )
+from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints, StopConditions
 from dynamo_core.tasks import TaskSet
 from dynamo_core.worker import publishers
 from dynamo_plugin_engine_mocker.config import MockerConfig
@@ -76,7 +77,9 @@ async def subscribed(house: Any, subject: str, kind: Any) -> AsyncIterator[Subsc
 
 
 async def ask(house: Any, prompt: list[int], tokens_of: Any) -> None:
-    await tokens_of(await house.generate(prompt, max_tokens=2))
+    request = PreprocessedRequest(model="m", token_ids=prompt, stop_conditions=StopConditions(max_tokens=2))
+    request.routing = RoutingHints(dp_rank=0)
+    await tokens_of(await house.ask(request))
 
 
 async def test_a_subscriber_sees_blocks_come_and_go_with_the_workers_id_and_no_number_missing(
@@ -120,11 +123,13 @@ async def test_a_subscriber_sees_the_load_rise_and_come_back_to_nothing(house: A
         worker = await house.run(StuckMocker)
         assert worker.instance is not None
         source = worker.instance.instance_id
-        nothing = [ActiveLoad(source, rank, 0, 0, 0) for rank in (0, 1)]
+        # What the engine does not tell is on its card.
+        total = MockerConfig().num_gpu_blocks
+        nothing = [ActiveLoad(source, rank, 0, 0, 0, total) for rank in (0, 1)]
         await told.until(lambda items: items == nothing)
 
         stream = await house.generate([1] * 13)
-        await told.until(lambda items: items[-1] == ActiveLoad(source, 0, 4, 13, 4))
+        await told.until(lambda items: items[-1] == ActiveLoad(source, 0, 4, 13, 4, total))
         await stream.aclose()
         await told.until(lambda items: items[-1] == nothing[0])
 

@@ -117,3 +117,31 @@ def test_a_process_runs_the_part_that_it_is_told_to(
     dynamo(*line)
 
     assert served.parts == [part]
+
+
+def test_a_model_that_is_a_folder_gives_path_and_name(dynamo: RunCli, tmp_path: Path, served: Served) -> None:
+    folder = tmp_path / "tiny-llama"
+    folder.mkdir()
+
+    dynamo("serve", "--engine", "fake", "--model", f"{folder}/")
+    dynamo("serve", "--engine", "fake", "--model", str(folder), "--model-name", "other")
+
+    models = [loaded.settings.workers["fake"].model for loaded in served.given]
+    assert [(model.path, model.name) for model in models] == [(str(folder), "tiny-llama"), (str(folder), "other")]
+
+
+def test_a_model_that_is_no_folder_is_a_name(dynamo: RunCli, served: Served) -> None:
+    dynamo("serve", "--engine", "fake", "--model", "org/some-model")
+
+    [loaded] = served.given
+    model = loaded.settings.workers["fake"].model
+    assert (model.path, model.name) == (None, "org/some-model")
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all"])
+def test_a_model_that_can_only_be_a_folder_has_to_be_there(dynamo: RunCli, served: Served, path: str) -> None:
+    result = dynamo("serve", "--engine", "fake", "--model", path)
+
+    assert result.exit_code == 2
+    assert f"--model {path}: there is no such folder" in result.output
+    assert served.given == []

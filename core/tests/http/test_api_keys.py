@@ -199,8 +199,10 @@ def test_without_entries_there_are_no_keys() -> None:
 def test_the_operators_token_may_be_a_hash_and_must_be_long() -> None:
     AdminToken(hash_of(KEY))
     for secret, says in (("short", "fewer than 16"), ("sha256:abc", "64 hexadecimal digits")):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=rf"^admin\.token: .*{says}"):
             AdminToken(secret)
+        with pytest.raises(ConfigError, match=rf"^--token: .*{says}"):
+            AdminToken(secret, where="--token")
 
 
 def test_new_keys_are_long_and_never_the_same() -> None:

@@ -567,3 +567,22 @@ async def test_many_requests_at_once_leave_nothing_behind(client: aiohttp.Client
 
     assert sorted(set(statuses)) == [200, 404]
     assert listener.connections == 0
+
+
+async def test_what_the_listener_refuses_can_be_worded_otherwise(client: aiohttp.ClientSession) -> None:
+    def refusal(status: int, message: str) -> web.Response:
+        return web.json_response({"mine": message.split(":")[0]}, status=status)
+
+    async def breaks(_: web.Request) -> web.Response:
+        raise RuntimeError("on purpose")
+
+    async with serving(READ, HttpRoute("GET", "/breaks", breaks), refusal=refusal, body_limit=10) as listener:
+        for method, path, status, says in (
+            ("GET", "/nope", 404, "Route not found"),
+            ("GET", "/read", 405, "Method not allowed"),
+            ("POST", "/read", 413, "Request body exceeds the limit of 9.53674e-06 MB set by DYN_HTTP_BODY_LIMIT_MB"),
+            ("GET", "/breaks", 500, "Internal server error"),
+        ):
+            async with client.request(method, listener.url + path, data=b"x" * 11 if status == 413 else None) as answer:
+                assert (answer.status, await answer.json()) == (status, {"mine": says})
+                assert answer.headers.get("Allow") == ("POST" if status == 405 else None)

@@ -29,6 +29,8 @@ def streams(draw: st.DrawFn) -> list[LLMEngineOutput]:
         if draw(st.integers(0, 5)) == 0:
             item.delta = {"content": "x"}
         if draw(st.integers(0, 5)) == 0:
+            item.text_logprobs = {"content": [len(items)]}
+        if draw(st.integers(0, 5)) == 0:
             item.disaggregated_params = {"n": len(items)}
         if draw(st.integers(0, 3)) == 0:
             item.finish_reason = draw(st.sampled_from(FinishReason))
@@ -56,6 +58,7 @@ def told(items: list[LLMEngineOutput]) -> dict[int, object]:
             [value for item in own for value in item.log_probs or ()],
             [value for item in own for value in item.top_logprobs or ()],
             [item.delta for item in own if item.delta is not None],
+            [(item.text, item.text_logprobs) for item in own if item.text_logprobs is not None],
             next((item.cum_log_probs for item in reversed(own) if item.cum_log_probs is not None), None),
             next((item.disaggregated_params for item in reversed(own) if item.disaggregated_params), None),
             [item.finish_reason for item in own if item.finish_reason is not None],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from dynamo_core.settings import FLAGS, PROCESS_NAMES, config_schema, load_settings
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
+from dynamo_plugin_router_kv.config import KvConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
@@ -94,8 +95,9 @@ def test_the_names_that_are_no_settings_are_listed() -> None:
 
 def test_every_flag_names_a_key_that_exists() -> None:
     keys = {row[0].strip("`").replace("NAME", "*") for row in setting_rows()}
-    # The one plugin whose own keys have short names.
+    # The plugins whose own keys have short names.
     keys |= {f"frontend.{key}" for key in OpenAIConfig.model_fields}
+    keys |= {f"router.{key}" for key in KvConfig.model_fields}
 
     for flag in FLAGS:
         assert flag.key in keys, flag

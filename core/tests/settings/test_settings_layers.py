@@ -351,3 +351,21 @@ def test_a_flag_that_picks_another_plugin_than_set_drops_what_set_gave_that_one(
 
     assert loaded.settings.router.use == "random"
     assert loaded.settings.router.options == {}
+
+
+def test_without_a_file_a_flag_for_the_engine_makes_one_worker_that_is_called_as_the_engine() -> None:
+    loaded = load_settings(env={}, sets=["workers.my_engine.engine.depth=2"], flags={"--engine": "my-engine"})
+
+    [(name, worker)] = loaded.settings.workers.items()
+    assert (name, worker.engine.use, worker.engine.options) == ("my_engine", "my-engine", {"depth": 2})
+    assert worker.model.name == "my-engine-model"
+    assert loaded.origin("workers.my_engine.engine.use") == "flag --engine"
+
+
+def test_with_a_file_a_flag_for_the_engine_is_for_its_workers(config_file: ConfigFile) -> None:
+    loaded = load_settings(config_file(FULL), env={}, flags={"--engine": "vllm"})
+
+    assert {name: worker.engine.use for name, worker in loaded.settings.workers.items()} == {
+        "mock": "vllm",
+        "other": "vllm",
+    }

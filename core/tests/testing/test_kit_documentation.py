@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from dynamo_core.testing.admission_kit import AdmissionKit
 from dynamo_core.testing.discovery_kit import DiscoveryKit
 from dynamo_core.testing.engine_kit import EngineConformance
 from dynamo_core.testing.events_kit import EventsKit
@@ -13,7 +14,7 @@ from dynamo_core.testing.transport_kit import TransportKit
 
 PAGE = (Path(__file__).parents[3] / "docs" / "write-a-plugin.md").read_text().split("\n## Kits\n")[1]
 
-KITS: list[type] = [EngineConformance, TransportKit, EventsKit, DiscoveryKit]
+KITS: list[type] = [EngineConformance, TransportKit, EventsKit, DiscoveryKit, AdmissionKit]
 
 
 @pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.__name__)

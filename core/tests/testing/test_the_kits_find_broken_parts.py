@@ -11,12 +11,13 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
+from dynamo_core.testing.admission_kit import AdmissionKit
 from dynamo_core.testing.discovery_kit import DiscoveryKit
 from dynamo_core.testing.events_kit import EventsKit
 from dynamo_core.testing.transport_kit import TransportKit
 
 HERE = Path(__file__).parent
-FILES = ["broken_events", "broken_discoveries", "broken_transports"]
+FILES = ["broken_events", "broken_discoveries", "broken_transports", "broken_admissions"]
 
 
 def failures(report: Path) -> dict[str, set[str]]:
@@ -90,7 +91,10 @@ def test_each_broken_part_fails_the_checks_of_its_promise_and_no_others(
     assert len(expected) > 10
 
 
-@pytest.mark.parametrize(("kit", "name"), [(EventsKit, FILES[0]), (DiscoveryKit, FILES[1]), (TransportKit, FILES[2])])
+@pytest.mark.parametrize(
+    ("kit", "name"),
+    [(EventsKit, FILES[0]), (DiscoveryKit, FILES[1]), (TransportKit, FILES[2]), (AdmissionKit, FILES[3])],
+)
 def test_every_check_is_known_to_fail_for_some_broken_part(kit: type, name: str) -> None:
     module = load(HERE / f"{name}.py")
     checks = {check for check in dir(kit) if check.startswith("test_")}

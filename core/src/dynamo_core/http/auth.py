@@ -113,14 +113,16 @@ class ApiKeys:
 
 
 class AdminToken:
-    """What operators send. `secret` is the token or its hash; `failed` as for `ApiKeys`.
+    """What operators send. `secret` is the token or its hash; `failed` as for `ApiKeys`; `where` names it in messages.
 
     Raises:
         ConfigError: it is too short to be one.
     """
 
-    def __init__(self, secret: str, failed: Callable[[str], None] = lambda _: None) -> None:
-        self._digest = _stored("admin.token", secret)
+    def __init__(
+        self, secret: str, failed: Callable[[str], None] = lambda _: None, *, where: str = "admin.token"
+    ) -> None:
+        self._digest = _stored(where, secret)
         self._failed = failed
 
     def protect(self, route: HttpRoute) -> HttpRoute:

@@ -23,7 +23,7 @@ from dynamo_core.errors import ConfigError, DynamoError
 from dynamo_core.http.bind import bind_error
 from dynamo_core.http.connection import Connection
 from dynamo_core.http.cors import Cors
-from dynamo_core.http.errors import INTERNAL_MESSAGE, error_response, error_type, response_for
+from dynamo_core.http.errors import INTERNAL_MESSAGE, error_response, response_for
 from dynamo_core.http.gate import HEADER_TIMEOUT, Gate
 from dynamo_core.http.stalls import Stalls
 
@@ -77,6 +77,9 @@ class Listener:
     With `reuse_port` others may listen on the port too, if all of them set it; the kernel gives each new connection to
     one of them.
 
+    `refusal` words, of status and message, what the listener itself answers in place of a handler; without it those are
+    `error_response`.
+
     A handler is cancelled when its client leaves. An error that a handler raises becomes a JSON answer; if the answer
     had begun, the connection is closed instead.
     """
@@ -97,6 +100,7 @@ class Listener:
         ssl: ssl_module.SSLContext | None = None,
         cors: Cors | None = None,
         port_option: str = "--http-port",
+        refusal: Callable[[int, str], web.Response] | None = None,
     ) -> None:
         self.name = name
         self._host = host
@@ -109,6 +113,7 @@ class Listener:
         self._ssl = ssl
         self._cors = cors
         self._port_option = port_option
+        self._refusal = refusal
         #: Handlers by method and path, of routes without variables.
         self._exact: dict[tuple[str, str], HttpHandler] = {}
         #: How the library is to treat each connection.
@@ -363,7 +368,9 @@ class Listener:
         if request.version != HttpVersion11 or "transfer-encoding" in headers:
             fault = _framing_fault(request)
             if fault is not None:
-                return fault
+                refused = self._refuse(400, fault)
+                refused.force_close()
+                return refused
         if handler is None or "expect" in headers or "x-request-id" in headers or "origin" in headers:
             response = await application(request)
         else:
@@ -404,13 +411,13 @@ class Listener:
             if request.writer.output_size:
                 raise
             log.debug("a client sent a body that is not HTTP: %s", error)
-            response = error_response(400, "The request body is not framed, or not encoded, as its header says")
+            response = self._refuse(400, "The request body is not framed, or not encoded, as its header says")
             response.force_close()
         except Exception as error:
             if request.writer.output_size:
                 self._break(request, error)
             log.error("%s %s failed", request.method, request.path, exc_info=error)
-            response = error_response(500, INTERNAL_MESSAGE)
+            response = self._refuse(500, INTERNAL_MESSAGE)
         if self._draining and not response.prepared:
             response.force_close()
         return response
@@ -424,7 +431,7 @@ class Listener:
 
     def _too_large(self) -> web.Response:
         limit = f"{self._body_limit / _MEGABYTE:.6g}"
-        response = error_response(413, f"Request body exceeds the limit of {limit} MB set by DYN_HTTP_BODY_LIMIT_MB")
+        response = self._refuse(413, f"Request body exceeds the limit of {limit} MB set by DYN_HTTP_BODY_LIMIT_MB")
         response.force_close()
         return response
 
@@ -433,31 +440,28 @@ class Listener:
         if error.status < 400 or error.content_type == "application/json":
             return _copy(error)
         if error.status == HTTPStatus.NOT_FOUND and not found:
-            return error_response(404, f"Route not found: {request.method} {request.path}")
+            return self._refuse(404, f"Route not found: {request.method} {request.path}")
         if isinstance(error, web.HTTPMethodNotAllowed):
-            return error_response(
-                405,
-                f"Method not allowed: {request.method} {request.path}",
-                headers={"Allow": ",".join(sorted(error.allowed_methods))},
-            )
+            refused = self._refuse(405, f"Method not allowed: {request.method} {request.path}")
+            refused.headers["Allow"] = ",".join(sorted(error.allowed_methods))
+            return refused
         if isinstance(error, web.HTTPRequestEntityTooLarge):
             return self._too_large()
-        return error_response(error.status, error.reason, type=error_type(error.status))
+        return self._refuse(error.status, error.reason)
+
+    def _refuse(self, status: int, message: str) -> web.Response:
+        return error_response(status, message) if self._refusal is None else self._refusal(status, message)
 
 
-def _framing_fault(request: web.BaseRequest) -> web.Response | None:
-    """The refusal of a request that another server could take for two, or for a longer or shorter one."""
+def _framing_fault(request: web.BaseRequest) -> str | None:
+    """Why to refuse a request that another server could take for two, or for a longer or shorter one."""
     if request.version < HttpVersion10:
-        message = "HTTP/0.9 is not spoken here"
-    elif "Transfer-Encoding" in request.headers and request.version < HttpVersion11:
-        message = "HTTP/1.0 has no Transfer-Encoding"
-    elif request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
-        message = "Transfer-Encoding must be chunked, and nothing else"
-    else:
-        return None
-    response = error_response(400, message)
-    response.force_close()
-    return response
+        return "HTTP/0.9 is not spoken here"
+    if "Transfer-Encoding" in request.headers and request.version < HttpVersion11:
+        return "HTTP/1.0 has no Transfer-Encoding"
+    if request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        return "Transfer-Encoding must be chunked, and nothing else"
+    return None
 
 
 def _as_coroutine(handler: HttpHandler) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Protocol
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import TlsSettings
 
 #: Modern servers and clients speak 1.3; some that are still about speak 1.2. Nothing below it is safe.
 MINIMUM = ssl.TLSVersion.TLSv1_2
+
+
+class TlsFiles(Protocol):
+    """The PEM files of a listener, as the settings hold them."""
+
+    @property
+    def cert(self) -> str | None:
+        """The certificate; None means no TLS."""
+
+    @property
+    def key(self) -> str | None:
+        """Its private key; None means it is in `cert` too."""
+
+    @property
+    def client_ca(self) -> str | None:
+        """The authorities of clients; None lets everybody in."""
 
 
 class _Encrypted(Exception):
     """The private key wants a passphrase."""
 
 
-def server_context(section: str, settings: TlsSettings) -> ssl.SSLContext | None:
+def server_context(section: str, settings: TlsFiles) -> ssl.SSLContext | None:
     """The context of a listener, or None if it has no certificate. `section` is where the settings are, for messages.
 
     Raises:

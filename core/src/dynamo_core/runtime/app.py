@@ -118,7 +118,7 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
             broken = await _first(application.failed(), signals.wait(1))
             await tasks.aclose()
         if broken:
-            log.error("discovery has given up on this process; it ends, to be started anew")
+            log.error("this process can serve nobody any more; it ends, to be started anew")
             signals.expect_end()
         else:
             log.info("stopping; a second signal cuts running requests, a third ends the process at once")

@@ -68,7 +68,7 @@ class Back:
             worker.interrupt()
 
     async def lost(self) -> None:
-        """Returns when discovery has given up on a worker for good: it serves on, but nobody will find it."""
+        """Returns when a worker can serve nobody any more, for good: its engine is dead, or nobody will find it."""
         if not self.workers:
             await asyncio.Event().wait()
         waiting = [self._tasks.spawn(worker.lost(), name="watch-lease") for worker in self.workers]

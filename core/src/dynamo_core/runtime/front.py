@@ -13,16 +13,20 @@ from typing import Any
 from dynamo_core.client.admission import NoAdmission
 from dynamo_core.client.board import LoadBoard
 from dynamo_core.client.caller import Caller
+from dynamo_core.client.drain import DrainRates
 from dynamo_core.client.gauges import FrontGauges
 from dynamo_core.client.load_share import LoadShare
 from dynamo_core.client.model_cache import ModelCache
 from dynamo_core.client.models import Models
+from dynamo_core.client.monitor import WorkerMonitor
 from dynamo_core.client.pipeline import Deadlines, Pipeline
 from dynamo_core.client.pool import Pool
-from dynamo_core.contracts.admission import Admission
+from dynamo_core.client.thresholds import ThresholdBook
+from dynamo_core.contracts.admission import Admission, AdmissionServices
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
 from dynamo_core.contracts.router import Router, RouterServices
+from dynamo_core.contracts.thresholds import THRESHOLDS, Thresholds
 from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route
@@ -34,7 +38,7 @@ from dynamo_core.runtime.parsers import load_parsers
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Role
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.inflight import Requests
+from dynamo_core.telemetry.inflight import OVERLOAD, Requests
 from dynamo_core.telemetry.loop_lag import LoopLag
 from dynamo_core.text.prefix_cache import TokenMemory
 
@@ -57,7 +61,10 @@ class Front:
             raise ValueError("the plane was made for a role without a frontend")
         self._picked, self._picked_router = resolved.frontend, resolved.router
         self.board = LoadBoard()
+        self._drain = DrainRates()
+        self._thresholds = self._make_thresholds()
         self._admission = self._make_admission()
+        self._monitor = self._make_monitor()
         self._caller = Caller(plane.transport)
         self._pipeline = self._make_pipeline()
         self.models = Models(
@@ -92,8 +99,10 @@ class Front:
         Raises:
             ConfigError: an address cannot be bound.
         """
+        self._thresholds.start()
         await self._admission.start()
         self._lag.start()
+        self._monitor.start()
         self.models.start()
         if self._share is not None:
             self._share.start()
@@ -139,12 +148,14 @@ class Front:
         if self._share is not None:
             await self._share.aclose()
         await self.models.aclose()
+        await self._monitor.aclose()
         await self._pipeline.aclose()
 
     async def close_admission(self) -> None:
         """Ends admission's background work, and the timer that measures the loop."""
         self._lag.stop()
         await self._admission.aclose()
+        await self._thresholds.aclose()
 
     @property
     def _shared(self) -> bool:
@@ -169,9 +180,28 @@ class Front:
 
     def _make_admission(self) -> Admission:
         picked = self._plane.resolved.admission
+        services = AdmissionServices(
+            self._plane.metrics, thresholds=self._thresholds, retry_after=self._drain.retry_after
+        )
         if picked is None:
-            return NoAdmission(PluginConfig(), self._plane.metrics)
-        return picked.cls(picked.config, self._plane.metrics)
+            return NoAdmission(PluginConfig(), services)
+        return picked.cls(picked.config, services)
+
+    def _make_thresholds(self) -> ThresholdBook:
+        section, picked = self._settings.admission, self._plane.resolved.admission
+        return ThresholdBook(
+            self._plane.discovery,
+            self._settings.namespace,
+            common=Thresholds(**{name: getattr(section, name) for name in THRESHOLDS}),
+            models={model: own.model_dump(exclude_unset=True) for model, own in section.models.items()},
+            armed=picked is not None and picked.cls.ARMS_THRESHOLDS,
+            changed=lambda model: self._monitor.reconsider(model),
+        )
+
+    def _make_monitor(self) -> WorkerMonitor:
+        plane, admission = self._plane, self._admission
+        rule = admission.is_busy if admission.ARMS_THRESHOLDS else None
+        return WorkerMonitor(self.board, plane.events, plane.discovery, rule=rule)
 
     def _make_model_cache(self) -> ModelCache | None:
         # Within one process the worker holds the files anyway; fetching them costs nothing.
@@ -215,10 +245,12 @@ class Front:
             ),
             metrics=self._plane.metrics,
             prefix=self._settings.http.metrics_prefix,
+            retry_after=self._drain.retry_after,
         )
 
     def _make_router(self, pool: Pool) -> Router:
         plane = self._plane
+        self._monitor.take(pool)
         picked = self._picked_router
         services = RouterServices(
             pool=pool,
@@ -232,7 +264,10 @@ class Front:
 
     def _make_share(self) -> LoadShare | None:
         plane, wanted = self._plane, self._settings.client.share_loads
-        if not plane.transport.CROSS_PROCESS or not (self._shared if wanted is None else wanted):
+        if wanted is None:
+            # What the others have placed counts for the thresholds too.
+            wanted = self._shared or self._thresholds.armed
+        if not plane.transport.CROSS_PROCESS or not wanted:
             return None
         peers = plane.metrics.gauge(
             f"{self._settings.http.metrics_prefix}_load_peers", "Other frontends that have told of their loads lately."
@@ -243,11 +278,15 @@ class Front:
         plane, settings = self._plane, self._settings
         picked = self._picked
 
-        gauges = FrontGauges(self.models, self.board, settings.http.metrics_prefix)
+        gauges = FrontGauges(self.models, self.board, settings.http.metrics_prefix, self._monitor)
         plane.metrics.registry.register(gauges)
 
         def finished(record: RequestRecord) -> None:
             gauges.finished(record)
+            if record.instance_id is not None:
+                self._drain.ended(record.model)
+            elif record.error_type == OVERLOAD:
+                self._drain.refused(record.model)
             plane.announce("dynamo_request_finished", record=record)
 
         services = FrontendServices(
@@ -257,6 +296,8 @@ class Front:
             write_stall=settings.client.write_stall,
             keep_alive=settings.client.keep_alive,
             metrics_prefix=settings.http.metrics_prefix,
+            overload_status=settings.http.overload_status,
+            thresholds=self._thresholds,
         )
         return picked.cls(picked.config, services)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -70,6 +70,12 @@ class Board:
     def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
         self.looks += 1
         return self.held.get((instance_id, dp_rank), 0)
+
+    def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
+        return [(self.prefill_tokens(*rank), self.blocks(*rank), 0) for rank in ranks]
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return callback
 
 
 def make(

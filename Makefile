@@ -30,7 +30,7 @@ VLLM_PARTS := engines/mocker engines/vllm transports/inproc transports/tcp disco
 CONFIG ?=
 ARGS ?=
 
-.PHONY: help serve test test-full test-transformers test-peer test-vllm check format bench clean
+.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm check format bench clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -61,9 +61,15 @@ serve: $(STAMPS)/serve ## Set up, then serve (CONFIG=file, ARGS="--set a.b=c"; p
 test: $(STAMPS)/dev ## Set up, then run the tests
 	@exec $(BIN)/python -m pytest $(PARALLEL) -m "not full" $(ARGS)
 
-test-full: $(STAMPS)/dev ## The tests and the long lanes, and without ARGS those of real engines too
-	@$(BIN)/python -m pytest $(PARALLEL) -m "full or not full" $(ARGS)
-	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-transformers test-peer test-vllm; fi
+# Each of the chaos tests needs the whole machine: many processes, and answers that must come in time.
+CHAOS := tests/chaos
+
+test-full: $(STAMPS)/dev ## The tests and the long lanes, and without ARGS chaos and those of real engines too
+	@$(BIN)/python -m pytest $(if $(findstring $(CHAOS),$(ARGS)),,$(PARALLEL)) -m "full or not full" $(or $(ARGS),--ignore=$(CHAOS))
+	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-chaos test-transformers test-peer test-vllm; fi
+
+test-chaos: $(STAMPS)/dev ## Everything that can go wrong with processes, wires, brokers and stores, one after the other
+	@exec $(BIN)/python -m pytest -m "full or not full" $(CHAOS) $(ARGS)
 
 # Libraries of real engines are too heavy for the environment of all other tests: each has one of its own.
 REAL_DISTRIBUTIONS := -e "core[text,testing]" $(addprefix -e ./,$(DISTRIBUTIONS))

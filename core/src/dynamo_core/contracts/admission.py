@@ -19,7 +19,8 @@ from dynamo_core.protocol.request import PreprocessedRequest
 class Principal:
     """Who asks. `deadline` is in seconds of the event loop's clock, None for no wish; higher `priority` goes first.
 
-    `retries` is how often the client says that it has asked for the same before, and was refused. `key_id` names the API key, and is empty where none are asked for; `models` are those that it is for, None for all.
+    `key_id` names the API key, and is empty where none are asked for; `models` are those that it is for, None for all.
+    `retries` is how often the client says that it has asked for the same before.
     """
 
     key_id: str = ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from aiohttp import web
@@ -13,6 +15,7 @@ from aiohttp import web
 from dynamo_core.contracts.admission import Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
@@ -28,15 +31,32 @@ HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: Where the listener notes on a request who asks.
 PRINCIPAL = web.RequestKey("dynamo.principal", Principal)
 _ANYBODY = Principal()
+#: Seconds that the client waits for the whole answer, or for the next bytes of it; and how often it has asked before.
+_TIMEOUT, _READ_TIMEOUT, _RETRIES = "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count"
 
 
 def principal_of(http: web.Request) -> Principal:
     """Who asks, as the listener found out before it called the handler; nobody in particular if no keys are asked for.
 
-    A frontend hands it to the model, and treats a model that it does not allow as one that is not there.
+    A frontend hands it to the model, and treats a model that it does not allow as one that is not there. What clients
+    say of their patience and of earlier attempts, as the official SDKs do, is in `deadline` and `retries`.
     """
     principal: Principal = http.get(PRINCIPAL, _ANYBODY)
-    return principal
+    headers = http.headers
+    seconds = _number(headers.get(_TIMEOUT) or headers.get(_READ_TIMEOUT))
+    retries = int(_number(headers.get(_RETRIES)) or 0)
+    if seconds is not None:
+        principal = replace(principal, deadline=asyncio.get_running_loop().time() + seconds)
+    return replace(principal, retries=retries) if retries else principal
+
+
+def _number(told: str | None) -> float | None:
+    """What a header says, if it is a number from 0 on."""
+    try:
+        number = float(told or "")
+    except ValueError:
+        return None
+    return number if 0.0 <= number < math.inf else None
 
 
 class ListenerName(enum.StrEnum):
@@ -171,6 +191,9 @@ class ServedModel(Protocol):
         Raises:
             NotSupported: the engine does not make embeddings.
         """
+
+    def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
+        """For operators: how the workers of each role look to a request now. Nothing is chosen or reserved."""
 
 
 class ModelDirectory(Protocol):

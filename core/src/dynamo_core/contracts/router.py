@@ -159,6 +159,22 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Considered:
+    """One rank, as it looked to a choice. Overlap and load are in blocks, but for the tokens to be prefilled.
+
+    `shared` are blocks of the prompt that running requests hold there. The lowest `cost` is chosen, or the likeliest.
+    """
+
+    instance_id: int
+    dp_rank: int
+    overlap: int
+    prefill_tokens: int
+    blocks: int
+    shared: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
 class RouterServices:
     """What a router is made with."""
 
@@ -211,6 +227,16 @@ class Router(Plugin, ABC):
             ServiceOverloaded: workers exist but none may be routed to now.
             Unavailable: there are no workers.
         """
+
+    def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[Considered] | None:
+        """How every rank that may be chosen looks to a request now; nothing is chosen, and nothing counted.
+
+        None, as it is by default: there are no costs to be told.
+
+        Raises:
+            DynamoError: as `route`.
+        """
+        return None
 
     async def aclose(self) -> None:
         """Ends background work. Safe twice, and without `start`."""

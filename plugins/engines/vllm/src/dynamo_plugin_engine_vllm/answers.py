@@ -1,0 +1,88 @@
+"""What vLLM gives out, as items of our streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynamo_core import BackendError, FinishReason, LLMEngineOutput, PreprocessedRequest, TopLogprob, usage
+
+#: The log-probability of what is impossible: JSON has no infinity.
+IMPOSSIBLE = -9999.0
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.CANCELLED,
+    "repetition": FinishReason.STOP,
+}
+
+
+class Answer:
+    """Turns the outputs of one request into items; counts what has come."""
+
+    __slots__ = ("_ends", "_prompt_tokens", "_tops", "cached_tokens", "produced")
+
+    def __init__(self, request: PreprocessedRequest, cached_tokens: int | None = None) -> None:
+        """`cached_tokens` is set where somebody else knows better than the engine how many were in a cache."""
+        self._prompt_tokens = len(request.token_ids)
+        self._ends = frozenset(request.eos_token_ids)
+        self._tops = request.output_options.logprobs
+        self.cached_tokens = cached_tokens
+        #: Tokens so far, by choice.
+        self.produced: dict[int, int] = {}
+
+    def items(self, output: Any) -> list[LLMEngineOutput]:
+        """The items for one `RequestOutput`; none if it says nothing new.
+
+        Raises:
+            BackendError.Disconnected: vLLM gave the request up, such as when its KV cache did not come.
+        """
+        items = []
+        for completion in output.outputs:
+            tokens = list(completion.token_ids)
+            reason = completion.finish_reason
+            if not tokens and reason is None:
+                continue
+            item = LLMEngineOutput(tokens, index=completion.index)
+            produced = self.produced[completion.index] = self.produced.get(completion.index, 0) + len(tokens)
+            if self._tops is not None and completion.logprobs is not None:
+                self._score(item, completion, self._tops)
+            if reason is not None:
+                self._end(item, completion, produced, output.num_cached_tokens)
+            items.append(item)
+        return items
+
+    def cancelled(self) -> LLMEngineOutput:
+        """The terminal of a stopped request."""
+        made = sum(self.produced.values())
+        return LLMEngineOutput.cancelled().with_usage(usage(self._prompt_tokens, made))
+
+    def _score(self, item: LLMEngineOutput, completion: Any, tops: int) -> None:
+        item.log_probs = []
+        item.top_logprobs = []
+        for token, position in zip(item.token_ids, completion.logprobs, strict=True):
+            item.log_probs.append(max(position[token].logprob, IMPOSSIBLE))
+            # The chosen token is among them even if it is not one of the likeliest.
+            likeliest = sorted(
+                (entry.rank, other, entry.logprob) for other, entry in position.items() if entry.rank <= tops
+            )
+            item.top_logprobs.append(
+                [TopLogprob(other, max(logprob, IMPOSSIBLE), rank) for rank, other, logprob in likeliest[:tops]]
+            )
+        if completion.cumulative_logprob is not None:
+            item.cum_log_probs = max(completion.cumulative_logprob, IMPOSSIBLE)
+
+    def _end(self, item: LLMEngineOutput, completion: Any, produced: int, cached: int | None) -> None:
+        reason = _REASONS.get(completion.finish_reason)
+        if reason is None:
+            raise BackendError.Disconnected(f"vLLM gave the request up: {completion.finish_reason}")
+        if reason is FinishReason.STOP and completion.finish_reason == "stop":
+            if completion.stop_reason is None or completion.stop_reason in self._ends:
+                # It names only ids that are not the model's own end.
+                reason = FinishReason.EOS
+            else:
+                item.stop_reason = completion.stop_reason
+        item.finish_reason = reason
+        counts = usage(self._prompt_tokens, produced)
+        counts.cached_tokens = cached if self.cached_tokens is None else self.cached_tokens
+        item.completion_usage = counts

@@ -1,0 +1,513 @@
+"""`VllmEngine`: the engine contract over vLLM's `AsyncLLM`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar
+
+from dynamo_core import (
+    EMBED,
+    MULTI_CHOICE,
+    BackendError,
+    DisaggregationMode,
+    EmbedOutput,
+    EmbedRequest,
+    EngineConfig,
+    GenerateContext,
+    KvEvent,
+    KvEventSource,
+    LLMEngine,
+    LLMEngineOutput,
+    LoadSource,
+    MetricsScope,
+    PluginConfig,
+    PreprocessedRequest,
+    WorkerConfig,
+    invalid_argument,
+)
+from dynamo_core.errors import ConfigError, DynamoError
+from dynamo_core.tasks import TaskSet
+
+from dynamo_plugin_engine_vllm import arguments, handoff, library
+from dynamo_plugin_engine_vllm.answers import Answer
+from dynamo_plugin_engine_vllm.config import VllmConfig
+from dynamo_plugin_engine_vllm.events import Translator
+from dynamo_plugin_engine_vllm.library import Library
+from dynamo_plugin_engine_vllm.load import Rank, least_loaded, ranks_of, stat_logger
+from dynamo_plugin_engine_vllm.offspring import Offspring
+from dynamo_plugin_engine_vllm.outcome import outcome
+from dynamo_plugin_engine_vllm.reading import Reading
+from dynamo_plugin_engine_vllm.sampling import wishes
+from dynamo_plugin_engine_vllm.side_channel import side_channel
+from dynamo_plugin_engine_vllm.subscription import Tale, follow
+
+#: Seconds between two looks at whether vLLM's processes live, while no request would notice.
+WATCH_INTERVAL = 0.5
+#: Seconds beyond `shutdown_timeout` that the shutdown may take in all.
+_MARGIN = 10.0
+#: Seconds for streams that still run at the end to be told so.
+_LAST_OUTPUTS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class VllmEngine(LLMEngine):
+    """Answers with vLLM, in every role."""
+
+    NAME: ClassVar[str] = "vllm"
+    Config: ClassVar[type[PluginConfig]] = VllmConfig
+
+    def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
+        """Raises ConfigError if vLLM is not installed, or no model is named."""
+        super().__init__(config, worker)
+        library.check_installed()
+        if worker.model_path is None:
+            name = worker.worker or "NAME"
+            raise ConfigError(f"workers.{name}.model.path is missing: engine vllm needs the folder of a model")
+        self._settings = config if isinstance(config, VllmConfig) else VllmConfig.model_validate(config.model_dump())
+        self._role = worker.disaggregation_mode
+        self._tasks = TaskSet()
+        self._started = False
+        self._refusal: str | None = "generate called before start"
+        self._death: asyncio.Event = asyncio.Event()
+        self._offspring: Offspring | None = None
+        self._building: asyncio.Task[tuple[Any, Exception | None]] | None = None
+        self._library: Library | None = None
+        self._engine: Any = None
+        self._ranks: dict[int, Rank] = {}
+        self._first_rank = 0
+        self._context_length = 0
+        self._block_size = 0
+        self._defaults: dict[str, Any] = {}
+        self._guided_backend = "auto"
+        self._endpoints: arguments.Endpoints | None = None
+        self._traced = False
+        self._numbers = itertools.count()
+        #: What runs, by vLLM's names of the requests.
+        self._streams: dict[str, Reading] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Imports vLLM, starts its processes and loads the model.
+
+        Raises:
+            BackendError.EngineShutdown: started before; or vLLM cannot be imported, or did not start.
+            BackendError.InvalidArgument: `args` has a name that this vLLM does not know.
+        """
+        if self._started:
+            raise BackendError.EngineShutdown("vllm engine already started")
+        self._started = True
+        self._library = library_ = await asyncio.to_thread(library.load)
+        self._offspring = offspring = await asyncio.to_thread(Offspring)
+        make, environment = self._plan(library_, offspring)
+        # Kept, for a start that is cut short leaves a thread that goes on.
+        building = outcome(asyncio.to_thread(offspring.build, make, environment))
+        self._building = self._tasks.spawn(building, name="start vLLM")
+        engine, error = await asyncio.shield(self._building)
+        if isinstance(error, DynamoError):
+            raise error
+        if error is not None:
+            raise BackendError.EngineShutdown(f"vLLM did not start: {error}", cause=error) from error
+        self._engine = engine
+        tasks = await engine.get_supported_tasks()
+        config = self._learn(engine.vllm_config, worker_id, frozenset(tasks))
+        self._tasks.spawn(self._watch(), name="watch vLLM")
+        self._refusal = None
+        return config
+
+    def _plan(self, library_: Library, offspring: Offspring) -> tuple[Callable[[], Any], dict[str, str]]:
+        """How to make the engine, and what its processes are told in the environment."""
+        settings, worker = self._settings, self.worker
+        known = library_.AsyncEngineArgs.__dataclass_fields__
+        given = arguments.engine_arguments(settings, worker, on_cpu=library_.on_cpu, known=known)
+        endpoints = arguments.Endpoints.in_folder(offspring.folder)
+        events = arguments.events_arguments(settings, worker, endpoints)
+        transfer = arguments.transfer_arguments(settings, worker, on_cpu=library_.on_cpu)
+        environment: dict[str, str] = {}
+        if transfer is not None:
+            environment = side_channel(
+                settings.nixl_host, settings.nixl_port, replica=worker.replica, ranks=settings.data_parallel_size
+            )
+        self._endpoints = endpoints if events is not None else None
+        # It outlives the engine in vLLM's own registries; the engine itself must not.
+        logger = stat_logger(library_.StatLoggerBase, partial(_record, self._ranks))
+
+        def make() -> Any:
+            if events is not None:
+                given["kv_events_config"] = library_.KVEventsConfig(**events)
+            if transfer is not None:
+                given["kv_transfer_config"] = library_.KVTransferConfig(**transfer)
+            engine_args = library_.AsyncEngineArgs(**arguments.typed(given, known))
+            return library_.AsyncLLM.from_engine_args(engine_args, stat_loggers=[logger])
+
+        return make, environment
+
+    def _learn(self, config: Any, worker_id: int, tasks: frozenset[str]) -> EngineConfig:
+        """Takes over what vLLM found out about the model and the machine."""
+        cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
+        numbers = ranks_of(parallel)
+        # vLLM adds up the blocks of all ranks.
+        blocks = (cache.num_gpu_blocks or 0) // len(numbers)
+        self._first_rank = numbers.start
+        self._ranks.update({number: Rank(number, worker_id, blocks) for number in numbers})
+        self._context_length = config.model_config.max_model_len
+        self._block_size = cache.block_size
+        self._defaults = dict(config.model_config.get_diff_sampling_param())
+        self._guided_backend = getattr(config.structured_outputs_config, "backend", "auto")
+        self._traced = config.observability_config.otlp_traces_endpoint is not None
+        capabilities = set()
+        if "embed" in tasks and self._role is DisaggregationMode.AGGREGATED:
+            capabilities.add(EMBED)
+        generates = "generate" in tasks
+        if generates and self._role is DisaggregationMode.AGGREGATED:
+            capabilities.add(MULTI_CHOICE)
+        if not generates:
+            self._endpoints = None
+        return EngineConfig(
+            model=self.worker.model_name or str(self.worker.model_path),
+            served_model_name=self.worker.served_model_name,
+            context_length=self._context_length,
+            kv_cache_block_size=self._block_size if generates else None,
+            total_kv_blocks=blocks or None,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            data_parallel_size=len(numbers),
+            data_parallel_start_rank=numbers.start,
+            capabilities=frozenset(capabilities),
+        )
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        """Streams the answer; each item holds everything that vLLM has given since the one before.
+
+        Raises:
+            BackendError.InvalidArgument: a prompt or an option that vLLM, or this engine, does not take.
+            BackendError.EngineShutdown: not started, draining, cleaned up, or vLLM's processes have died.
+            BackendError.Disconnected: the KV cache did not come from the prefill worker.
+        """
+        engine = self._running("generate")
+        rank = self._rank_for(request)
+        params, answer = self._ask(request)
+        if ctx.is_stopped() and self._role is not DisaggregationMode.DECODE:
+            # A decode worker fetches the cache all the same, so that the prefill worker can let go of it.
+            yield answer.cancelled()
+            return
+        key = f"{ctx.attempt_id}-{next(self._numbers)}"
+        with self._failures(), rank.request(len(request.token_ids)) as place:
+            reading = Reading(
+                engine.generate(self._prompt(request), params, key, **self._way(request, rank, ctx)),
+                abort=partial(engine.abort, key),
+                tasks=self._tasks,
+                # Until it has come, vLLM may still be receiving the KV cache: an abort now can end its processes.
+                hold=self._role is DisaggregationMode.DECODE,
+            )
+            self._streams[key] = reading
+            self._idle.clear()
+            try:
+                with reading.stopped_by(ctx):
+                    async for output in reading:
+                        place.prefilled()
+                        for item in answer.items(output):
+                            if ctx.is_stopped():
+                                break
+                            if item.finish_reason is not None:
+                                self._finish(item, output)
+                            yield item
+                        if ctx.is_stopped():
+                            break
+                        if output.finished:
+                            return
+                if not ctx.is_stopped():
+                    raise BackendError.EngineShutdown(self._refusal or "vLLM ended a stream too soon")
+                yield answer.cancelled()
+            finally:
+                del self._streams[key]
+                if not self._streams:
+                    self._idle.set()
+                await reading.aclose()
+
+    async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
+        """One vector per input.
+
+        Raises:
+            BackendError.InvalidArgument: an input is empty or too long, or vLLM does not take `dimensions`.
+            BackendError.Cancelled: the request was stopped.
+            BackendError.EngineShutdown: as for `generate`.
+        """
+        engine = self._running("embed")
+        if ctx.is_stopped():
+            raise BackendError.Cancelled("the request was stopped")
+        library_ = self._known_library()
+        with _refusals():
+            params = library_.PoolingParams(task="embed", dimensions=request.dimensions)
+
+        async def vector(token_ids: list[int]) -> list[float]:
+            if not token_ids:
+                raise invalid_argument("token_ids must not be empty")
+            key = f"{ctx.attempt_id}-{next(self._numbers)}"
+            with self._failures():
+                async for output in engine.encode(library_.tokens_input(token_ids), params, key):
+                    if output.finished:
+                        values: list[float] = output.outputs.data.tolist()
+                        return values
+            raise BackendError.StreamIncomplete("vLLM ended an embedding without a result")
+
+        jobs = [
+            self._tasks.spawn(outcome(vector(token_ids)), name=f"embed for {ctx.id}") for token_ids in request.token_ids
+        ]
+
+        def stop() -> None:
+            for job in jobs:
+                job.cancel()
+
+        forget = ctx.on_stop(stop)
+        try:
+            made = await asyncio.gather(*jobs)
+        except asyncio.CancelledError:
+            if ctx.is_stopped():
+                raise BackendError.Cancelled("the request was stopped") from None
+            raise
+        finally:
+            forget()
+            stop()
+        for _, error in made:
+            if error is not None:
+                raise error
+        vectors = [values for values, _ in made if values is not None]
+        return EmbedOutput(embeddings=vectors, prompt_tokens=sum(map(len, request.token_ids)))
+
+    async def died(self) -> str:
+        """Returns when vLLM's processes have died."""
+        await self._death.wait()
+        return self._refusal or "vLLM's processes have died"
+
+    async def drain(self) -> None:
+        """Refuses new requests; those that run go on."""
+        if self._refusal is None:
+            self._refusal = "the vLLM engine is draining"
+
+    async def cleanup(self) -> None:
+        """Ends vLLM and all its processes; streams that still run end with `EngineShutdown`."""
+        if not self._death.is_set():
+            self._refusal = "the vLLM engine was stopped"
+        offspring, self._offspring = self._offspring, None
+        building, self._building = self._building, None
+        engine, self._engine = self._engine, None
+        if engine is None and building is not None:
+            engine = await self._cut(building, offspring)
+        if engine is not None:
+            await self._end_streams(engine)
+        await self._tasks.aclose()
+        if engine is not None:
+            await self._shut_down(engine)
+            # vLLM complains of an engine that is left to the end of the interpreter.
+            del engine
+        self._ranks.clear()
+        if offspring is not None:
+            left = await asyncio.to_thread(offspring.kill)
+            if left:
+                log.warning("%d processes of vLLM did not end by themselves and were killed", left)
+            await asyncio.to_thread(offspring.close)
+
+    async def setup_metrics(self, metrics: MetricsScope) -> None:
+        """Registers gauges and counters of every rank, and shows those of vLLM itself."""
+        for rank in self._ranks.values():
+            rank.setup_metrics(metrics)
+        if self._library is not None and metrics.registry is not self._library.registry:
+            metrics.bridge(self._library.registry, prefixes=["vllm:"])
+
+    async def kv_event_sources(self) -> list[KvEventSource]:
+        """One per rank. None without prefix caching, of a decode worker, and if nobody routes by them."""
+        if self._engine is None or self._endpoints is None:
+            return []
+        published = self._engine.get_kv_event_sources()
+        sources = []
+        for number in self._ranks:
+            where = published.get(number)
+            if where is None:
+                log.warning("vLLM does not say where rank %d tells of its KV cache", number)
+                continue
+            subscribe = partial(self._subscribe, number, where.endpoint, where.replay_endpoint)
+            sources.append(KvEventSource(number, subscribe))
+        return sources
+
+    async def load_sources(self) -> list[LoadSource]:
+        """One per rank."""
+        return [rank.source() for rank in self._ranks.values()]
+
+    async def health_check_payload(self) -> dict[str, Any] | None:
+        """The default, but for a decode worker one that it computes itself."""
+        if self._role is not DisaggregationMode.DECODE:
+            return None
+        return {
+            "token_ids": [1],
+            "stop_conditions": {"max_tokens": 1, "ignore_eos": True},
+            "sampling_options": {"temperature": 0.0},
+            "prefill_result": {"disaggregated_params": handoff.given(None)},
+        }
+
+    # What a request becomes.
+
+    def _ask(self, request: PreprocessedRequest) -> tuple[Any, Answer]:
+        """vLLM's sampling parameters, and what reads the answer."""
+        library_ = self._known_library()
+        wished = wishes(
+            request,
+            defaults=self._defaults,
+            context_length=self._context_length,
+            role=self._role,
+            guided_backend=self._guided_backend,
+        )
+        transfer, cached = None, None
+        if self._role is DisaggregationMode.PREFILL:
+            transfer = handoff.ASK
+        elif self._role is DisaggregationMode.DECODE:
+            transfer, cached = handoff.taken(request), handoff.cached_tokens(request)
+        with _refusals():
+            guide = library_.StructuredOutputsParams(**wished.guided) if wished.guided is not None else None
+            params = library_.SamplingParams(
+                **wished.params,
+                structured_outputs=guide,
+                # Text is the frontend's work.
+                detokenize=False,
+                output_kind=library_.delta,
+                extra_args={handoff.KEY: transfer} if transfer is not None else None,
+            )
+            if wished.bad_words_token_ids:
+                # vLLM makes them of words; we have no words.
+                params._bad_words_token_ids = wished.bad_words_token_ids
+        return params, Answer(request, cached)
+
+    def _prompt(self, request: PreprocessedRequest) -> Any:
+        salt = request.routing.cache_salt if request.routing is not None else None
+        return self._known_library().tokens_input(request.token_ids, cache_salt=salt)
+
+    def _way(self, request: PreprocessedRequest, rank: Rank, ctx: GenerateContext) -> dict[str, Any]:
+        """What `AsyncLLM.generate` is told beside the prompt and the parameters."""
+        way: dict[str, Any] = {}
+        if len(self._ranks) > 1:
+            way["data_parallel_rank"] = rank.number - self._first_rank
+        if request.routing is not None and request.routing.priority:
+            # To vLLM a low number is urgent, to our clients a high one.
+            way["priority"] = -request.routing.priority
+        if self._traced:
+            way["trace_headers"] = dict(ctx.metadata)
+        return way
+
+    def _rank_for(self, request: PreprocessedRequest) -> Rank:
+        wanted = request.routing.dp_rank if request.routing is not None else None
+        if wanted is None:
+            return least_loaded([*self._ranks.values()])
+        rank = self._ranks.get(wanted)
+        if rank is None:
+            known = ", ".join(map(str, self._ranks))
+            raise invalid_argument(f"routing.dp_rank is {wanted}, but the ranks here are {known}")
+        return rank
+
+    def _finish(self, item: LLMEngineOutput, output: Any) -> None:
+        if item.finish_reason == "cancelled":
+            # Nobody stopped it: it is the engine that ends.
+            raise BackendError.EngineShutdown(self._refusal or "vLLM gave the request up")
+        if self._role is DisaggregationMode.PREFILL:
+            item.disaggregated_params = handoff.given(output.kv_transfer_params)
+
+    # Errors and the end.
+
+    def _running(self, call: str) -> Any:
+        if self._refusal is not None or self._engine is None:
+            refusal = self._refusal or "the vLLM engine does not run"
+            raise BackendError.EngineShutdown(refusal.replace("generate", call))
+        return self._engine
+
+    def _known_library(self) -> Library:
+        if self._library is None:
+            raise BackendError.EngineShutdown("the vLLM engine does not run")
+        return self._library
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Around calls of vLLM: what it raises, as errors of ours."""
+        try:
+            yield
+        except (DynamoError, asyncio.CancelledError, GeneratorExit):
+            raise
+        except Exception as error:
+            known = self._known_library()
+            if isinstance(error, known.EngineDeadError):
+                self._dead()
+                raise BackendError.EngineShutdown(self._refusal or "vLLM's processes have died", cause=error) from error
+            if isinstance(error, known.ClientError):
+                raise BackendError.InvalidArgument(str(error), cause=error) from error
+            raise
+
+    def _dead(self) -> None:
+        if not self._death.is_set():
+            self._refusal = "vLLM's processes have died"
+            self._death.set()
+
+    async def _watch(self) -> None:
+        """Notices the death of vLLM's processes, which it tells only to those who ask."""
+        while self._engine is not None and not self._engine.errored:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(WATCH_INTERVAL)
+        if self._engine is not None:
+            self._dead()
+
+    @staticmethod
+    async def _cut(building: asyncio.Task[tuple[Any, Exception | None]], offspring: Offspring | None) -> Any:
+        """Ends a start that was cut short; the engine if it had come up all the same."""
+        if offspring is not None and not building.done():
+            # Without its processes the thread that waits for them gives up.
+            await asyncio.to_thread(offspring.kill)
+        try:
+            async with asyncio.timeout(_MARGIN):
+                return (await asyncio.shield(building))[0]
+        except TimeoutError:
+            return None
+
+    async def _end_streams(self, engine: Any) -> None:
+        """Ends what still runs: each stream gets a last output, and fails with the refusal."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_LAST_OUTPUTS):
+                await engine.abort([*self._streams])
+                await self._idle.wait()
+
+    async def _shut_down(self, engine: Any) -> None:
+        handler = getattr(engine, "output_handler", None)
+        if handler is not None:
+            # It would report the end of the processes as a failure.
+            handler.cancel()
+        try:
+            async with asyncio.timeout(self._settings.shutdown_timeout + _MARGIN):
+                await asyncio.to_thread(engine.shutdown, self._settings.shutdown_timeout)
+        except TimeoutError:
+            log.warning("vLLM did not shut down in time")
+        except Exception:
+            log.exception("vLLM could not be shut down in order")
+
+    def _subscribe(self, number: int, endpoint: str, replay: str, tell: Callable[[KvEvent], None]) -> None:
+        tale = Tale(number, Translator(self._block_size), tell)
+        following = follow(self._known_library().zmq, endpoint, replay, tale)
+        self._tasks.spawn(following, name=f"KV events of rank {number}")
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Around the making of vLLM's parameters: what it does not take is the request's fault."""
+    try:
+        yield
+    except DynamoError:
+        raise
+    except Exception as error:
+        # vLLM's own errors, those of its checks of types, and of libraries that it asks.
+        raise BackendError.InvalidArgument(str(error), cause=error) from error
+
+
+def _record(ranks: dict[int, Rank], number: int, stats: Any) -> None:
+    rank = ranks.get(number)
+    if rank is not None:
+        rank.record(stats)

@@ -1,0 +1,100 @@
+"""Reading the events of one rank off vLLM's ZMQ publisher: in order, with what was missed fetched again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from dynamo_core import KvCleared, KvEvent
+
+from dynamo_plugin_engine_vllm.events import Change, Translator
+
+#: Seconds for the publisher to answer a request for old batches.
+REPLAY_TIMEOUT = 5.0
+#: How the publisher says that there are no more of them.
+_END = (2**64 - 1).to_bytes(8, "big")
+
+log = logging.getLogger(__name__)
+
+
+class Tale:
+    """Batches by number, put in order: what comes twice is dropped, what is lost for good clears the cache.
+
+    `tell` is called with every event, numbered from 0 without a gap.
+    """
+
+    def __init__(self, rank: int, translator: Translator, tell: Callable[[KvEvent], None]) -> None:
+        self._rank = rank
+        self._translator = translator
+        self._tell = tell
+        self._decode = msgspec.msgpack.Decoder().decode
+        self._number = 0
+        #: The batch that is to come next.
+        self.expected = 0
+
+    def gap(self, sequence: int) -> bool:
+        """Whether batches before this one have not come yet."""
+        return sequence > self.expected
+
+    def batch(self, sequence: int, payload: bytes) -> None:
+        """Takes a batch; one with a gap before it counts as after a loss."""
+        if sequence < self.expected:
+            return
+        if sequence > self.expected:
+            log.warning("%d batches of KV events of rank %d were lost", sequence - self.expected, self._rank)
+            self._say(self._translator.clear())
+        self.expected = sequence + 1
+        for change in self._translator.changes(self._decode(payload)[1]):
+            self._say(change)
+
+    def end(self) -> None:
+        """The cache is gone."""
+        if len(self._translator):
+            self._say(self._translator.clear())
+
+    def _say(self, change: Change) -> None:
+        self._tell(KvEvent(self._number, change, self._rank))
+        self._number += 1
+        if isinstance(change, KvCleared):
+            log.debug("the KV cache of rank %d was cleared", self._rank)
+
+
+async def follow(zmq: Any, endpoint: str, replay: str, tale: Tale) -> None:
+    """Tells the tale until cancelled. `zmq` is pyzmq, whose `asyncio` part has been imported."""
+    context = zmq.asyncio.Context()
+    subscriber = context.socket(zmq.SUB)
+    try:
+        # The publisher keeps what it has sent for longer than any reader should need to catch up.
+        subscriber.set_hwm(0)
+        subscriber.connect(endpoint)
+        subscriber.subscribe(b"")
+        # What was published before, or while the subscription was under way.
+        await _catch_up(zmq, context, replay, tale)
+        while True:
+            _, sequence, payload = await subscriber.recv_multipart()
+            number = int.from_bytes(sequence, "big")
+            if tale.gap(number):
+                await _catch_up(zmq, context, replay, tale)
+            tale.batch(number, payload)
+    finally:
+        subscriber.close(linger=0)
+        context.term()
+        tale.end()
+
+
+async def _catch_up(zmq: Any, context: Any, replay: str, tale: Tale) -> None:
+    """Fetches every batch from the expected one on that the publisher still has."""
+    asker = context.socket(zmq.DEALER)
+    try:
+        asker.connect(replay)
+        await asker.send_multipart([b"", tale.expected.to_bytes(8, "big")])
+        while await asker.poll(REPLAY_TIMEOUT * 1000):
+            *_, sequence, payload = await asker.recv_multipart()
+            if sequence == _END:
+                return
+            tale.batch(int.from_bytes(sequence, "big"), payload)
+        log.warning("vLLM did not send its old KV events within %g s", REPLAY_TIMEOUT)
+    finally:
+        asker.close(linger=0)

@@ -1,0 +1,124 @@
+"""No process of vLLM's outlives the worker, however that ends. Processes here are real; vLLM is not needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dynamo_plugin_engine_vllm import reaper
+from dynamo_plugin_engine_vllm.offspring import MARK, Offspring
+
+SLEEP = "import signal, time; print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True); time.sleep(600)"
+
+#: A worker whose child has a child of its own, all of them deaf to polite requests.
+WORKER = """
+import signal, subprocess, sys, time
+# Whoever runs the tests in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from dynamo_plugin_engine_vllm.offspring import Offspring
+deaf = "import signal, subprocess, sys, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
+grandchild = deaf + "time.sleep(600)"
+child = deaf + "subprocess.Popen([sys.executable, '-c', %r]); time.sleep(600)" % grandchild
+offspring = Offspring()
+offspring.build(lambda: subprocess.Popen([sys.executable, "-c", child], start_new_session=True), {})
+while len(offspring.pids) < 2:
+    time.sleep(0.01)
+print(offspring._mark, offspring.folder, flush=True)
+time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], bool], seconds: float = 40) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_killed_leaves_nothing_behind(number: signal.Signals) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert worker.stdout is not None
+        mark, folder = worker.stdout.readline().split()
+        assert len(reaper.marked(mark)) == 2
+
+        worker.send_signal(number)
+        worker.wait(20)
+        worker.stdout.close()
+    finally:
+        worker.kill()
+        worker.wait(20)
+
+    assert until(lambda: not reaper.marked(mark))
+    assert until(lambda: not Path(folder).exists())
+
+
+def test_processes_are_marked_and_told_and_nothing_of_it_stays_in_the_environment() -> None:
+    offspring = Offspring()
+    try:
+        child = offspring.build(lambda: subprocess.Popen(["sleep", "600"]), {"TOLD_TO_VLLM": "yes"})
+        told = Path(f"/proc/{child.pid}/environ").read_bytes()
+
+        assert b"TOLD_TO_VLLM=yes\0" in told
+        assert offspring.pids == [child.pid]
+        assert MARK not in os.environ
+        assert "TOLD_TO_VLLM" not in os.environ
+
+        assert offspring.kill() == 1
+        assert child.wait(10) == -signal.SIGKILL
+    finally:
+        offspring.close()
+    offspring.close()
+    assert not offspring.folder.exists()
+
+
+def test_ctrl_c_is_not_for_vllms_processes() -> None:
+    offspring = Offspring()
+    try:
+        child = offspring.build(
+            lambda: subprocess.Popen([sys.executable, "-c", SLEEP], stdout=subprocess.PIPE, text=True), {}
+        )
+        assert child.stdout is not None
+        assert "SIGINT" in child.stdout.readline()
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        offspring.kill()
+        child.wait(10)
+        child.stdout.close()
+    finally:
+        offspring.close()
+
+
+def test_each_engine_ends_its_own_only() -> None:
+    first, second = Offspring(), Offspring()
+    try:
+        mine = first.build(lambda: subprocess.Popen(["sleep", "600"]), {})
+        other = second.build(lambda: subprocess.Popen(["sleep", "600"]), {})
+
+        assert first.kill() == 1
+        mine.wait(10)
+        assert other.poll() is None
+        second.kill()
+        other.wait(10)
+    finally:
+        first.close()
+        second.close()
+
+
+def test_the_folder_of_sockets_is_for_this_user_and_its_names_are_short_enough() -> None:
+    offspring = Offspring()
+    try:
+        assert offspring.folder.stat().st_mode & 0o077 == 0
+        assert len(str(offspring.folder / "inproc-events_dp1000")) < 107
+    finally:
+        offspring.close()

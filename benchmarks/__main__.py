@@ -39,6 +39,13 @@ def main(arguments: list[str]) -> int:
         parser = argparse.ArgumentParser(prog="python -m benchmarks registrations", description=registrations.__doc__)
         registrations.add_arguments(parser)
         return registrations.run_registrations(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["overload"]:
+        # Needs plugins which the other measurements do not.
+        from benchmarks import overload
+
+        parser = argparse.ArgumentParser(prog="python -m benchmarks overload", description=overload.__doc__)
+        overload.add_arguments(parser)
+        return overload.run_overload(parser.parse_args(arguments[1:]))
     if arguments[:1] == ["kv"]:
         # The router is a distribution of its own, which the other measurements do not need.
         from benchmarks import kv_index
@@ -52,6 +59,12 @@ def main(arguments: list[str]) -> int:
         parser = argparse.ArgumentParser(prog="python -m benchmarks kv-frontend", description=kv_frontend.__doc__)
         kv_frontend.add_arguments(parser)
         return kv_frontend.run_kv_frontend(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["kv-quality"]:
+        from benchmarks import kv_quality
+
+        parser = argparse.ArgumentParser(prog="python -m benchmarks kv-quality", description=kv_quality.__doc__)
+        kv_quality.add_arguments(parser)
+        return kv_quality.run_kv_quality(parser.parse_args(arguments[1:]))
     return _measure_urls(arguments)
 
 

@@ -12,14 +12,13 @@ from dynamo_core.client.board import LoadBoard
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.contracts.events import Publisher
-from dynamo_core.contracts.router import Phase, RouterServices, RoutingRequest
+from dynamo_core.contracts.router import Considered, Phase, RouterServices, RoutingRequest
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance
 from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverride, RoutingHints, StopConditions
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv import router as router_module
-from dynamo_plugin_router_kv.choice import Considered
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
 
@@ -307,9 +306,8 @@ async def test_without_events_it_goes_by_where_prompts_went(make_house: MakeHous
 async def test_if_nobody_tells_of_caches_though_prompts_come_an_alarm_is_raised(
     make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(router_module, "SILENCE", 0.05)
     monkeypatch.setattr(router_module, "TICK", 0.01)
-    routers = Routers()
+    routers = Routers(alarm_secs=0.05)
     house = make_house(router=routers)
     await house.run(Mocker, enable_kv_routing=False)
     router = routers.of("aggregated")

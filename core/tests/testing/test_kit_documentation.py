@@ -10,11 +10,12 @@ from dynamo_core.testing.admission_kit import AdmissionKit
 from dynamo_core.testing.discovery_kit import DiscoveryKit
 from dynamo_core.testing.engine_kit import EngineConformance
 from dynamo_core.testing.events_kit import EventsKit
+from dynamo_core.testing.router_kit import RouterKit
 from dynamo_core.testing.transport_kit import TransportKit
 
 PAGE = (Path(__file__).parents[3] / "docs" / "write-a-plugin.md").read_text().split("\n## Kits\n")[1]
 
-KITS: list[type] = [EngineConformance, TransportKit, EventsKit, DiscoveryKit, AdmissionKit]
+KITS: list[type] = [EngineConformance, TransportKit, EventsKit, DiscoveryKit, AdmissionKit, RouterKit]
 
 
 @pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.__name__)

@@ -36,7 +36,17 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 
 @click.group()
 def command() -> None:
-    """Hold an installed plugin to its contract."""
+    """Hold an installed plugin to its contract.
+
+    Engines have a command. Plugins of other kinds are held to theirs by classes of tests, for a test file of theirs:
+
+    \b
+    transport  dynamo_core.testing.transport_kit.TransportKit
+    events     dynamo_core.testing.events_kit.EventsKit
+    discovery  dynamo_core.testing.discovery_kit.DiscoveryKit
+    router     dynamo_core.testing.router_kit.RouterKit
+    admission  dynamo_core.testing.admission_kit.AdmissionKit
+    """
 
 
 @command.command("engine")

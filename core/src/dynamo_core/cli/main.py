@@ -15,6 +15,7 @@ COMMANDS = {
     "plugins": "List the plugins that are installed, and what the config loads.",
     "config": "Show the settings in force, their origins, and their schema.",
     "key": "Make API keys for clients.",
+    "route": "Ask a running frontend where requests go.",
     "new": "Write a new plugin package to start from.",
     "conformance": "Hold an installed plugin to its contract.",
 }

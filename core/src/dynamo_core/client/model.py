@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from dynamo_core.client.explain import explain_side
 from dynamo_core.client.pipeline import Pipeline
 from dynamo_core.client.side import Side, Way
 from dynamo_core.client.stream import ResponseStream
@@ -11,6 +12,7 @@ from dynamo_core.contracts.admission import Permit, Principal
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import EMBED
 from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
+from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.errors import DynamoError, NotSupported, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, Instance, ModelCard
@@ -129,6 +131,10 @@ class Model:
             raise StreamIncomplete("the worker gave no embeddings")
         finally:
             await stream.aclose()
+
+    def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
+        """How its workers look to a request now, by role; nothing is reserved."""
+        return [explain_side(side, self._pipeline.board, request) for side in self._sides.values()]
 
     # For requests under way, which may outlive the model's workers and find others.
 

@@ -74,6 +74,15 @@ class Pool:
             return allowed
         return [one for one in left if one.instance_id not in self._busy]
 
+    def state(self, instance_id: int) -> str:
+        """For people: why a worker is not routed to now, ``busy``, ``down`` or ``full``; else ``free``."""
+        if instance_id in self._busy:
+            return "busy"
+        self._forgive()
+        if instance_id in self._down:
+            return "down"
+        return "full" if instance_id in self._full else "free"
+
     def report_down(self, instance_id: int) -> None:
         """A call found that a worker cannot be reached, or does not work; discovery may say so later."""
         if instance_id in self._instances:

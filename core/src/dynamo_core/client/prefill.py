@@ -232,13 +232,7 @@ class _Prefill:
         hints = msgspec.structs.replace(
             asked.routing or RoutingHints(), prefill_worker_id=self.instance_id, prefill_dp_rank=self.rank
         )
-        # The cache comes from elsewhere: what a decode worker has of the prompt saves nothing, and nothing is computed.
-        override = msgspec.structs.replace(
-            asked.router_config_override or RouterConfigOverride(),
-            overlap_score_credit=0.0,
-            assume_kv_reuse=False,
-            track_prefill_tokens=False,
-        )
+        override = decode_override(asked)
         asked = msgspec.structs.replace(asked, routing=hints, router_config_override=override)
         if self.info is not None:
             return msgspec.structs.replace(asked, bootstrap_info=self.info)
@@ -361,6 +355,16 @@ class _Both(Source):
         before = self._prefill.stream
         before.on_ready(None)
         before.fail(Cancelled("the request has ended"))
+
+
+def decode_override(asked: PreprocessedRequest) -> RouterConfigOverride:
+    """How a decode worker is chosen: the cache comes from elsewhere, so that its own saves nothing."""
+    return msgspec.structs.replace(
+        asked.router_config_override or RouterConfigOverride(),
+        overlap_score_credit=0.0,
+        assume_kv_reuse=False,
+        track_prefill_tokens=False,
+    )
 
 
 def room(size: int, rank: int) -> int:

@@ -157,6 +157,11 @@ class ActiveChains:
         if not chain:
             return
         table, bit, length = self._map, load.bit, len(chain)
+        if chain[0] not in table:
+            # As most: nobody begins so.
+            table.update(dict.fromkeys(chain, bit))
+            load.blocks += length
+            return
         shared = _reach(chain, table, bit)
         if shared:
             beside, depth = load.parts.get(chain[shared - 1], (0, shared))
@@ -208,8 +213,10 @@ class ActiveChains:
 
     def _release(self, load: _RankLoad, chain: Sequence[int]) -> None:
         """Takes the blocks off a rank that only one of its requests held, the end of a chain."""
-        kept = self._kept(load, chain)
+        kept = self._kept(load, chain) if load.parts else 0
+        own = chain
         if kept:
+            own = chain[kept:]
             block = chain[kept - 1]
             beside, depth = load.parts[block]
             if beside > 1:
@@ -217,7 +224,6 @@ class ActiveChains:
             else:
                 del load.parts[block]
         table, bit = self._map, load.bit
-        own = chain[kept:]
         load.blocks -= len(own)
         others = _reach(own, table, ~bit)
         for block in own[:others]:

@@ -291,7 +291,7 @@ FLAGS: tuple[Flag, ...] = (
         "DYN_DISABLE_FRONTEND_ADMIN_API",
         "frontend.disable_admin_api",
         bool,
-        "Leave out the routes that change thresholds at run time.",
+        "Leave out the routes for operators, for thresholds and routing.",
     ),
     Flag(None, "DYN_HTTP_BODY_LIMIT_MB", "http.body_limit_mb", int, "Largest request body, in MB."),
     Flag(None, "DYN_HTTP_SVC_CHAT_PATH", "frontend.chat_path", str, "Path of chat completions."),

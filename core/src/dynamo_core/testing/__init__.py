@@ -9,7 +9,8 @@ For engines:
 The other kits are base classes of tests; the author's whole test file is a subclass with one fixture that makes the
 real thing: `dynamo_core.testing.transport_kit.TransportKit` and `dynamo_core.testing.events_kit.EventsKit` for
 transports, `dynamo_core.testing.discovery_kit.DiscoveryKit` for discovery,
-`dynamo_core.testing.admission_kit.AdmissionKit` for admission. `dynamo_core.testing.strategies` makes
+`dynamo_core.testing.admission_kit.AdmissionKit` for admission,
+`dynamo_core.testing.router_kit.RouterKit` for routers. `dynamo_core.testing.strategies` makes
 requests and outputs for tests with hypothesis.
 
 Classes of tests need the extra ``testing``, the functions do not. The names below are loaded when first used.
@@ -152,6 +153,8 @@ if "pytest" in sys.modules:
         "dynamo_core.testing.events_kit",
         "dynamo_core.testing.admission",
         "dynamo_core.testing.admission_kit",
+        "dynamo_core.testing.router",
+        "dynamo_core.testing.router_kit",
         "dynamo_core.testing.discovery",
         "dynamo_core.testing.discovery_kit",
     )

@@ -15,6 +15,7 @@ from dynamo_core.client.stream import ResponseStream
 from dynamo_core.contracts.admission import Permit, Principal
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.frontend import FrontendServices, HttpRoute
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
@@ -107,6 +108,9 @@ class FakeModel:
         self.embedded: list[EmbedRequest] = []
         self._calls: asyncio.Queue[Call] = asyncio.Queue()
         self.count = 0
+        #: What `explain` answers, and what it was asked.
+        self.views: list[RouteView] = []
+        self.explained: list[PreprocessedRequest] = []
         #: Called with each new call at once, for answers that need no test in between.
         self.script: Callable[[Call], None] | None = None
 
@@ -142,6 +146,10 @@ class FakeModel:
         self.embedded.append(request)
         vectors = [[float(len(tokens)), 0.5] for tokens in request.token_ids]
         return EmbedOutput(embeddings=vectors, prompt_tokens=sum(map(len, request.token_ids)))
+
+    def explain(self, request: PreprocessedRequest) -> list[RouteView]:
+        self.explained.append(request)
+        return self.views
 
     async def call(self) -> Call:
         """The next request that was accepted."""

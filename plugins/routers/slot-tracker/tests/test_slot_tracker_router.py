@@ -14,7 +14,7 @@ from aiohttp import web
 from dynamo_core.client.board import LoadBoard
 from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.router import Phase, Route, RouterServices, RoutingRequest
-from dynamo_core.errors import ConfigError, ServiceOverloaded, Unavailable
+from dynamo_core.errors import ConfigError, InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.telemetry.metrics import Metrics
@@ -180,6 +180,35 @@ async def test_the_service_is_told_what_becomes_of_a_request(house: House) -> No
     await until(lambda: house.loads[key] == (0, 0))
 
     assert not router._reservations.unknown
+
+
+async def test_what_is_decoded_shares_no_blocks_with_anything(house: House) -> None:
+    """The cache of a prompt is brought to each request, whatever others of the same prompt hold."""
+    house.worker(1)
+    await house.serve()
+    router = await house.router()
+    await house.known()
+    prompt = list(range(80))
+    tickets = []
+    for number in range(3):
+        asked = ask(prompt, phase=Phase.DECODE)
+        route = await router.route(asked, house.pool)
+        tickets.append(house.board.enter(route, f"r{number}", prompt_tokens=0, block_size=4, hashes=route.blocks or ()))
+
+    assert house.board.blocks(1) == 60
+    await until(lambda: house.loads[1, 0] == (0, 60))
+    for ticket in tickets:
+        ticket.leave()
+    await until(lambda: house.loads[1, 0] == (0, 0))
+
+
+async def test_a_token_that_is_none_is_refused(house: House) -> None:
+    house.worker(1)
+    await house.serve()
+    router = await house.router()
+
+    with pytest.raises(InvalidArgument, match="token_ids"):
+        await router.route(ask([1, 2, 3, 2**40]), house.pool)
 
 
 async def test_a_burst_is_spread_although_the_service_does_not_know_of_it_yet(house: House) -> None:

@@ -33,7 +33,7 @@ class OpenAIConfig(PluginConfig):
         default=True, description="Whether the template is not shown the tools of a request that must not call any."
     )
     disable_admin_api: bool = Field(
-        default=False, description="Whether the routes that change thresholds at run time are left out."
+        default=False, description="Whether the routes for operators, for thresholds and routing, are left out."
     )
     write_buffer: int = Field(
         default=256 * 1024, ge=0, description="Bytes that may wait for a slow reader before its request is paused."

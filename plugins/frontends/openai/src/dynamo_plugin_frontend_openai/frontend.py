@@ -22,6 +22,7 @@ from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, Messages
 from dynamo_plugin_frontend_openai.models import ModelLists
 from dynamo_plugin_frontend_openai.openapi import Description, Operation
 from dynamo_plugin_frontend_openai.responses import ResponsesEndpoint
+from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
 from dynamo_plugin_frontend_openai.template import TemplateStore
 from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
 
@@ -45,15 +46,23 @@ class OpenAIFrontend(Frontend):
         """The routes, with their paths from the settings."""
         description = Description(self.config.openapi_path, self.config.docs_path)
         routes = [operation.route for operation in description.with_own(self._operations())]
-        control = self.services.thresholds
-        if control is not None and not self.config.disable_admin_api:
+        if not self.config.disable_admin_api:
             # For operators, so that the description for clients has nothing of them.
-            routes += BusyThresholds(self.services, control).routes()
+            routes += self._for_operators()
         return routes
+
+    def _for_operators(self) -> Iterable[HttpRoute]:
+        control = self.services.thresholds
+        if control is not None:
+            yield from BusyThresholds(self.services, control).routes()
+        yield from RouteExplanations(self.services, self._chats()).routes()
+
+    def _chats(self) -> Chats:
+        return Chats(TemplateStore(), hide_tools=self.config.exclude_tools_when_tool_choice_none)
 
     def _operations(self) -> list[Operation]:
         config, services = self.config, self.services
-        chats = Chats(TemplateStore(), hide_tools=config.exclude_tools_when_tool_choice_none)
+        chats = self._chats()
         chat = ChatEndpoint(services, self._tasks, config.write_buffer, chats)
         completions = CompletionEndpoint(services, self._tasks, config.write_buffer)
         embeddings = EmbeddingEndpoint(services)

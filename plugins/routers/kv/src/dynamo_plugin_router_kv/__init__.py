@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from dynamo_core import hookimpl
 
+from dynamo_plugin_router_kv.listeners import finished
+
 if TYPE_CHECKING:
     from dynamo_core.contracts.router import Router
     from dynamo_core.protocol.records import RequestRecord
@@ -22,6 +24,4 @@ def dynamo_register_routers() -> list[type[Router]]:
 
 @hookimpl
 def dynamo_request_finished(record: RequestRecord) -> None:
-    from dynamo_plugin_router_kv.metrics import finished
-
     finished(record)

@@ -101,20 +101,8 @@ def choose(costs: Sequence[float], temperature: float, draw: random.Random) -> i
     count = costs.count(least) if isinstance(costs, list) else sum(cost == least for cost in costs)
     if count == 1:
         return costs.index(least)
-    return draw.choice([index for index, cost in enumerate(costs) if cost == least])
-
-
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """One rank, as it looked to a choice. Overlap and load are in blocks, but for the tokens to be prefilled."""
-
-    instance_id: int
-    dp_rank: int
-    overlap: int
-    prefill_tokens: int
-    blocks: int
-    shared: int
-    cost: float
+    cheapest = [index for index, cost in enumerate(costs) if cost == least]
+    return cheapest[int(draw.random() * count)]
 
 
 def _or(value: float | None, default: float) -> float:

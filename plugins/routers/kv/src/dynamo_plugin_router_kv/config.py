@@ -57,4 +57,8 @@ class KvConfig(PluginConfig):
     queue_limit: Annotated[int, Field(ge=1)] = Field(
         default=10_000, description="Requests that wait at most; more are refused."
     )
+    alarm_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=10.0,
+        description="Seconds without a word about caches, though requests should have changed them, until it is told.",
+    )
     seed: int | None = Field(default=None, description="Makes the choices repeatable, for tests.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from weakref import WeakSet
 
 from dynamo_core.contracts.metrics import CounterLike, HistogramLike, MetricsScope
 from dynamo_core.contracts.router import Phase, PoolView
@@ -14,6 +13,7 @@ from dynamo_core.protocol.records import Instance, ModelCard, RequestRecord
 
 from dynamo_plugin_router_kv.follower import kinds
 from dynamo_plugin_router_kv.index import Status
+from dynamo_plugin_router_kv.listeners import forget, listen
 
 _COMPONENT = "dynamo_component"
 _LABELS = ("dynamo_namespace", "dynamo_component", "router_id", "worker_id")
@@ -26,14 +26,6 @@ _ITL = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 #: The parts of a choice whose time is taken, in order.
 PARTS = ("block_hashing", "seq_hashing", "indexer_find_matches", "scheduling", "total")
-
-_routers: WeakSet[RouterMetrics] = WeakSet()
-
-
-def finished(record: RequestRecord) -> None:
-    """A request has ended: told to the router that chose its worker."""
-    for router in _routers:
-        router.finished(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +127,7 @@ class RouterMetrics:
         self._workers: dict[tuple[int, Phase], _WorkerMetrics] = {}
         self._latest: dict[int, _WorkerMetrics] = {}
         self._ranks: set[Rank] = set()
-        _routers.add(self)
+        listen(self)
 
     def applied(self, kind: str, status: Status) -> None:
         """An event was taken in."""
@@ -206,7 +198,7 @@ class RouterMetrics:
 
     def close(self) -> None:
         """The router is gone."""
-        _routers.discard(self)
+        forget(self)
         self.registered(())
 
     def _worker(self, instance: Instance, phase: Phase) -> _WorkerMetrics:
@@ -214,7 +206,7 @@ class RouterMetrics:
         asked = (*labels, self._pool.model, phase.value)
         typed = (*labels, self._pool.role)
 
-        def forget() -> None:
+        def remove() -> None:
             for family in (self._started, self._requests):
                 family.remove(*labels)
             for histogram in (self._hit_rate, self._first_token, self._between_tokens, self._output_tokens):
@@ -233,7 +225,7 @@ class RouterMetrics:
             output_tokens=self._output_tokens.labels(*labels),
             non_max=self._non_max.labels(*typed),
             lost=self._lost.labels(*typed),
-            forget=forget,
+            forget=remove,
         )
         return worker
 

@@ -13,14 +13,14 @@ from typing import cast
 
 import msgspec
 from dynamo_core.contracts.endpoints import KV_HISTORY
-from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest
+from dynamo_core.contracts.router import Considered, Phase, PoolView, Route, Router, RouterServices, RoutingRequest
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported
 from dynamo_core.kv.chains import Load, private_names
 from dynamo_core.protocol.events import KV_EVENTS, KvHistoryPart, KvHistoryRequest, RouterEvent
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_router_kv.candidates import Candidates, Chooser
-from dynamo_plugin_router_kv.choice import Considered, Weights, choose, costs
+from dynamo_plugin_router_kv.choice import Weights, choose, costs
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.follower import Follower
 from dynamo_plugin_router_kv.guess import Guess
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at what no request would notice.
 TICK = 0.25
-#: Seconds without a word about caches, though requests should have changed them, after which it is told.
-SILENCE = 10.0
 #: Workers that are asked for their history at a time; seconds for one answer; how often one is asked; the first pause.
 ASKED_AT_ONCE = 8
 HISTORY_TIMEOUT = 30.0
@@ -200,12 +198,12 @@ class KvRouter(Router):
         """What follows from a choice for what is known of caches."""
         if request.phase is Phase.DECODE or not look.chain:
             return
-        now = asyncio.get_running_loop().time()
         if self._guess is not None:
+            now = asyncio.get_running_loop().time()
             capacity = pool.cards[rank[0]].runtime_config.total_kv_blocks
             self._guess.routed(rank, look.blocks, look.chain, now, capacity=capacity)
         elif self._due_since is None and overlap < len(look.chain):
-            self._due_since = now
+            self._due_since = asyncio.get_running_loop().time()
 
     # Waiting for room.
 
@@ -344,7 +342,8 @@ class KvRouter(Router):
 
     def _sound(self, now: float) -> None:
         """The alarm: requests come, and the caches do not seem to change."""
-        silent = self._due_since is not None and now - self._due_since >= SILENCE
+        patience = self._settings.alarm_secs
+        silent = self._due_since is not None and now - self._due_since >= patience
         if silent == self._silent:
             return
         self._silent = silent
@@ -355,7 +354,7 @@ class KvRouter(Router):
                 "enable_kv_routing and the engine's prefix caching on, and do all use the same event plane?",
                 self._pool.model,
                 self._pool.role,
-                SILENCE,
+                patience,
             )
         else:
             log.info("workers of model %r tell of their KV caches again", self._pool.model)

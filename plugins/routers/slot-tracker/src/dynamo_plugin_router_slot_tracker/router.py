@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import struct
 from collections.abc import Collection, Sequence
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest, no_worker
-from dynamo_core.errors import ConfigError
+from dynamo_core.errors import ConfigError, InvalidArgument
 from dynamo_core.kv import to_signed
+from dynamo_core.kv.chains import private_names
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.tasks import TaskSet
 from pydantic import Field
@@ -96,15 +99,21 @@ class SlotTrackerRouter(Router):
         self._watching.spawn(self._watch(self.services.pool), name="slot-tracker-pool")
 
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
-        """Asks the service, within the deadline of one call."""
+        """Asks the service, within the deadline of one call; see `Router.route`.
+
+        Raises:
+            InvalidArgument: a token id is none.
+        """
         if not pool.eligible(request.excluded):
             raise no_worker(pool)
         self._follow(pool)
         block_size = self._block_size(pool)
-        hashes = [to_signed(value) for value in request.hashes(block_size)[1]]
         decodes = request.phase is Phase.DECODE
-        tokens = 0 if decodes else len(request.request.token_ids)
-        # A decode worker is brought the blocks of its prompt: those that it holds already save nothing.
+        if decodes:
+            # It is brought the blocks of its prompt: those that it holds already save nothing, and none are shared.
+            tokens, hashes = 0, _nobody_elses(len(request.request.token_ids) // block_size)
+        else:
+            tokens, hashes = len(request.request.token_ids), _hashes(request, block_size)
         costs = await self._ask(pool, block_size, [] if decodes else hashes, tokens)
         # Workers may have come, gone or become busy meanwhile.
         eligible = pool.eligible(request.excluded)
@@ -132,7 +141,8 @@ class SlotTrackerRouter(Router):
 
         weight = len(hashes) + tokens / block_size
         watcher = Reservation(self._reservations, (instance_id, dp_rank), weight, addition)
-        return Route(pool.instances[instance_id], dp_rank, watcher=watcher)
+        blocks = private_names(len(hashes)) if decodes else None
+        return Route(pool.instances[instance_id], dp_rank, blocks=blocks, prefill=not decodes, watcher=watcher)
 
     async def aclose(self) -> None:
         """Tells the service what is left, for a moment, and leaves. Its workers stay: other frontends may have them."""
@@ -242,6 +252,18 @@ class SlotTrackerRouter(Router):
             self._refused.add(worker_id)
         else:
             self._registered.add(worker_id)
+
+
+def _hashes(request: RoutingRequest, block_size: int) -> list[int]:
+    try:
+        return [to_signed(value) for value in request.hashes(block_size)[1]]
+    except OverflowError:
+        raise InvalidArgument("token_ids holds a number that is no token id of 32 bits") from None
+
+
+def _nobody_elses(number: int) -> list[int]:
+    """Hashes that no other request has, of any client of the service."""
+    return list(struct.unpack(f"{number}q", os.urandom(8 * number)))
 
 
 def _ranks_of(pool: PoolView, instances: Collection[Instance]) -> list[_RankKey]:

@@ -1,0 +1,1 @@
+"""The checks of `dynamo_core.testing.router_kit`, by promise."""

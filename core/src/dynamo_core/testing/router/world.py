@@ -1,0 +1,100 @@
+"""What surrounds the router under test: an event plane, a directory, and a pool and a board that count who looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+
+from dynamo_core.client.board import LoadBoard
+from dynamo_core.client.pool import Pool
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
+from dynamo_core.contracts.events import EventPlane, Publisher
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
+
+
+class KitPool(Pool):
+    """A pool that counts how often somebody asks who is eligible."""
+
+    looks = 0
+
+    def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
+        self.looks += 1
+        return super().eligible(excluded)
+
+
+class CountingBoard:
+    """What routers may ask of a load board, and how many ranks they have asked about."""
+
+    def __init__(self, board: LoadBoard) -> None:
+        self._board = board
+        self.reads = 0
+
+    def requests(self, instance_id: int) -> int:
+        self.reads += 1
+        return self._board.requests(instance_id)
+
+    def prefill_tokens(self, instance_id: int, dp_rank: int = 0) -> int:
+        self.reads += 1
+        return self._board.prefill_tokens(instance_id, dp_rank)
+
+    def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
+        self.reads += 1
+        return self._board.blocks(instance_id, dp_rank)
+
+    def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
+        self.reads += len(ranks)
+        return self._board.loads(ranks, chain)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._board.watch(callback)
+
+
+class KitEvents(EventPlane):
+    """Hands the events that a check sends to whoever listens."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, list[asyncio.Queue[tuple[int, int, bytes]]]] = {}
+        self._numbers: dict[str, int] = {}
+
+    def send(self, subject: str, payload: bytes) -> None:
+        """Tells all who listen to a subject."""
+        number = self._numbers[subject] = self._numbers.get(subject, 0) + 1
+        for listener in self._listeners.get(subject, ()):
+            listener.put_nowait((1, number, payload))
+
+    async def publisher(self, subject: str, lease: Lease) -> Publisher:
+        raise NotImplementedError("routers listen")
+
+    async def subscribe(self, subject: str, directory: Discovery) -> AsyncGenerator[tuple[int, int, bytes], None]:
+        listener: asyncio.Queue[tuple[int, int, bytes]] = asyncio.Queue()
+        listeners = self._listeners.setdefault(subject, [])
+        listeners.append(listener)
+        try:
+            while True:
+                yield await listener.get()
+        finally:
+            listeners.remove(listener)
+
+
+class EmptyDirectory(Discovery):
+    """Nobody is there, and nobody comes."""
+
+    NAME = "kit"
+
+    def __init__(self) -> None:
+        super().__init__(PluginConfig(), Metrics())
+
+    async def lease(self, ttl: float | None = None) -> Lease:
+        raise NotImplementedError("routers look")
+
+    async def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
+        yield WatchEvent(WatchKind.SYNCED)
+        await asyncio.Event().wait()
+
+    async def put_value(self, key: str, value: bytes | None) -> None:
+        raise NotImplementedError("routers look")
+
+    async def aclose(self) -> None:
+        pass

@@ -1,0 +1,73 @@
+"""`dynamo route explain` without a frontend: what it is given wrong, and how it prints what it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from dynamo_core.cli import route
+from dynamo_core.cli.main import cli
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(cli, ["route", "explain", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "give exactly one of PROMPT, --messages and --token-ids"),
+        (("Hi", "--token-ids", "1"), "give exactly one of"),
+        (("--token-ids", "1,x"), "--token-ids: expected numbers divided by commas, such as 1,2,3, got '1,x'"),
+        (("--messages", "[{"), "--messages: is no JSON"),
+        (("--messages", "@/nowhere"), "--messages: /nowhere cannot be read"),
+        (("Hi", "--url", "localhost:8000"), "--url localhost:8000: is no address of a frontend"),
+        (("Hi", "--ca", "/nowhere"), "--ca /nowhere: cannot be used"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_one_line(words: tuple[str, ...], says: str) -> None:
+    result = run(*words)
+
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_messages_can_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text('[{"role": "user", "content": "Hi"}]')
+
+    assert route._body(None, f"@{file}", None) == {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def rank(number: int, **more: Any) -> dict[str, Any]:
+    plain = {"worker": "", "dp_rank": 0, "state": "free", "requests": 1, "prefill_tokens": 20, "blocks": 3}
+    return {"instance_id": number, **plain, "overlap": None, "shared": None, "cost": None, "best": None, **more}
+
+
+def shown(*ranks: dict[str, Any], refusal: str | None = None) -> list[str]:
+    told = {"role": "decode", "router": "mine", "tokens": 9, "block_size": 4, "ranks": ranks, "refusal": refusal}
+    return route._show("m", told).splitlines()
+
+
+def test_whoever_costs_least_is_marked() -> None:
+    lines = shown(
+        rank(255, overlap=2, shared=1, cost=1.256, best=True),
+        rank(16, overlap=0, shared=0, cost=9.0, best=False),
+        rank(17, state="busy", best=False),
+    )
+
+    assert lines[0] == "decode workers of m, chosen by mine: 9 tokens, 2 blocks of 4"
+    assert [line.split() for line in lines[2:]] == [
+        ["*", "ff", "-", "0", "free", "1", "20", "3", "1", "2", "1.26"],
+        ["10", "-", "0", "free", "1", "20", "3", "0", "0", "9.00"],
+        ["11", "-", "0", "busy", "1", "20", "3", "-", "-", "-"],
+    ]
+
+
+def test_a_router_without_costs_and_a_pool_without_choice_say_so() -> None:
+    assert shown(rank(1))[-1] == "mine tells no costs."
+    assert shown(rank(1), refusal="all busy")[-1] == "nobody can be chosen: all busy"
+    assert shown(refusal="nobody there")[1:] == ["nobody can be chosen: nobody there"]

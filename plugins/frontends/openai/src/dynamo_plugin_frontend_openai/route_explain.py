@@ -1,0 +1,121 @@
+"""``POST /route/explain``: where a prompt would go, and why. For operators; nothing is reserved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+from dynamo_core.contracts.frontend import HttpRoute, ListenerName
+from dynamo_core.errors import DynamoError, ModelNotFound
+
+from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
+from dynamo_plugin_frontend_openai.completions import CompletionAsk
+from dynamo_plugin_frontend_openai.errors import HttpFault, problem_of, report
+from dynamo_plugin_frontend_openai.preprocess import to_engine
+from dynamo_plugin_frontend_openai.requests.bounds import INLINE
+from dynamo_plugin_frontend_openai.requests.common import invalid
+from dynamo_plugin_frontend_openai.requests.decode import read_object
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import FrontendServices, ServedModel
+    from dynamo_core.protocol.request import PreprocessedRequest
+
+    from dynamo_plugin_frontend_openai.generation import Ask
+
+PATH = "/route/explain"
+#: Seconds in which a request's body must have arrived.
+DEADLINE = 10.0
+
+#: What a body may give as the prompt.
+_PROMPTS = ("prompt", "messages", "token_ids")
+
+
+class RouteExplanations:
+    """The route. A body is that of a chat or a completion; `token_ids` may stand for a prompt of tokens."""
+
+    def __init__(self, services: FrontendServices, chats: Chats) -> None:
+        self._models = services.models
+        self._chats = chats
+
+    def routes(self) -> Iterable[HttpRoute]:
+        """It, on the operators' listener."""
+        return [HttpRoute("POST", PATH, self.post, "Where a prompt would go, and why", ListenerName.ADMIN)]
+
+    async def post(self, http: web.Request) -> web.Response:
+        """Overlap, load and cost of every rank, by the role of its worker."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                raw = await read_object(http)
+        except TimeoutError:
+            fault = HttpFault(408, f"The request body did not arrive within {DEADLINE:g} s")
+            return problem_of(fault).response()
+        except (HttpFault, DynamoError) as error:
+            return problem_of(error).response()
+        try:
+            model = self._find(raw.get("model"))
+            ask_for = partial(self._ask, raw, model)
+            # A large body may have as many parts as would hold the event loop.
+            large = len(await http.read()) > INLINE
+            ask = await asyncio.to_thread(ask_for) if large else ask_for()
+            request = await _request(ask, model)
+            views = model.explain(request)
+        except Exception as error:
+            problem = problem_of(error)
+            report(problem, error, "of an operator")
+            return problem.response()
+        body = {"model": model.name, "routes": views}
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    def _find(self, name: object) -> ServedModel:
+        """The model that is named; without a name the only one."""
+        if name is None:
+            served = self._models.list()
+            if len(served) == 1:
+                return served[0]
+            if served:
+                raise invalid("Several models are served: name one", "model")
+        try:
+            return self._models.get(name if isinstance(name, str) else "")
+        except ModelNotFound as error:
+            raise ModelNotFound(f"Model not found: {name!r}", cause=error) from error
+
+    def _ask(self, raw: dict[str, Any], model: ServedModel) -> Ask:
+        """The checked body.
+
+        Raises:
+            InvalidArgument: naming the field.
+        """
+        if sum(raw.get(name) is not None for name in _PROMPTS) != 1:
+            raise invalid("Exactly one of prompt, messages and token_ids must be given", "prompt")
+        body = {"model": model.name, **{name: value for name, value in raw.items() if name != "token_ids"}}
+        ask: Ask
+        if raw.get("messages") is not None:
+            ask = ChatAsk(body, self._chats)
+        else:
+            if raw.get("token_ids") is not None:
+                body["prompt"] = _token_ids(raw["token_ids"])
+            ask = CompletionAsk(body)
+        ask.check_for_tokens()
+        return ask
+
+
+async def _request(ask: Ask, model: ServedModel) -> PreprocessedRequest:
+    """What an engine would be asked.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    prompts = await ask.prompts(model)
+    if len(prompts) != 1:
+        raise invalid("Only one prompt can be explained at a time", "prompt")
+    return to_engine(ask.request, prompts[0], model)
+
+
+def _token_ids(value: object) -> list[int]:
+    if not isinstance(value, list) or not all(type(one) is int for one in value):
+        raise invalid("token_ids must be a list of integers", "token_ids")
+    return value

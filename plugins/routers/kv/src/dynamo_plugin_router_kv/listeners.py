@@ -1,0 +1,38 @@
+"""Who in this process is told of requests that have ended. Light, since it is imported where no router runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+from weakref import ref
+
+if TYPE_CHECKING:
+    from dynamo_core.protocol.records import RequestRecord
+
+
+class Listener(Protocol):
+    """Is told."""
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request has ended, whoever chose its worker."""
+
+
+#: Told once for each request: a list of references is the cheapest that does not keep them alive.
+_listeners: list[ref[Listener]] = []
+
+
+def listen(listener: Listener) -> None:
+    """Tells it from now on, for as long as it lives."""
+    _listeners.append(ref(listener, _listeners.remove))
+
+
+def forget(listener: Listener) -> None:
+    """Tells it no longer. Safe twice."""
+    _listeners[:] = [one for one in _listeners if one() is not listener]
+
+
+def finished(record: RequestRecord) -> None:
+    """Tells all."""
+    for one in _listeners:
+        listener = one()
+        if listener is not None:
+            listener.finished(record)

@@ -1,0 +1,30 @@
+"""The three routers keep what every router promises."""
+
+from __future__ import annotations
+
+import pytest
+from dynamo_core.testing.router_kit import RouterFactory, RouterKit
+from dynamo_plugin_router_load_aware.routers import (
+    LeastLoadedRouter,
+    LoadAwareConfig,
+    PowerOfTwoRouter,
+    RandomRouter,
+)
+
+
+class TestRandom(RouterKit):
+    @pytest.fixture
+    def make_router(self) -> RouterFactory:
+        return lambda services: RandomRouter(LoadAwareConfig(), services)
+
+
+class TestPowerOfTwo(RouterKit):
+    @pytest.fixture
+    def make_router(self) -> RouterFactory:
+        return lambda services: PowerOfTwoRouter(LoadAwareConfig(), services)
+
+
+class TestLeastLoaded(RouterKit):
+    @pytest.fixture
+    def make_router(self) -> RouterFactory:
+        return lambda services: LeastLoadedRouter(LoadAwareConfig(), services)

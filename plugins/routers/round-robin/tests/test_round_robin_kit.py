@@ -1,0 +1,14 @@
+"""The router keeps what every router promises."""
+
+from __future__ import annotations
+
+import pytest
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.testing.router_kit import RouterFactory, RouterKit
+from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+
+
+class TestRoundRobin(RouterKit):
+    @pytest.fixture
+    def make_router(self) -> RouterFactory:
+        return lambda services: RoundRobinRouter(PluginConfig(), services)

@@ -1,0 +1,231 @@
+"""Routing by what caches hold, between real processes over tcp: what clients gain, and what outlives a death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = """
+frontend: {use: openai}
+router: {use: kv, seed: 1%(router)s}
+client: {drain_grace: 0.5, share_loads: true}
+workers:
+  mock:
+    model: {name: mock-model}
+    engine: {use: mocker, fixed_itl_ms: 5, block_size: 16, num_gpu_blocks: 4096}
+    replicas: 2
+    grace_period: 0.5
+    enable_kv_routing: %(tells)s
+transport: {use: tcp}
+discovery: {use: file, path: "%(folder)s", ttl: 2}
+"""
+#: Of byte tokens: so many whole blocks, and a little.
+BLOCKS = 40
+
+Server = Any
+
+
+def prompt_of(name: object) -> str:
+    """A prompt that begins as no other name's."""
+    return f"{name}: so it goes, and goes".ljust(16 * BLOCKS + 5, "!")
+
+
+def config(folder: Path, *, tells: bool = True, **router: Any) -> str:
+    """The file of two workers with these settings of the router."""
+    settings = "".join(f", {name}: {json.dumps(value)}" for name, value in router.items())
+    return CONFIG % {"router": settings, "tells": json.dumps(tells), "folder": folder / "discovery"}
+
+
+def started(serve: Any, text: str, **how: Any) -> Server:
+    """A process, once both workers are seen."""
+    server = serve(text, **how)
+    assert server.until(lambda: len(server.instances()) == 2, 20), server.log
+    return server
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of the server that most tests share; each has prompts of its own."""
+    return config(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def shared(serve_for_module: Any, text: str) -> Server:
+    return started(serve_for_module, text)
+
+
+def complete(server: Server, name: object) -> int:
+    """Asks, and returns how many tokens of the prompt the worker had."""
+    body = {"model": "mock-model", "prompt": prompt_of(name), "max_tokens": 2}
+    status, _, answer = server.request("POST", "/v1/completions", body)
+    assert status == 200, answer
+    return (json.loads(answer)["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+
+
+def explain(server: Server, name: object) -> list[dict[str, Any]]:
+    """How the ranks look to a prompt."""
+    status, _, answer = server.request("POST", "/route/explain", {"prompt": prompt_of(name)})
+    assert status == 200, answer
+    (route,) = json.loads(answer)["routes"]
+    assert (route["router"], route["tokens"], route["block_size"]) == ("kv", 16 * BLOCKS + 5, 16)
+    ranks: list[dict[str, Any]] = route["ranks"]
+    return ranks
+
+
+def holders(server: Server, name: object) -> set[int]:
+    """The workers that hold all blocks of a prompt, as far as the frontend knows."""
+    return {rank["instance_id"] for rank in explain(server, name) if rank["overlap"] == BLOCKS}
+
+
+def held(server: Server, name: object) -> int:
+    """Has a worker fill its cache; the one, once the frontend knows of it."""
+    assert complete(server, name) == 0
+    assert server.until(lambda: len(holders(server, name)) == 1, 10), explain(server, name)
+    (holder,) = holders(server, name)
+    return holder
+
+
+def test_a_prompt_goes_back_to_the_worker_that_holds_it(shared: Server) -> None:
+    holder = held(shared, "back")
+
+    cached = [complete(shared, "back") for _ in range(6)]
+
+    assert cached == [BLOCKS * 16] * 6
+    assert holders(shared, "back") == {holder}
+
+
+def test_what_a_killed_worker_held_is_forgotten_and_requests_go_on(serve: Any, tmp_path: Path) -> None:
+    server = started(serve, config(tmp_path))
+    holder = held(server, "killed")
+
+    os.kill(server.instances()[holder], signal.SIGKILL)
+    for number in range(5):
+        complete(server, number)
+
+    assert server.until(lambda: holder not in server.instances(), 10)
+    assert server.until(lambda: len(server.instances()) == 2, 20), server.log
+    assert holder not in {rank["instance_id"] for rank in explain(server, "killed")}
+    assert holders(server, "killed") == set()
+    assert complete(server, "killed") == 0
+    assert server.until(lambda: len(holders(server, "killed")) == 1, 10)
+
+
+def test_a_frontend_that_starts_anew_soon_knows_what_is_held(serve: Any, shared: Server, text: str) -> None:
+    holder = held(shared, "anew")
+    first = started(serve, text, command="frontend")
+    assert first.until(lambda: holders(first, "anew") == {holder}, 10), first.log
+    first.signal(signal.SIGKILL)
+    first.process.wait(10)
+
+    again = started(serve, text, command="frontend")
+    # Those that come before it knows are answered as well.
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(lambda number: complete(again, f"early {number}"), range(20)))
+
+    assert again.until(lambda: holders(again, "anew") == {holder}, 10), again.log
+    assert complete(again, "anew") == BLOCKS * 16
+
+
+def test_two_frontends_see_the_same_load(serve: Any, shared: Server, text: str) -> None:
+    second = started(serve, text, command="frontend")
+    body = {
+        "model": "mock-model",
+        "prompt": prompt_of("load"),
+        "max_tokens": 2000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    assert second.until(lambda: second.metric("dynamo_frontend_load_peers") >= 1, 15), second.log
+    assert shared.until(lambda: shared.metric("dynamo_frontend_load_peers") >= 1, 15), shared.log
+    connections = [server.raw("POST", "/v1/completions", body) for server in (shared, shared, second)]
+
+    def loads(server: Server) -> list[tuple[int, int, int]]:
+        return sorted((rank["instance_id"], rank["requests"], rank["blocks"]) for rank in explain(server, "other"))
+
+    def agree(total: int) -> bool:
+        one, other = loads(shared), loads(second)
+        return one == other and sum(requests for _, requests, _ in one) == total
+
+    try:
+        assert shared.until(lambda: agree(3), 10), (loads(shared), loads(second))
+    finally:
+        for connection in connections:
+            connection.close()
+    assert shared.until(lambda: agree(0), 10), (loads(shared), loads(second))
+
+
+def test_without_events_a_prompt_goes_where_it_went_before(serve: Any, tmp_path: Path) -> None:
+    server = started(serve, config(tmp_path, tells=False, kv_events=False))
+
+    assert complete(server, "guess") == 0
+    (holder,) = holders(server, "guess")
+
+    assert [complete(server, "guess") for _ in range(6)] == [BLOCKS * 16] * 6
+    assert holders(server, "guess") == {holder}
+
+
+def test_workers_that_tell_nothing_are_noticed(serve: Any, tmp_path: Path) -> None:
+    server = started(serve, config(tmp_path, tells=False, alarm_secs=0.5))
+    assert server.metric("dynamo_router_kv_events_silent", model="mock-model") == 0
+
+    for number in range(3):
+        complete(server, number)
+
+    assert server.until(lambda: server.metric("dynamo_router_kv_events_silent", model="mock-model") == 1, 10)
+    assert server.until(lambda: "none has told of its KV cache for 0.5 s" in server.log, 5)
+
+
+def test_the_command_shows_why(shared: Server) -> None:
+    holder = held(shared, "why")
+
+    shown = _dynamo("route", "explain", "--url", shared.url, prompt_of("why"))
+
+    assert shown.returncode == 0, shown.stderr
+    head, columns, *rows = shown.stdout.splitlines()
+    assert head == f"aggregated workers of mock-model, chosen by kv: {16 * BLOCKS + 5} tokens, {BLOCKS} blocks of 16"
+    assert columns.split()[:3] == ["WORKER", "NAME", "RANK"]
+    (best,) = [row.split() for row in rows if row.startswith("*")]
+    assert best[1:5] == [f"{holder:x}", "mock", "0", "free"]
+    assert int(best[9]) == BLOCKS
+    listed = json.loads(_dynamo("route", "explain", "--url", shared.url, "--token-ids", "1,2,3", "--json").stdout)
+    assert listed["routes"][0]["tokens"] == 3
+    talk = json.dumps([{"role": "user", "content": "Hi"}])
+    assert _dynamo("route", "explain", "--url", shared.url, "--messages", talk).returncode == 0
+
+
+def test_the_command_says_what_is_wrong(shared: Server) -> None:
+    refused = _dynamo("route", "explain", "--url", shared.url, "--model", "another", "Hi")
+    away = _dynamo("route", "explain", "--url", "http://127.0.0.1:1", "Hi")
+
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "dynamo: Model not found: 'another' (404)\n"
+    assert away.returncode == 2
+    assert away.stderr.startswith("dynamo: --url http://127.0.0.1:1: cannot be asked: ")
+    assert len(away.stderr.splitlines()) == 1
+
+
+def test_explaining_needs_the_token_of_operators(serve: Any) -> None:
+    token = "a-token-of-operators"
+    server = serve(None, "--set", f"admin.token={token}")
+
+    without = _dynamo("route", "explain", "--url", server.url, "Hi")
+    shown = _dynamo("route", "explain", "--url", server.url, "Hi", DYN_ADMIN_TOKEN=token)
+
+    assert without.returncode == 1
+    assert "(401)" in without.stderr
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.endswith("round-robin tells no costs.\n")
+
+
+def _dynamo(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
+    command = [sys.executable, "-m", "dynamo_core.cli.main", *words]
+    return subprocess.run(command, env=kept | env, capture_output=True, text=True, timeout=30, check=False)

@@ -32,7 +32,7 @@ def forget(listener: Listener) -> None:
 
 def finished(record: RequestRecord) -> None:
     """Tells all."""
-    for one in _listeners:
+    for one in tuple(_listeners):
         listener = one()
         if listener is not None:
             listener.finished(record)

@@ -1,0 +1,79 @@
+"""Routers are told of requests that have ended for as long as they live, and kept alive by nobody."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from dynamo_core.protocol.records import RequestRecord
+from dynamo_plugin_router_kv import dynamo_request_finished, listeners
+
+
+class Told:
+    def __init__(self) -> None:
+        self.records: list[RequestRecord] = []
+
+    def finished(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+
+RECORD = RequestRecord(
+    request_id="r",
+    model="m",
+    endpoint="completions",
+    request_type="unary",
+    status="success",
+    error_type="",
+    http_status=200,
+    prompt_tokens=1,
+    output_tokens=1,
+    duration=1.0,
+    time_to_first_token=None,
+    finish_reason="stop",
+    instance_id=None,
+    trace_id="",
+    span_id="",
+    x_request_id=None,
+)
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_listeners", [])
+
+
+def test_all_are_told_until_they_are_forgotten() -> None:
+    one, other = Told(), Told()
+    listeners.listen(one)
+    listeners.listen(other)
+
+    dynamo_request_finished(RECORD)
+    listeners.forget(one)
+    listeners.forget(one)
+    dynamo_request_finished(RECORD)
+
+    assert (one.records, other.records) == ([RECORD], [RECORD, RECORD])
+
+
+def test_who_is_gone_leaves_nothing_behind() -> None:
+    one, other = Told(), Told()
+    listeners.listen(one)
+    listeners.listen(other)
+
+    del one
+    gc.collect()
+    dynamo_request_finished(RECORD)
+
+    assert other.records == [RECORD]
+    assert len(listeners._listeners) == 1
+
+
+def test_who_was_forgotten_may_go() -> None:
+    one = Told()
+    listeners.listen(one)
+    listeners.forget(one)
+
+    del one
+    gc.collect()
+
+    assert listeners._listeners == []

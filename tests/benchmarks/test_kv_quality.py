@@ -1,0 +1,163 @@
+"""The router `kv` chooses as well as is promised, on small traces in virtual time; and what measures it works."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import kv_quality
+from benchmarks.kv_quality import ROUTERS, WARM_UP, WORKERS, Answer, Quality, play
+from benchmarks.plots import Curve, Panel, curves_svg
+from benchmarks.traces import SHARED, UNSHARED, Traffic, make_trace
+from benchmarks.virtual_time import run_at_once
+
+SMALL_SHARED = replace(SHARED, chats=160, applications=96, answer_tokens=(5, 20))
+SMALL_UNSHARED = replace(UNSHARED, chats=320, answer_tokens=(5, 20))
+
+
+def quality(traffic: Traffic, router: str, seed: int = 1) -> Quality:
+    return Quality.of(play(make_trace(traffic, seed), router, seed))
+
+
+def test_where_prompts_are_shared_the_first_token_comes_in_half_of_the_time() -> None:
+    kv, base = quality(SMALL_SHARED, "kv"), quality(SMALL_SHARED, "round-robin")
+
+    assert kv.ttft_mean < 0.45 * base.ttft_mean
+    assert kv.ttft_p50 < 0.8 * base.ttft_p50
+    assert kv.ttft_p99 < base.ttft_p99
+    assert kv.hit_rate > base.hit_rate + 0.2
+    assert kv.request_imbalance < 1.5
+
+
+def test_where_nothing_is_shared_it_does_no_worse() -> None:
+    kv, base = quality(SMALL_UNSHARED, "kv"), quality(SMALL_UNSHARED, "round-robin")
+
+    assert kv.ttft_mean < 1.05 * base.ttft_mean
+    assert kv.ttft_p99 < 1.1 * base.ttft_p99
+    assert kv.hit_rate == base.hit_rate == 0
+    assert kv.request_imbalance < 1.25
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_the_same_seed_gives_the_same_figures(router: str) -> None:
+    traffic = replace(SMALL_SHARED, chats=12)
+    first, again = (play(make_trace(traffic, 7), router, 7) for _ in range(2))
+    # Workers are numbered anew in each run.
+    assert _without_names(first) == _without_names(again)
+    assert play(make_trace(traffic, 8), router, 8) != first
+
+
+def _without_names(answers: list[Answer]) -> list[Answer]:
+    names: dict[int, int] = {}
+    return [replace(answer, worker=names.setdefault(answer.worker, len(names))) for answer in answers]
+
+
+def test_every_request_is_counted_but_those_that_meet_empty_caches() -> None:
+    chats = make_trace(replace(SMALL_SHARED, chats=20), 3)
+    asked = sum(len(chat.turns) for chat in chats)
+    answers = play(chats, "round-robin", 3)
+
+    assert len(answers) == asked - int(asked * WARM_UP)
+    assert [answer.asked for answer in answers] == sorted(answer.asked for answer in answers)
+    # A step of the engine is the least that a first token takes.
+    assert all(answer.ttft > 0.016 for answer in answers)
+
+
+def test_the_figures_of_a_run_are_those_of_its_answers() -> None:
+    answers = [Answer(0.0, 1.0, 1, 100, 0), Answer(0.0, 2.0, 1, 100, 80), Answer(0.0, 6.0, 2, 200, 200)]
+
+    found = Quality.of(answers, workers=2)
+
+    assert (found.requests, found.hit_rate, found.ttft_mean, found.ttft_p50) == (3, 0.7, 3.0, 2.0)
+    assert found.ttft_p99 == pytest.approx(5.92)
+    assert found.request_imbalance == pytest.approx(4 / 3)
+    assert found.token_imbalance == 2.0
+    assert Quality.of(answers[:1]).request_imbalance == WORKERS
+
+
+def test_a_trace_is_what_it_is_said_to_be() -> None:
+    chats = make_trace(SHARED, 1)
+
+    assert chats == make_trace(SHARED, 1)
+    assert chats != make_trace(SHARED, 2)
+    begins = [chat.begins for chat in chats]
+    assert begins == sorted(begins)
+    assert len(chats) / begins[-1] == pytest.approx(SHARED.rate, rel=0.2)
+    uses = sorted((sum(chat.opening is other.opening for other in chats) for chat in chats), reverse=True)
+    # One over the sum of 1/n up to 64: the share of the first application.
+    assert uses[0] / len(chats) == pytest.approx(0.21, rel=0.25)
+    assert uses[-1] < 10
+    assert len({id(chat.opening) for chat in chats}) > SHARED.applications // 2
+    assert max(len(chat.turns) for chat in chats) == SHARED.most_turns
+    for chat in make_trace(UNSHARED, 1):
+        assert not chat.opening
+        assert len(chat.turns) == 1
+        assert 200 <= len(chat.turns[0].question) <= 6000
+
+
+def test_in_virtual_time_sleeping_takes_none_and_is_exact() -> None:
+    async def main() -> list[float]:
+        clock = asyncio.get_running_loop().time
+        woken = []
+
+        async def sleeper(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            woken.append(clock())
+
+        async with asyncio.TaskGroup() as group:
+            for seconds in (3600.0, 0.5, 60.0):
+                group.create_task(sleeper(seconds))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(86_400):
+                await asyncio.Event().wait()
+        return [*woken, clock()]
+
+    assert run_at_once(main()) == pytest.approx([0.5, 60.0, 3600.0, 90_000.0])
+
+
+def test_in_virtual_time_what_a_thread_does_takes_none() -> None:
+    async def main() -> tuple[float, float]:
+        clock = asyncio.get_running_loop().time
+        async with asyncio.timeout(0.001):
+            await asyncio.to_thread(time.sleep, 0.02)
+        after = clock()
+        await asyncio.sleep(2.0)
+        return after, clock()
+
+    assert run_at_once(main()) == (0.0, 2.0)
+
+
+def test_a_plot_holds_every_curve_and_can_be_read() -> None:
+    panels = [
+        Panel("a & b", [Curve("<one>", [1.0, 10.0, 100.0]), Curve("two", [5.0] * 3)]),
+        Panel("c", [Curve("one", [7.0])]),
+    ]
+    text = curves_svg(panels, "ms", "share")
+
+    root = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f".//{space}polyline")) == 3
+    words = {element.text for element in root.iter(f"{space}text")}
+    assert {"a & b", "<one>", "two", "c", "ms", "share"} <= words
+    assert text == curves_svg(panels, "ms", "share")
+
+
+def test_the_command_says_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.__main__ import main
+
+    small = {"shared": replace(SMALL_SHARED, chats=10), "nothing shared": replace(SMALL_UNSHARED, chats=10)}
+    monkeypatch.setattr(kv_quality, "TRAFFIC", small)
+    monkeypatch.setattr(kv_quality, "LIMITS", {"shared": 9.0, "nothing shared": 0.0})
+    drawn, figures = tmp_path / "plot.svg", tmp_path / "figures.json"
+
+    assert main(["kv-quality", "--svg", str(drawn), "--json", str(figures)]) == 1
+    told = capsys.readouterr().out
+    assert told.count("MISSED") == 1
+    assert "power-of-two" in told
+    assert "hit_rate" in figures.read_text()
+    assert drawn.read_text().startswith("<svg")

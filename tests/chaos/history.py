@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+#: Seconds in which a request must have ended, if nothing else is said.
+DEADLINE = 20.0
+
 #: Seconds by which a client may notice its own deadline late.
 SLACK = 1.0
 
@@ -50,7 +53,7 @@ class Asked:
     max_tokens: int = 20
     stream: bool = True
     #: Seconds in which it must have ended.
-    deadline: float = 20.0
+    deadline: float = DEADLINE
 
     def body(self) -> dict[str, Any]:
         """The request as JSON."""

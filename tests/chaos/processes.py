@@ -1,4 +1,7 @@
-"""Real processes over tcp and the file discovery: frontends, and workers that are each reached through a proxy."""
+"""Real processes: frontends and workers, with a proxy between each worker and the others.
+
+Over tcp it stands where the worker listens; over a message broker, between the worker and the broker.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
-from dynamo_core.testing.faults import FaultPlan, FaultProxy
+from dynamo_core.testing.faults import FaultPlan, FaultProxy, Raw
 
-from tests.chaos.wire import Requests
+from tests.chaos.wire import BrokerRequests, Requests, TcpRequests
+from tests.e2e.brokers import Servers, free_port
 
 START_DEADLINE = 20.0
 STOP_DEADLINE = 15.0
@@ -32,8 +34,8 @@ workers:
     drain_timeout: 1
 client: {drain_grace: 0.5, write_stall: 2}
 frontend: {write_buffer: 65536}
-transport: {use: tcp, heartbeat: 0.5, silence: %(silence)s, write_stall: %(silence)s}
-discovery: {use: file, path: "%(folder)s", ttl: 2}
+transport: %(transport)s
+discovery: %(discovery)s
 """
 
 #: What must be back at zero when nothing runs.
@@ -50,13 +52,6 @@ WORKER_GAUGES = (
     "dynamo_mocker_waiting_requests",
     "dynamo_mocker_kv_used_blocks",
 )
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 class Part:
@@ -124,14 +119,19 @@ class Part:
 
 
 class Worker(Part):
-    """A replica, and the wire to it. It binds to a port of its own, and advertises that of its proxy."""
+    """A replica, the proxy that all calls to it go through, and the port of its metrics."""
 
-    def __init__(self, config: Path, number: int, port: int, proxy: FaultProxy, requests: Requests) -> None:
-        options = ["--only", "workers.mock", "--replica", str(number)]
-        for key, value in (("bind", port), ("advertise", proxy.port)):
-            options += ["--set", f"transport.{key}=127.0.0.1:{value}"]
-        super().__init__(config, *options)
+    def __init__(
+        self, config: Path, proxy: FaultProxy, requests: Requests, transport: dict[str, Any], system_port: int
+    ) -> None:
+        """`transport`: what it has beside the others, so that the proxy is on the way."""
+        settings = {f"transport.{key}": value for key, value in transport.items()}
+        settings["workers.mock.system_port"] = system_port
+        options = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        # All are replica 0: a number would be added to the port.
+        super().__init__(config, "--only", "workers.mock", *options)
         self.proxy = proxy
+        self.metrics = f"http://127.0.0.1:{system_port}/metrics"
         #: Which requests it was ever sent.
         self.requests = requests
 
@@ -142,12 +142,13 @@ class Worker(Part):
 
 
 class ProxiedWorkers:
-    """Frontends and their workers. `async with` starts them, and ends them and their proxies."""
+    """Frontends, their workers, and the servers of their profile. `async with` starts and ends all of them."""
 
     def __init__(
         self,
         folder: Path,
         *,
+        profile: str = "tcp-file",
         workers: int = 2,
         frontends: int = 1,
         migration_limit: int = 0,
@@ -156,11 +157,14 @@ class ProxiedWorkers:
     ) -> None:
         self.migration_limit = migration_limit
         self.silence = silence
+        self.servers = Servers(profile, folder)
         self._count = workers
-        self._discovery = folder / "discovery"
         self._config = folder / "config.yaml"
-        values = {"migration_limit": migration_limit, "itl": itl, "silence": silence, "folder": self._discovery}
-        self._config.write_text(CONFIG % values)
+        transport = self.servers.transport() | {"heartbeat": 0.5, "silence": silence}
+        if self.servers.broker is None:
+            transport["write_stall"] = silence
+        values = {"transport": json.dumps(transport), "discovery": json.dumps(self.servers.discovery())}
+        self._config.write_text(CONFIG % (values | {"migration_limit": migration_limit, "itl": itl}))
         self.workers: list[Worker] = []
         # Each on a port of its own, so that one that is started again is where it was.
         ports = [free_port() for _ in range(frontends)]
@@ -171,11 +175,9 @@ class ProxiedWorkers:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10))
         try:
-            for number in range(self._count):
-                requests, port = Requests(), free_port()
-                proxy = FaultProxy("127.0.0.1", port, tap=requests)
-                await proxy.start()
-                self.workers.append(Worker(self._config, number, port, proxy, requests))
+            self.servers.__enter__()
+            for _ in range(self._count):
+                self.workers.append(await self._make_worker())
             for part in (*self.workers, *self.frontends):
                 part.start()
             await self.complete()
@@ -184,9 +186,22 @@ class ProxiedWorkers:
             raise
         return self
 
+    async def _make_worker(self) -> Worker:
+        broker, requests = self.servers.broker, TcpRequests() if self.servers.broker is None else BrokerRequests()
+        port = free_port() if broker is None else broker.port
+        proxy = FaultProxy("127.0.0.1", port, tap=requests, framing=None if broker is None else Raw())
+        await proxy.start()
+        if broker is None:
+            own: dict[str, Any] = {"bind": f"127.0.0.1:{port}", "advertise": f"127.0.0.1:{proxy.port}"}
+        else:
+            own = self.servers.transport(broker.url.replace(str(port), str(proxy.port)))
+            del own["use"]
+        return Worker(self._config, proxy, requests, own, free_port())
+
     async def __aexit__(self, *exc: object) -> None:
         for part in (*self.frontends, *self.workers):
             await part.end()
+        self.servers.__exit__()
         for worker in self.workers:
             await worker.proxy.aclose()
         if self._session is not None:
@@ -196,6 +211,7 @@ class ProxiedWorkers:
         """Leaves no process behind, even where the test was cut off and nothing was closed."""
         for part in (*self.frontends, *self.workers):
             part.abandon()
+        self.servers.__exit__()
 
     @property
     def url(self) -> str:
@@ -222,12 +238,6 @@ class ProxiedWorkers:
                     raise TimeoutError("not all workers are seen:\n" + self.logs)
                 await asyncio.sleep(0.05)
 
-    def wipe(self) -> None:
-        """Removes the folder of the discovery, with all that is in it."""
-        # What a process writes meanwhile may stand in the way, and is gone with the next look.
-        while self._discovery.exists():
-            shutil.rmtree(self._discovery, ignore_errors=True)
-
     async def moves(self) -> float:
         """How many answers in the middle have been moved, by all frontends."""
         name = "dynamo_frontend_model_migration_total"
@@ -246,11 +256,11 @@ class ProxiedWorkers:
     async def held(self) -> dict[str, float]:
         """All accounting gauges of all processes that are not zero."""
         places: dict[str, tuple[str, tuple[str, ...]]]
-        places = {f"frontend {number}": (url, FRONTEND_GAUGES) for number, url in enumerate(self.urls)}
-        places |= {f"worker {pid}": (url, WORKER_GAUGES) for pid, url in self._system_urls().items()}
+        places = {f"frontend {number}": (f"{url}/metrics", FRONTEND_GAUGES) for number, url in enumerate(self.urls)}
+        places |= {f"worker {worker.pid}": (worker.metrics, WORKER_GAUGES) for worker in self.workers}
         held: dict[str, float] = {}
         for place, (url, gauges) in places.items():
-            values = read_metrics(await self._get(f"{url}/metrics"), gauges)
+            values = read_metrics(await self._get(url), gauges)
             held |= {f"{place}: {name}": value for name, value in values.items() if value}
         return held
 
@@ -260,20 +270,6 @@ class ProxiedWorkers:
         while (held := await self.held()) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         return held
-
-    def _system_urls(self) -> dict[int, str]:
-        """Where the workers that run have their metrics, by pid: as their records in discovery say."""
-        pids = {worker.pid for worker in self.workers}
-        urls: dict[int, str] = {}
-        for path in (self._discovery / "records").glob("v1%2Finstances*"):
-            try:
-                record = json.loads(path.read_bytes().partition(b"\n")[2])
-            except FileNotFoundError:
-                continue
-            if record["pid"] in pids:
-                urls[record["pid"]] = record["system_url"]
-        assert urls.keys() == pids, "a worker has no record"
-        return urls
 
     async def _get(self, url: str) -> str:
         assert self._session is not None

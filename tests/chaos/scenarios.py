@@ -30,9 +30,9 @@ from dynamo_core.testing.faults import (
 )
 
 from tests.chaos.client import Client, Crowd
-from tests.chaos.history import Answer, Asked, Outcome, check, judge
+from tests.chaos.history import DEADLINE, Answer, Asked, Outcome, check, judge
 from tests.chaos.processes import ProxiedWorkers, Worker
-from tests.chaos.wire import is_last, is_rows, is_running, is_taken
+from tests.chaos.wire import is_anything, is_last, is_published, is_rows, is_running, is_taken
 
 DOWN, UP = Direction.DOWN, Direction.UP
 
@@ -127,11 +127,24 @@ TROUBLES = [
     wire("slow", Throttle(20_000), DOWN, is_rows, effect=Effect.NONE),
 ]
 
+#: What can happen between a worker and a broker, where no frame is known; and the connections that it has.
+BROKER_TROUBLES = [
+    Trouble("killed", kill, mend=restart),
+    Trouble("frozen", freeze, mend=thaw),
+    wire("cut", Cut(), UP, is_published),
+    # Of every connection, also of one that is made meanwhile.
+    wire("a black hole", BlackHole(), UP, is_published, times=None),
+    wire("half open, answers lost", HalfOpen(), UP, is_published, times=None),
+    wire("half open, questions lost", HalfOpen(), DOWN, is_anything, times=None),
+]
 
-def requests(streams: int, unary: int, *, first: int = 0, tokens: int = LONG) -> list[Asked]:
+
+def requests(
+    streams: int, unary: int, *, first: int = 0, tokens: int = LONG, deadline: float = DEADLINE
+) -> list[Asked]:
     """Streams, then unary requests; no two are alike, or end together."""
     return [
-        Asked(first + number, f"question {number}", tokens + 5 * number, stream=number < streams)
+        Asked(first + number, f"question {number}", tokens + 5 * number, stream=number < streams, deadline=deadline)
         for number in range(streams + unary)
     ]
 
@@ -151,9 +164,11 @@ async def one_worker_in_trouble(
     *,
     streams: int = 8,
     unary: int = 4,
+    deadline: float = DEADLINE,
 ) -> list[str]:
     """Strikes the first worker while a crowd runs on all of them; what is wrong with what came of it."""
-    asked, later = requests(streams, unary), requests(6, 4, first=100, tokens=20)
+    asked = requests(streams, unary, deadline=deadline)
+    later = requests(6, 4, first=100, tokens=20, deadline=deadline)
     expected = await expect([*asked, *later])
     struck = fleet.workers[0]
     async with Client(fleet.url) as client:
@@ -187,9 +202,9 @@ async def one_worker_in_trouble(
     return problems + [f"still held: {name} = {value}" for name, value in held.items()]
 
 
-async def asked_again(client: Client, worker: Worker, numbers: Iterator[int]) -> None:
+async def asked_again(client: Client, worker: Worker, numbers: Iterator[int], *, within: float = PASSED_OVER) -> None:
     """Returns when a worker gets requests: one that has failed is passed over for a while."""
-    async with asyncio.timeout(PASSED_OVER):
+    async with asyncio.timeout(within):
         while True:
             sent = {next(numbers) for _ in range(4)}
             await asyncio.gather(*(client.ask(Asked(seed, max_tokens=1, stream=False)) for seed in sent))

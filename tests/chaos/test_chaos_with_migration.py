@@ -7,7 +7,6 @@ afterwards nothing is held and new requests are answered; and that there was som
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,8 +28,14 @@ STREAMS, UNARY = 50, 4
 #: Milliseconds between two tokens: none of so many streams is over before something happens.
 ITL = 20
 
+#: Seconds that an answer may take, where brokers and stores share the machine.
+PATIENT = 50.0
+
 #: Seconds in which everything about a worker that comes or goes has happened.
 SOON = 10.0
+
+#: Over tcp, and over each broker: what is done to processes and stores, whatever goes between them.
+EVERYWHERE = pytest.mark.parametrize("profile", ["tcp-file", "nats-etcd", "redis-redis"])
 
 
 def seeds(asked: list[Asked]) -> set[int]:
@@ -71,10 +76,14 @@ async def test_a_worker_that_is_killed_before_its_first_tokens_arrive_is_replace
         assert await workers.quiet(QUIET) == {}
 
 
-async def test_an_answer_survives_the_worker_that_went_on_with_it_too(fleet: Any, expect: Any) -> None:
-    asked = requests(STREAMS, UNARY)
+@EVERYWHERE
+async def test_an_answer_survives_the_worker_that_went_on_with_it_too(fleet: Any, expect: Any, profile: str) -> None:
+    asked = requests(STREAMS, UNARY, deadline=PATIENT)
     expected = await expect(asked)
-    async with fleet(workers=3, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers, Client(workers.url) as client:
+    async with (
+        fleet(profile=profile, workers=3, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers,
+        Client(workers.url) as client,
+    ):
         first, second, third = workers.workers
         async with Crowd(client, asked) as crowd:
             await crowd.begun()
@@ -94,10 +103,14 @@ async def test_an_answer_survives_the_worker_that_went_on_with_it_too(fleet: Any
         assert await workers.quiet(QUIET) == {}
 
 
-async def test_while_no_worker_is_left_answers_wait_for_one_that_starts(fleet: Any, expect: Any) -> None:
-    asked = requests(STREAMS, 0)
+@EVERYWHERE
+async def test_while_no_worker_is_left_answers_wait_for_one_that_starts(fleet: Any, expect: Any, profile: str) -> None:
+    asked = requests(STREAMS, 0, deadline=PATIENT)
     expected = await expect(asked)
-    async with fleet(migration_limit=MIGRATION_LIMIT, itl=ITL) as workers, Client(workers.url) as client:
+    async with (
+        fleet(profile=profile, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers,
+        Client(workers.url) as client,
+    ):
         async with Crowd(client, asked) as crowd:
             await crowd.begun()
             for worker in workers.workers:
@@ -112,10 +125,14 @@ async def test_while_no_worker_is_left_answers_wait_for_one_that_starts(fleet: A
         assert await workers.quiet(QUIET) == {}
 
 
-async def test_a_rolling_restart_breaks_no_answer(fleet: Any, expect: Any) -> None:
-    asked = [replace(one, deadline=60) for one in requests(STREAMS, UNARY, tokens=800)]
+@EVERYWHERE
+async def test_a_rolling_restart_breaks_no_answer(fleet: Any, expect: Any, profile: str) -> None:
+    asked = requests(STREAMS, UNARY, tokens=800, deadline=2 * PATIENT)
     expected = await expect(asked)
-    async with fleet(workers=3, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers, Client(workers.url) as client:
+    async with (
+        fleet(profile=profile, workers=3, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers,
+        Client(workers.url) as client,
+    ):
         async with Crowd(client, asked) as crowd:
             await crowd.begun()
             for worker in workers.workers:
@@ -132,13 +149,17 @@ async def test_a_rolling_restart_breaks_no_answer(fleet: Any, expect: Any) -> No
         assert await workers.quiet(QUIET) == {}
 
 
-async def test_an_emptied_discovery_disturbs_no_answer_and_fills_again(fleet: Any, expect: Any) -> None:
-    asked, later = requests(STREAMS, UNARY), requests(6, 4, first=100, tokens=20)
+@EVERYWHERE
+async def test_an_emptied_discovery_disturbs_no_answer_and_fills_again(fleet: Any, expect: Any, profile: str) -> None:
+    asked, later = requests(STREAMS, UNARY, deadline=PATIENT), requests(6, 4, first=100, tokens=20)
     expected = await expect([*asked, *later])
-    async with fleet(migration_limit=MIGRATION_LIMIT, itl=ITL) as workers, Client(workers.url) as client:
+    async with (
+        fleet(profile=profile, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers,
+        Client(workers.url) as client,
+    ):
         async with Crowd(client, asked) as crowd:
             await crowd.begun()
-            workers.wipe()
+            workers.servers.wipe()
             async with Crowd(client, later) as others:
                 histories = [*await others.end(), *await crowd.end()]
         await workers.complete()
@@ -148,15 +169,16 @@ async def test_an_emptied_discovery_disturbs_no_answer_and_fills_again(fleet: An
         assert await workers.quiet(QUIET) == {}
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to end"])
 async def test_a_frontend_that_is_restarted_is_noticed_by_no_client_of_another(
-    fleet: Any, expect: Any, number: signal.Signals
+    fleet: Any, expect: Any, number: signal.Signals, profile: str
 ) -> None:
-    asked, theirs = requests(STREAMS, UNARY), requests(STREAMS, 0, first=100)
+    asked, theirs = requests(STREAMS, UNARY, deadline=PATIENT), requests(STREAMS, 0, first=100, deadline=PATIENT)
     later = requests(6, 4, first=200, tokens=20)
     expected = await expect([*asked, *theirs, *later])
     async with (
-        fleet(frontends=2, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers,
+        fleet(profile=profile, frontends=2, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers,
         Client(workers.urls[0]) as client,
         Client(workers.urls[1]) as other,
     ):

@@ -1,7 +1,9 @@
-"""What the tests know of the frames between a frontend and a worker: enough to choose one."""
+"""What the tests know of what goes to a worker and comes from it: enough to choose a place for a fault."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,11 @@ from dynamo_plugin_transport_tcp.messages import ROWS_TAG, Open, Taken
 _decode = msgspec.msgpack.Decoder().decode
 
 OPEN, TAKEN = (kind.__struct_config__.tag for kind in (Open, Taken))
+
+#: The key of a seed in msgpack, how numbers of one, two and four bytes begin, and all that together, less a byte.
+_SEED = b"\xa4seed"
+_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
+_LONGEST = len(_SEED) + 1 + 4 - 1
 
 
 def tagged(tag: Any) -> Callable[[bytes], bool]:
@@ -39,11 +46,28 @@ def is_last(body: bytes) -> bool:
     )
 
 
-class Requests:
-    """Which requests went over a wire; they are known by their seeds. A tap of a `FaultProxy`."""
+def is_published(data: bytes) -> bool:
+    """Whether a piece of the connection from a worker to its broker has a message; both protocols say so alike."""
+    return b"PUB" in data
+
+
+def is_anything(data: bytes) -> bool:
+    return True
+
+
+class Requests(ABC):
+    """Which requests a worker was ever sent; they are known by their seeds. A tap of a `FaultProxy`."""
 
     def __init__(self) -> None:
         self.seeds: set[int] = set()
+
+    @abstractmethod
+    def __call__(self, passing: Passing) -> None:
+        """Reads what passes."""
+
+
+class TcpRequests(Requests):
+    """In the frames of the transport tcp."""
 
     def __call__(self, passing: Passing) -> None:
         if passing.direction is not Direction.UP:
@@ -53,3 +77,23 @@ class Requests:
             seed = message[7].get("sampling_options", {}).get("seed")
             if seed is not None:
                 self.seeds.add(seed)
+
+
+class BrokerRequests(Requests):
+    """In the bytes that a broker sends: its protocol is not read, only what a seed looks like in msgpack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rest: dict[int, bytes] = defaultdict(bytes)
+
+    def __call__(self, passing: Passing) -> None:
+        if passing.direction is not Direction.DOWN:
+            return
+        data = self._rest[passing.connection] + passing.body
+        _, *after = data.split(_SEED)
+        for value in after:
+            if value and value[0] < 0x80:
+                self.seeds.add(value[0])
+            elif value and (width := _WIDTHS.get(value[0])) and len(value) > width:
+                self.seeds.add(int.from_bytes(value[1 : 1 + width], "big"))
+        self._rest[passing.connection] = data[-_LONGEST:]

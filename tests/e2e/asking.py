@@ -1,0 +1,66 @@
+"""How the tests of transports and stores ask a server: whole answers, and streams that are read as they come."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+PATH = "/v1/chat/completions"
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "seed": 3, **more}
+
+
+def answer(server: Any, **more: Any) -> dict[str, Any]:
+    """The whole answer to a request that succeeds."""
+    status, _, body = server.request("POST", PATH, chat(**more))
+    assert status == 200, body
+    parsed: dict[str, Any] = json.loads(body)
+    return parsed
+
+
+def ask(server: Any, **more: Any) -> str:
+    """The text of a whole answer."""
+    text: str = answer(server, **more)["choices"][0]["message"]["content"]
+    return text
+
+
+class Stream:
+    """One answer in events."""
+
+    def __init__(self, server: Any, **more: Any) -> None:
+        self.connection = server.raw("POST", PATH, chat(stream=True, **more))
+        self.received = b""
+
+    def begun(self) -> None:
+        """Returns when there is some text."""
+        while self.received.count(b'"content"') < 3:
+            assert self._more(), self.received
+
+    def close(self) -> None:
+        """The client goes away."""
+        self.connection.close()
+
+    def rest(self) -> bytes:
+        """All that came, when nothing more does."""
+        while self._more():
+            pass
+        self.connection.close()
+        return self.received
+
+    def deltas(self) -> list[dict[str, Any]]:
+        """What the choices of a stream say, once it has ended well."""
+        received = self.rest()
+        assert b"data: [DONE]" in received, received[-500:]
+        lines = [line[6:] for line in received.decode().split("\n") if line.startswith("data: {")]
+        return [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
+
+    def text(self) -> str:
+        """The text of a stream, once it has ended well."""
+        return "".join(delta.get("content") or "" for delta in self.deltas())
+
+    def _more(self) -> bool:
+        data = self.connection.recv(65536)
+        self.received += data
+        return bool(data)

@@ -1,0 +1,290 @@
+"""Real NATS, Redis and etcd as child processes on the loopback, and what each profile needs of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import pytest
+import redis
+
+#: Seconds that a server may take to start.
+STARTS = 15.0
+
+#: The profiles of `examples/profiles/dynamo.yaml`. The one without processes is last.
+PROFILES = ("tcp-file", "tcp-redis", "nats-etcd", "redis-redis", "inproc")
+
+
+#: Ports that are given to no outgoing connection, so that nobody takes one before it is listened to, or is again.
+FIXED_PORTS = range(20_000, 32_000)
+
+
+def free_port(row: int = 1) -> int:
+    """A port to which something can be bound, or the first of so many in a row."""
+    while True:
+        first = random.choice(FIXED_PORTS[:-row])
+        if all(_free(port) for port in range(first, first + row)):
+            return first
+
+
+def _free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def program(*names: str, package: str) -> str:
+    """The path of the first of these programs that is there; without any the test is skipped, and fails on CI."""
+    # Debian keeps servers where users do not look.
+    places = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/bin"
+    found = next(filter(None, (shutil.which(name, path=places) for name in names)), None)
+    if found is None:
+        _missing(f"NOT TESTED: there is no {names[0]}; on Debian: apt-get install {package}")
+    return found
+
+
+def _missing(text: str) -> NoReturn:
+    if os.environ.get("CI") == "1":
+        pytest.fail(text)
+    pytest.skip(text)
+
+
+class Broker(ABC):
+    """A server that can be killed, and started again on its port. `with` runs one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._log = folder / f"{type(self).__name__.lower()}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where it listens."""
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What starts it."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether it answers.
+
+        Raises:
+            OSError: it does not listen yet.
+        """
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log)
+        deadline = time.monotonic() + STARTS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                if self.ready():
+                    return
+            except OSError:
+                pass
+            time.sleep(0.02)
+        self.kill()
+        pytest.fail(f"it did not start:\n{self._log.read_text()}")
+
+    def kill(self) -> None:
+        """Ends it without a word. Safe twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(10)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+
+class Nats(Broker):
+    """It keeps nothing."""
+
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        super().__init__(folder)
+        self._program = program("nats-server", package="nats-server")
+        self._monitor = free_port()
+        self._config = folder / "nats.conf"
+        self._config.write_text(
+            f'host: "127.0.0.1"\nport: {self.port}\nhttp: "127.0.0.1:{self._monitor}"\n{settings}\n'
+        )
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        return [self._program, "-c", str(self._config)]
+
+    def ready(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+            return connection.recv(4) == b"INFO"
+
+    def received(self) -> int:
+        """How many messages were sent to it."""
+        return int(_json(self._monitor, "/varz")["in_msgs"])
+
+
+class Redis(Broker):
+    """It has no disk: killed and started again, it is empty."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        super().__init__(folder)
+        self._command = [program("redis-server", "valkey-server", package="redis-server")]
+        self._command += ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        return self._command
+
+    def ready(self) -> bool:
+        socket.create_connection(("127.0.0.1", self.port), 1).close()
+        return True
+
+    def received(self) -> int:
+        """How many messages were published."""
+        with redis.Redis(port=self.port) as client:
+            return int(client.info("commandstats")["cmdstat_publish"]["calls"])
+
+    def wipe(self) -> None:
+        """Removes all that it holds."""
+        with redis.Redis(port=self.port) as client:
+            client.flushall()
+
+
+class Etcd(Broker):
+    """One member of a cluster of one. It keeps its data when it is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        peer = f"http://127.0.0.1:{free_port()}"
+        self._data = folder / "etcd"
+        self._command = [
+            program("etcd", package="etcd-server"), "--name", "one", "--data-dir", str(self._data),
+            "--initial-cluster", f"one={peer}",
+            "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
+            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--heartbeat-interval", "20", "--election-timeout", "200",
+        ]  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        return self._command
+
+    def ready(self) -> bool:
+        return bool(_json(self.port, "/health")["health"] == "true")
+
+    def wipe(self) -> None:
+        """It is another one, which knows nothing."""
+        self.kill()
+        shutil.rmtree(self._data)
+        self.start()
+
+
+def _json(port: int, path: str) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+class Servers:
+    """The servers that a profile needs. `with` runs them."""
+
+    def __init__(self, profile: str, folder: Path) -> None:
+        """`folder` is theirs, and that of the discovery in files.
+
+        Raises:
+            pytest.skip.Exception: a server is not installed.
+        """
+        self.profile = profile
+        transport, _, discovery = profile.partition("-")
+        shared = Redis(folder) if "redis" in profile else None
+        #: What carries the calls.
+        self.broker: Nats | Redis | None = Nats(folder) if transport == "nats" else None
+        if transport == "redis":
+            self.broker = shared
+        #: What knows the workers.
+        self.store: Redis | Etcd | None = Etcd(folder) if discovery == "etcd" else shared
+        self._transport, self._discovery = transport, discovery
+        self._files = folder / "discovery"
+
+    def wipe(self) -> None:
+        """Empties the store."""
+        if self.store is not None:
+            self.store.wipe()
+        # What a process writes meanwhile may stand in the way, and is gone with the next look.
+        while self._files.exists():
+            shutil.rmtree(self._files, ignore_errors=True)
+
+    def transport(self, url: str | None = None) -> dict[str, Any]:
+        """The settings of the transport; `url` is another way to its broker."""
+        if isinstance(self.broker, Nats):
+            return {"use": "nats", "servers": [url or self.broker.url]}
+        if self.broker is not None:
+            return {"use": "redis", "url": url or self.broker.url}
+        return {"use": self._transport}
+
+    def discovery(self) -> dict[str, Any]:
+        """The settings of the discovery, quick to see who has died."""
+        quick = {"ttl": 2, "timeout": 0.5, "poll": 0.25}
+        if isinstance(self.store, Etcd):
+            return {"use": "etcd", "endpoints": [self.store.url]} | quick
+        if self.store is not None:
+            return {"use": "redis", "url": self.store.url} | quick
+        if self._discovery == "file":
+            return {"use": "file", "path": str(self._files), "ttl": 2}
+        return {"use": "memory"}
+
+    def options(self) -> list[str]:
+        """Both as options of the command, over a profile's."""
+        sections = {"transport": self.transport(), "discovery": self.discovery()}
+        values = [
+            (f"{section}.{key}", value)
+            for section, settings in sections.items()
+            for key, value in settings.items()
+            if key != "use"
+        ]
+        return [word for key, value in values for word in ("--set", f"{key}={json.dumps(value)}")]
+
+    def _all(self) -> list[Broker]:
+        return [*{server: None for server in (self.store, self.broker) if server is not None}]
+
+    def __enter__(self) -> Self:
+        try:
+            for server in self._all():
+                server.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for server in self._all():
+            server.kill()

@@ -197,9 +197,9 @@ def test_a_worker_that_is_killed_in_mid_stream_raises_in_the_client_of_anthropic
             if len(received) == 8:
                 os.kill(pid, signal.SIGKILL)
 
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as claude:
-        with pytest.raises(anthropic.APIError) as raised:
-            read(claude)
+    claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20)
+    with claude, pytest.raises(anthropic.APIError) as raised:
+        read(claude)
 
     assert 8 <= len(received) < 500
     assert {event.type for event in received} <= {"message_start", "content_block_start", "content_block_delta", "ping"}

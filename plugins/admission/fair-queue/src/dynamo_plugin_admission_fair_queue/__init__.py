@@ -1,0 +1,19 @@
+"""Admission with a bounded queue that is fair between tenants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.admission import Admission
+
+DYNAMO_API = 1
+
+
+@hookimpl
+def dynamo_register_admission() -> list[type[Admission]]:
+    from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
+
+    return [FairQueueAdmission]

@@ -1,0 +1,335 @@
+"""The policy: requests wait in a bounded queue, fair between tenants, and are refused when waiting makes no sense."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
+from dynamo_core.contracts.router import PoolView
+from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.protocol.request import PreprocessedRequest
+
+from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
+from dynamo_plugin_admission_fair_queue.limits import TenantLimits
+from dynamo_plugin_admission_fair_queue.line import Line, Waiter
+from dynamo_plugin_admission_fair_queue.meters import Meters
+
+#: Reasons of refusals, as the metric has them.
+FULL, WAITED, DEADLINE, PUSHED_OUT, RATE, CLOSED = "full", "waited", "deadline", "pushed_out", "rate", "closed"
+#: Attempts of a client that give seniority, at most: anybody can claim to have made more.
+_ATTEMPTS = 5
+#: What an answer is expected to have before the first is known, in tokens, and how much each known one counts.
+_FIRST_GUESS, _LEARNING = 256.0, 0.05
+_LONGEST = 60.0
+#: How much of a client's patience may go by in the queue: it is to hear of a refusal before it gives up.
+_PATIENCE = 0.9
+_TENANT_LIMIT = "This tenant has used up its tokens, please retry later"
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    """What a waiter asks for, and where it hears."""
+
+    pools: Sequence[PoolView]
+    prompt: int
+    let_in: asyncio.Future[_Granted]
+
+
+_Asked: TypeAlias = Waiter[_Ask]
+
+
+class _Model:
+    """The requests for one model. `placing` were let in since the loads of its workers were last looked at."""
+
+    __slots__ = ("line", "name", "output", "placing")
+
+    def __init__(self, name: str, line: Line[_Ask]) -> None:
+        self.name = name
+        self.line = line
+        self.placing = 0
+        self.output = _FIRST_GUESS
+
+    def cost(self, request: PreprocessedRequest) -> float:
+        """Tokens that a request is expected to cost."""
+        hints = request.routing
+        expected = hints.expected_output_tokens if hints is not None else None
+        output = self.output if expected is None else float(max(0, expected))
+        most = request.stop_conditions.max_tokens
+        return len(request.token_ids) + (output if most is None else min(output, most))
+
+
+class _Granted(Permit):
+    """A permit, and what was paid for it."""
+
+    __slots__ = ("_admission", "_cost", "_held", "_model", "_prompt", "_tenant")
+
+    def __init__(self, admission: FairQueueAdmission, model: _Model, tenant: str, prompt: int, cost: float) -> None:
+        self._admission = admission
+        self._model = model
+        self._tenant = tenant
+        self._prompt = prompt
+        self._cost = cost
+        self._held = True
+
+    def release(self, output_tokens: int) -> None:
+        self._give_back(self._prompt + output_tokens)
+        if output_tokens:
+            self._model.output += _LEARNING * (output_tokens - self._model.output)
+
+    def take_back(self) -> None:
+        """Nobody came for it."""
+        self._give_back(0)
+
+    def _give_back(self, cost: int) -> None:
+        if self._held:
+            self._held = False
+            self._admission.ended(self._model, self._tenant, cost - self._cost)
+
+
+class FairQueueAdmission(Admission):
+    """Counts what it has let in, by model and tenant, and keeps a line for each model.
+
+    The lines move when a permit comes back, when a load has changed, or when a tenant may spend tokens again; nothing
+    looks in between. A worker takes a moment to show what it was given: of those who wait no more are let in at a time
+    than there are free workers, until the loads are looked at again.
+    """
+
+    NAME = "fair-queue"
+    ARMS_THRESHOLDS: ClassVar[bool] = True
+    Config = FairQueueConfig
+    config: FairQueueConfig
+
+    def __init__(self, config: FairQueueConfig, services: AdmissionServices) -> None:
+        super().__init__(config, services)
+        self._models: dict[str, _Model] = {}
+        self._limits = TenantLimits(config.tenant)
+        self._meters = Meters(services.metrics, config.tenants)
+        self._timer: asyncio.TimerHandle | None = None
+        self._moving: asyncio.Handle | None = None
+        self._closed = False
+
+    @property
+    def held(self) -> int:
+        """Permits that are out, and places that are taken."""
+        return sum(len(model.line) + model.line.running for model in self._models.values())
+
+    def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
+        """Whether every rank is over a threshold of the model. Whoever asks marks the worker before the lines move."""
+        known = self._models.get(model)
+        if known is not None:
+            known.placing = 0
+            self._wake()
+        return self.services.thresholds.of(model).busy(ranks)
+
+    def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
+        """Refuses whoever could not even wait, before the prompt is looked at."""
+        known = self._model(pools[0].model if pools else model)
+        now = asyncio.get_running_loop().time()
+        until = self._until(principal, now)
+        if not self._may_pass(known, principal.tenant, pools, now):
+            self._check(known, principal, now, until)
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
+        """Lets the request in, at once or after a wait."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        # The name by which the thresholds know it, which a request for an adapter may not have.
+        model = self._model(pools[0].model if pools else request.model)
+        tenant, prompt, cost = principal.tenant, len(request.token_ids), model.cost(request)
+        until = self._until(principal, now)
+        if self._may_pass(model, tenant, pools, now):
+            model.line.pass_by(tenant, cost)
+            self._meters.waited(model.name, 0.0)
+            return self._grant(model, tenant, prompt, cost, now)
+        self._check(model, principal, now, until)
+        seniority = self.config.seniority * min(principal.retries, _ATTEMPTS)
+        waiter: _Asked = Waiter(
+            tenant, principal.priority, cost, now, until, _Ask(pools, prompt, loop.create_future()), seniority
+        )
+        victim = model.line.add(waiter)
+        self._meters.waiting(model.name, tenant, waiter.priority, 1)
+        if victim is not None:
+            self._left(model, victim)
+            self._refuse(model, victim, PUSHED_OUT)
+        self._wake()
+        reason = DEADLINE if until < now + self.config.max_wait else WAITED
+        timer = loop.call_at(until, self._expire, model, waiter, reason)
+        try:
+            return await waiter.item.let_in
+        except asyncio.CancelledError:
+            self._give_up(model, waiter)
+            raise
+        finally:
+            timer.cancel()
+
+    async def aclose(self) -> None:
+        """Refuses those who still wait."""
+        self._closed = True
+        for handle in (self._timer, self._moving):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._moving = None
+        for model in self._models.values():
+            for waiter in list(model.line):
+                self._expire(model, waiter, CLOSED)
+
+    def ended(self, model: _Model, tenant: str, correction: float) -> None:
+        """A permit has come back; what it was given for has cost so many tokens more than was paid."""
+        model.line.end(tenant, correction)
+        model.placing = 0
+        self._limits.end(tenant, correction, asyncio.get_running_loop().time())
+        self._meters.running(model.name, tenant, -1)
+        self._wake()
+
+    # Who may.
+
+    def _model(self, name: str) -> _Model:
+        known = self._models.get(name)
+        if known is None:
+            line: Line[_Ask] = Line(
+                lambda tenant: self.config.tenant(tenant).weight, size=self.config.max_queue, aging=self.config.aging
+            )
+            known = self._models[name] = _Model(name, line)
+        return known
+
+    def _until(self, principal: Principal, now: float) -> float:
+        until = now + self.config.max_wait
+        if principal.deadline is None:
+            return until
+        return min(until, now + _PATIENCE * (principal.deadline - now))
+
+    def _may_pass(self, model: _Model, tenant: str, pools: Sequence[PoolView], now: float) -> bool:
+        """Whether a newcomer need not wait: it may run, and nobody before it may."""
+        if not (self._within_limits(tenant, now) and self._has_room(model, tenant, pools)):
+            return False
+        return not len(model.line) or model.line.next(now, lambda waiter: self._may(model, waiter, now)) is None
+
+    def _may(self, model: _Model, waiter: _Asked, now: float) -> bool:
+        """One that has just been given up is still in the line for a moment."""
+        ask, tenant = waiter.item, waiter.tenant
+        if ask.let_in.done():
+            return False
+        return self._within_limits(tenant, now) and self._has_room(model, tenant, ask.pools)
+
+    def _within_limits(self, tenant: str, now: float) -> bool:
+        return not self._limits.full(tenant) and self._limits.ready_at(tenant, now) <= now
+
+    def _has_room(self, model: _Model, tenant: str, pools: Sequence[PoolView]) -> bool:
+        """Whether every pool has a worker for one more. That a pool has none at all is for the router to tell."""
+        limit, line = self.config.requests_per_worker, model.line
+        for pool in pools:
+            workers = len(pool.instances)
+            if not workers:
+                continue
+            if not pool.eligible():
+                return False
+            if limit is None:
+                continue
+            places = limit * workers
+            kept = math.ceil(places * self.config.headroom)
+            if line.running >= places - kept and (line.running >= places or line.shares.has_its_part(tenant, places)):
+                return False
+        return True
+
+    def _check(self, model: _Model, principal: Principal, now: float, until: float) -> None:
+        """Raises if a request could not wait, or not long enough."""
+        line, tenant = model.line, principal.tenant
+        if self._closed:
+            reason = CLOSED
+        elif until <= now:
+            reason = DEADLINE
+        elif self._limits.ready_at(tenant, now) > until:
+            reason = RATE
+        elif not line.has_room(tenant, principal.priority):
+            reason = FULL
+        elif now + line.wait_of(tenant, principal.priority, now) > until:
+            reason = DEADLINE
+        else:
+            return
+        raise self._refusal(model, tenant, reason)
+
+    def _refusal(self, model: _Model, tenant: str, reason: str) -> ServiceOverloaded:
+        self._meters.refused(model.name, tenant, reason)
+        after = self.services.retry_after(model.name)
+        if reason != RATE:
+            return ServiceOverloaded(retry_after=after)
+        now = asyncio.get_running_loop().time()
+        after = min(max(after, self._limits.ready_at(tenant, now) - now), _LONGEST)
+        return ServiceOverloaded(_TENANT_LIMIT, retry_after=after)
+
+    # Those who wait.
+
+    def _grant(self, model: _Model, tenant: str, prompt: int, cost: float, now: float) -> _Granted:
+        """For one that the line already counts as running."""
+        self._limits.begin(tenant, cost, now)
+        self._meters.running(model.name, tenant, 1)
+        return _Granted(self, model, tenant, prompt, cost)
+
+    def _wake(self) -> None:
+        """Has the lines move once whoever reports a change is done with it."""
+        if self._moving is not None or self._closed:
+            return
+        # Without anybody waiting there may still be a timer to end.
+        if self._timer is not None or any(len(model.line) for model in self._models.values()):
+            self._moving = asyncio.get_running_loop().call_soon(self._move)
+
+    def _move(self) -> None:
+        """Lets in all who may, and sees to it that those are looked at again whom only time keeps from it."""
+        self._moving = None
+        now = asyncio.get_running_loop().time()
+        for model in self._models.values():
+            if len(model.line):
+                self._move_line(model, now)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        tenants = {tenant for model in self._models.values() for tenant in model.line.tenants()}
+        later = [at for at in (self._limits.ready_at(tenant, now) for tenant in tenants) if at > now]
+        if later:
+            self._timer = asyncio.get_running_loop().call_at(min(later), self._move)
+
+    def _move_line(self, model: _Model, now: float) -> None:
+        bounded = bool(self.services.thresholds.of(model.name))
+        while (waiter := model.line.next(now, lambda one: self._may(model, one, now))) is not None:
+            ask = waiter.item
+            if bounded and model.placing >= min(
+                (len(pool.eligible()) for pool in ask.pools if pool.instances), default=1
+            ):
+                return
+            model.placing += bounded
+            model.line.let_in(waiter, now)
+            self._left(model, waiter)
+            self._meters.waited(model.name, now - waiter.arrived)
+            ask.let_in.set_result(self._grant(model, waiter.tenant, ask.prompt, waiter.cost, now))
+
+    def _left(self, model: _Model, waiter: _Asked) -> None:
+        self._meters.waiting(model.name, waiter.tenant, waiter.priority, -1)
+
+    def _refuse(self, model: _Model, waiter: _Asked, reason: str) -> None:
+        """For one that the line no longer has."""
+        if not waiter.item.let_in.done():
+            waiter.item.let_in.set_exception(self._refusal(model, waiter.tenant, reason))
+
+    def _remove(self, model: _Model, waiter: _Asked) -> None:
+        if waiter.waits:
+            model.line.remove(waiter)
+            self._left(model, waiter)
+            # Another of its tenant is the first now.
+            self._wake()
+
+    def _expire(self, model: _Model, waiter: _Asked, reason: str) -> None:
+        if waiter.waits:
+            self._remove(model, waiter)
+            self._refuse(model, waiter, reason)
+
+    def _give_up(self, model: _Model, waiter: _Asked) -> None:
+        """Whoever waited was cancelled, perhaps in the moment in which it was let in or refused."""
+        self._remove(model, waiter)
+        answer = waiter.item.let_in
+        if not answer.cancelled() and answer.exception() is None:
+            answer.result().take_back()

@@ -1,0 +1,87 @@
+"""What operators see of the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Generic, TypeVar
+
+from dynamo_core.contracts.metrics import MetricFamily, MetricsScope
+
+#: Tenants with a label of their own beside those of the settings; all others share one.
+_TENANTS = 64
+OTHERS = "(others)"
+_WAITS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60)
+
+ChildT = TypeVar("ChildT")
+
+
+class _Children(Generic[ChildT]):
+    """The children of a metric, each looked up once."""
+
+    __slots__ = ("_family", "_known")
+
+    def __init__(self, family: MetricFamily[ChildT]) -> None:
+        self._family = family
+        self._known: dict[tuple[str, ...], ChildT] = {}
+
+    def of(self, *values: str) -> ChildT:
+        """The child with these values."""
+        child = self._known.get(values)
+        if child is None:
+            child = self._known[values] = self._family.labels(*values)
+        return child
+
+
+class Meters:
+    """Gauges and counters by model and tenant; of priorities only whether they are above or below the usual."""
+
+    def __init__(self, metrics: MetricsScope, tenants: Collection[str]) -> None:
+        self._named = set(tenants)
+        self._room = _TENANTS
+        self._waiting = _Children(
+            metrics.gauge(
+                "dynamo_admission_queue_requests", "Requests that wait to be let in.", ("model", "tenant", "priority")
+            )
+        )
+        self._running = _Children(
+            metrics.gauge(
+                "dynamo_admission_running_requests", "Requests that were let in and are not over.", ("model", "tenant")
+            )
+        )
+        self._waits = _Children(
+            metrics.histogram(
+                "dynamo_admission_wait_seconds", "How long those waited who were let in.", ("model",), _WAITS
+            )
+        )
+        self._refused = _Children(
+            metrics.counter(
+                "dynamo_admission_refusals_total",
+                "Requests that were refused, by reason.",
+                ("model", "tenant", "reason"),
+            )
+        )
+
+    def waiting(self, model: str, tenant: str, priority: int, change: int) -> None:
+        """So many more wait."""
+        rank = "high" if priority > 0 else "low" if priority < 0 else "normal"
+        self._waiting.of(model, self._label(tenant), rank).inc(change)
+
+    def running(self, model: str, tenant: str, change: int) -> None:
+        """So many more run."""
+        self._running.of(model, self._label(tenant)).inc(change)
+
+    def waited(self, model: str, seconds: float) -> None:
+        """One was let in."""
+        self._waits.of(model).observe(seconds)
+
+    def refused(self, model: str, tenant: str, reason: str) -> None:
+        """One was refused."""
+        self._refused.of(model, self._label(tenant), reason).inc()
+
+    def _label(self, tenant: str) -> str:
+        if tenant not in self._named:
+            if not self._room:
+                return OTHERS
+            self._room -= 1
+            self._named.add(tenant)
+        return tenant

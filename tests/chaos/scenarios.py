@@ -154,7 +154,8 @@ def allowed(asked: Asked, *, whole: bool, migration_limit: int) -> set[Outcome]:
     broken = Outcome.BROKEN if asked.stream else Outcome.FAILED
     if migration_limit:
         return {Outcome.WHOLE}
-    return {broken, Outcome.WHOLE} if whole else {broken}
+    # Nobody sees whether a request that is no stream had its first token: before it, another worker may begin anew.
+    return {broken, Outcome.WHOLE} if whole or not asked.stream else {broken}
 
 
 async def one_worker_in_trouble(

@@ -44,6 +44,24 @@ async def test_after_etcd_is_killed_and_started_again_everybody_is_back_under_th
     assert not lease.lost.is_set()
 
 
+async def test_when_somebody_empties_a_running_etcd_nobody_is_told_as_gone_who_comes_back(
+    etcd: Any, make: Any, see: Any
+) -> None:
+    one, other, dies, seen = make(**PATIENT), make(**PATIENT), make(**PATIENT), see(make(**PATIENT))
+    await (await one.lease()).put("a", b"1")
+    await (await other.lease()).put("b", b"2")
+    await (await dies.lease()).put("dies", b"")
+    await seen.shows({"a": b"1", "b": b"2", "dies": b""})
+    dies._thread.stop(5)
+
+    etcd.ask("/v3/kv/deleterange", {"key": "AA==", "range_end": "AA=="})
+    await seen.hears(STALE)
+    await seen.hears(FRESH)
+
+    assert seen.records == {"a": b"1", "b": b"2"}
+    assert seen.kinds.count(WatchKind.DELETE) == 1
+
+
 async def test_who_died_while_etcd_was_away_is_gone_after_it_is_back(etcd: Any, make: Any, see: Any) -> None:
     dies, stays, seen = make(), make(), see(make())
     await (await dies.lease()).put("dies", b"")

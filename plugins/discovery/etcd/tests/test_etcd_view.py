@@ -14,7 +14,7 @@ TTL = 10.0
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["put", "put", "delete", "hear", "list", "answer", "fail", "empty", "wait"]),
+        st.sampled_from(["put", "put", "delete", "hear", "list", "answer", "fail", "empty", "wipe", "wait"]),
         st.sampled_from("abc"),
         st.integers(0, 1),
     ),
@@ -53,7 +53,9 @@ def test_a_view_agrees_with_the_store_once_it_has_heard_everything(history: list
                 del store[key]
                 waiting.append(Change(key, revision, None))
             case "hear" if following and waiting:
-                tell(view.changed([waiting.pop(0)], now))
+                together = [change for change in waiting if change.revision == waiting[0].revision]
+                del waiting[: len(together)]
+                tell(view.changed(together, now))
             case "list" if following:
                 # What a watch asks for while changes go on.
                 on_its_way = (listing(), view.revision)
@@ -68,6 +70,10 @@ def test_a_view_agrees_with_the_store_once_it_has_heard_everything(history: list
                 store.clear()
                 waiting.clear()
                 revision, following, on_its_way = 1, False, None
+            case "wipe" if store:
+                revision += 1
+                waiting += [Change(gone, revision, None) for gone in store]
+                store.clear()
             case "wait":
                 now += TTL
                 tell(view.tick(now))
@@ -97,6 +103,36 @@ def test_a_store_that_has_gone_back_in_time_was_emptied_and_nobody_is_taken_for_
     assert view.listed(Listing(7, 2, {}), 50, 1.0) == [WatchEvent(WatchKind.STALE)]
     assert view.changed([Change("b", 3, Record(1, 3, b"2"))], 2.0) == [WatchEvent(WatchKind.PUT, "b", b"2")]
     assert view.tick(1.0 + TTL) == [WatchEvent(WatchKind.DELETE, "a"), WatchEvent(WatchKind.FRESH)]
+
+
+def test_a_store_that_somebody_empties_leaves_the_view_as_it_was_until_everybody_is_back() -> None:
+    view = View(TTL)
+    view.listed(Listing(7, 50, {key: Record(lease, 50, b"1") for lease, key in enumerate("abc", 1)}), 0, 0.0)
+
+    assert view.changed([Change(key, 51, None) for key in "abc"], 1.0) == [WatchEvent(WatchKind.STALE)]
+    assert view.count == 0
+    # Two are back, one as it was and one changed; the third has died meanwhile.
+    assert view.changed([Change("a", 52, Record(1, 52, b"1"))], 2.0) == []
+    assert view.changed([Change("b", 53, Record(2, 53, b"2"))], 3.0) == [WatchEvent(WatchKind.PUT, "b", b"2")]
+    assert view.tick(1.0 + TTL) == [WatchEvent(WatchKind.DELETE, "c"), WatchEvent(WatchKind.FRESH)]
+
+
+def test_a_lease_that_ends_takes_all_of_its_records_at_once() -> None:
+    view = View(TTL)
+    view.listed(Listing(7, 50, {"a": Record(1, 49, b"1"), "b": Record(1, 50, b"1")}), 0, 0.0)
+
+    gone = view.changed([Change("a", 51, None), Change("b", 51, None)], 1.0)
+
+    assert gone == [WatchEvent(WatchKind.DELETE, "a"), WatchEvent(WatchKind.DELETE, "b")]
+
+
+def test_leases_that_end_one_after_the_other_are_gone_at_once_though_they_are_heard_of_together() -> None:
+    view = View(TTL)
+    view.listed(Listing(7, 50, {"a": Record(1, 49, b"1"), "b": Record(2, 50, b"1")}), 0, 0.0)
+
+    gone = view.changed([Change("a", 51, None), Change("b", 52, None)], 1.0)
+
+    assert gone == [WatchEvent(WatchKind.DELETE, "a"), WatchEvent(WatchKind.DELETE, "b")]
 
 
 def test_another_cluster_is_noticed_whatever_its_revision() -> None:

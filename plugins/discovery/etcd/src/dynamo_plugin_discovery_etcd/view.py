@@ -78,9 +78,12 @@ class View:
         """Changes have come, the oldest first. What a listing had already is passed over."""
         events: list[WatchEvent] = []
         known = self.revision
+        changes = [change for change in changes if change.revision > known]
+        wipes = self._wipes(changes)
+        if wipes:
+            events += self._mark_stale()
+            self._grace_until = max(self._grace_until, now + self._ttl)
         for change in changes:
-            if change.revision <= known:
-                continue
             self.revision = max(self.revision, change.revision)
             before = self._records.pop(change.key, None)
             if change.record is not None:
@@ -89,7 +92,7 @@ class View:
                 if shown != change.record.value:
                     events.append(WatchEvent(WatchKind.PUT, change.key, change.record.value))
             elif before is not None and before.lease != NO_LEASE and now < self._grace_until:
-                # The lease may have expired while nobody could renew it.
+                # The lease may have expired while nobody could renew it, or its owner puts the record back.
                 self._kept[change.key] = before.value
             elif before is not None:
                 events.append(WatchEvent(WatchKind.DELETE, change.key))
@@ -107,6 +110,15 @@ class View:
             self.stale = False
             events.append(WatchEvent(WatchKind.FRESH))
         return events
+
+    def _wipes(self, changes: Iterable[Change]) -> bool:
+        """Whether somebody has emptied the store: a lease that ends takes its own records only."""
+        leases: dict[int, set[int]] = {}
+        for change in changes:
+            before = self._records.get(change.key)
+            if change.record is None and before is not None and before.lease != NO_LEASE:
+                leases.setdefault(change.revision, set()).add(before.lease)
+        return any(len(ended) > 1 for ended in leases.values())
 
     def _mark_stale(self) -> list[WatchEvent]:
         if self.stale:

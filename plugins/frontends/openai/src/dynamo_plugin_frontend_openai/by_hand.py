@@ -24,9 +24,7 @@ _EVENTS = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
     b"Transfer-Encoding: chunked\r\n%b\r\n"
 )
-_REFUSAL = (
-    b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nRetry-After: %b\r\nContent-Length: %d\r\n%b\r\n"
-)
+_REFUSAL = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nRetry-After: %b\r\nContent-Length: %d\r\n%b\r\n"
 _JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
 
 

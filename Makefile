@@ -30,8 +30,12 @@ VLLM_PARTS := engines/mocker engines/vllm transports/inproc transports/tcp disco
 CONFIG ?=
 ARGS ?=
 
-# What builds our distributions, and nkeys, which comes without a wheel: one download serves all builds.
-BUILD_TOOLS := hatchling==1.33.0 editables==0.6 setuptools==84.2.1
+# Python's default, whatever the shell says: without it each of the processes that a system has, and tests start hundreds of,
+# compiles all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+# What builds our distributions, and nkeys, which comes without a wheel. This setuptools is the one that vLLM asks for.
+BUILD_TOOLS := hatchling==1.33.0 editables==0.6 setuptools==78.1.1
 
 .PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm check format bench clean
 
@@ -55,8 +59,9 @@ $(STAMPS)/dev: $(BIN)/python $(MANIFESTS) requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
 
-# Files are shared out among as many processes as there are cores; the tests of a file stay together.
-PARALLEL ?= -n auto --dist loadfile
+# Files are shared out among half as many processes again as there are cores, since many tests wait for other processes; the
+# tests of a file stay together.
+PARALLEL ?= -n $(shell echo $$(( ($$(nproc 2>/dev/null || echo 2) * 3 + 1) / 2 ))) --dist loadfile
 
 serve: $(STAMPS)/serve ## Set up, then serve (CONFIG=file, ARGS="--set a.b=c"; port: DYN_HTTP_PORT)
 	@exec $(BIN)/dynamo serve $(CONFIG) $(ARGS)
@@ -68,7 +73,8 @@ test: $(STAMPS)/dev ## Set up, then run the tests
 CHAOS := tests/chaos
 
 test-full: $(STAMPS)/dev ## The tests and the long lanes, and without ARGS chaos and those of real engines too
-	@$(BIN)/python -m pytest $(if $(findstring $(CHAOS),$(ARGS)),,$(PARALLEL)) -m "full or not full" $(or $(ARGS),--ignore=$(CHAOS))
+	@$(BIN)/python -m pytest $(if $(findstring $(CHAOS),$(ARGS)),,$(PARALLEL)) --hypothesis-profile=thorough \
+		-m "full or not full" $(or $(ARGS),--ignore=$(CHAOS))
 	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-chaos test-transformers test-peer test-vllm; fi
 
 test-chaos: $(STAMPS)/dev ## Everything that can go wrong with processes, wires, brokers and stores, one after the other

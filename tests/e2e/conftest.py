@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import queue
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-START_DEADLINE = 20.0
+START_DEADLINE = 40.0
 STOP_DEADLINE = 15.0
 
 
@@ -174,9 +175,10 @@ Serve = Callable[..., Server]
 
 def _servers(folder: Path) -> Iterator[Serve]:
     servers: list[Server] = []
+    numbers = itertools.count()
 
     def start(config: str | None = None, *options: str, env: dict[str, str] | None = None, **how: str) -> Server:
-        own = folder / f"server{len(servers)}"
+        own = folder / f"server{next(numbers)}"
         own.mkdir()
         server = Server(config, own, *options, env=env, **how)
         servers.append(server)

@@ -42,7 +42,7 @@ def streamed_text(body: bytes) -> str:
 
 @pytest.mark.parametrize("model", ["bytes", "merges"])
 @given(text=texts, stream=st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_comes_back_from_a_completion(server: Any, model: str, text: str, stream: bool) -> None:
     status, _, body = server.request("POST", "/v1/completions", {"model": model, "prompt": text, "stream": stream})
 

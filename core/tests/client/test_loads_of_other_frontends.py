@@ -177,7 +177,7 @@ class Frontends(RuleBasedStateMachine):
 
 
 TestFrontends = Frontends.TestCase
-TestFrontends.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFrontends.settings = settings(stateful_step_count=40, deadline=None)
 
 
 def told(message: bytes, to: LoadBoard, now: float = 0.0) -> None:

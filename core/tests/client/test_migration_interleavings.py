@@ -213,7 +213,6 @@ def test_any_interleaving(make_stage: Callable[..., Any]) -> None:
     run_state_machine_as_test(
         Staged,
         settings=settings(
-            max_examples=150,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

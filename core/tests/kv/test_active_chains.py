@@ -99,7 +99,7 @@ class ActiveChainsModel(RuleBasedStateMachine):
 
 
 TestActiveChains = ActiveChainsModel.TestCase
-TestActiveChains.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestActiveChains.settings = settings(stateful_step_count=50, deadline=None)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 2**12 - 1))

@@ -91,7 +91,7 @@ EVENTS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(events=st.lists(st.sampled_from(EVENTS), max_size=12))
 def test_in_any_order_of_events_an_engine_that_was_started_is_cleaned_up_once_and_no_other_is(
     make_ground: Callable[[], Any], events: list[str]

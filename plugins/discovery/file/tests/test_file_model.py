@@ -49,7 +49,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(steps)
 def test_a_view_agrees_with_a_model_of_puts_removes_closes_and_deaths(
     make_host: Any, steps: list[tuple[str, int, str]]

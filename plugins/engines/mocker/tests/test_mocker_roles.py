@@ -199,7 +199,7 @@ OUTPUTS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     keys=st.sampled_from(OUTPUTS),
     prompt=st.lists(st.integers(65, 75), min_size=1, max_size=20),

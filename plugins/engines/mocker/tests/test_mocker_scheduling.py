@@ -401,7 +401,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     keys=st.sampled_from(CONFIGS),
     asked=st.lists(
@@ -598,5 +598,5 @@ class DecodeMachine(EngineMachine):
 TestEngineMachine = EngineMachine.TestCase
 TestPrefillMachine = PrefillMachine.TestCase
 TestDecodeMachine = DecodeMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestEngineMachine.settings = settings(stateful_step_count=40, deadline=None)
 TestPrefillMachine.settings = TestDecodeMachine.settings = TestEngineMachine.settings

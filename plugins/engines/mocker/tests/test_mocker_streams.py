@@ -180,7 +180,7 @@ async def test_a_stop_frees_the_slot_though_the_reader_does_not_come_back() -> N
                 await anext(items)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     ways=st.lists(st.tuples(st.sampled_from(["stop", "kill", "close", "end"]), st.integers(0, 30)), max_size=12),
     slots=st.integers(1, 4),

@@ -201,7 +201,7 @@ class FollowerMachine(RuleBasedStateMachine):
 
 
 TestFollowerAgainstAnEngine = FollowerMachine.TestCase
-TestFollowerAgainstAnEngine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestFollowerAgainstAnEngine.settings = settings(stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.full

@@ -85,7 +85,7 @@ class GuessMachine(RuleBasedStateMachine):
 
 
 TestGuessAgainstAModel = GuessMachine.TestCase
-TestGuessAgainstAModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestGuessAgainstAModel.settings = settings(stateful_step_count=50, deadline=None)
 
 
 def test_a_rank_is_never_taken_to_hold_more_than_it_has_room_for() -> None:

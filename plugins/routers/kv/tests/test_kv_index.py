@@ -127,7 +127,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexAgainstAModel = IndexMachine.TestCase
-TestIndexAgainstAModel.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestIndexAgainstAModel.settings = settings(stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.full

@@ -140,4 +140,4 @@ bench: $(STAMPS)/dev ## Measure this tree beside the bare probe, and over every 
 	@for what in $(BENCH); do $(BIN)/python -m benchmarks $$what $(ARGS) || exit; done
 
 clean: ## Remove what was set up
-	rm -rf $(VENV) .venv-transformers .venv-peer $(STAMPS)
+	rm -rf $(VENV) $(VLLM_VENV) .venv-transformers .venv-peer $(STAMPS)

@@ -71,7 +71,9 @@ def main(arguments: list[str]) -> int:
 def _measure_urls(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure an OpenAI-compatible server. The project's own suite: python -m benchmarks suite --help",
+        description="Measure an OpenAI-compatible server. Measurements of this project have a name instead: suite, "
+        "transports, adapter, registrations, kv, kv-frontend, kv-quality, slot-tracker, overload. "
+        "See python -m benchmarks NAME --help.",
     )
     parser.add_argument("--url", required=True, help="base URL, with or without /v1")
     parser.add_argument("--model", required=True, help="the model to ask for")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from dynamo_core.contracts.engine import DisaggregationMode
-from dynamo_core.settings import load_settings
+from dynamo_core.settings import PROCESS_NAMES, load_settings
 from dynamo_core.settings.layers import merge
 from dynamo_core.settings.tree import Leaf, Table, find, from_plain, leaves
 from hypothesis import given
@@ -194,6 +195,16 @@ def test_the_environment_names_the_file_and_the_profile_if_nothing_else_does(con
 
     assert named.settings.transport.use == "tcp"
     assert argument_wins.settings.namespace == "second"
+
+
+@pytest.mark.parametrize("name", PROCESS_NAMES)
+def test_a_variable_that_is_for_the_command_is_not_taken_for_a_setting(config_file: ConfigFile, name: str) -> None:
+    path = str(config_file(FULL, "whole.yaml"))
+    value = path if name == "DYN_CONFIG" else "production"
+
+    with_it = load_settings(path, env={name: value})
+
+    assert with_it.settings.workers.keys() == load_settings(path, env={}).settings.workers.keys()
 
 
 def test_a_section_with_nothing_in_it_changes_nothing(config_file: ConfigFile) -> None:

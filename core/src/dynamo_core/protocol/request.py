@@ -88,6 +88,7 @@ class RoutingHints(msgspec.Struct, omit_defaults=True, kw_only=True):
     expected_output_tokens: int | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
+    #: For engines that keep an order: the highest goes first.
     priority: int | None = None
     allowed_worker_ids: list[int] | None = None
     #: Requests of a higher one go first in a router's queue, whatever their arrival.

@@ -11,7 +11,14 @@ from typing import TypeAlias
 ValueType: TypeAlias = type[str] | type[int] | type[float] | type[bool]
 
 #: Variables that begin with ``DYN_`` but steer the process rather than set a key.
-PROCESS_NAMES: tuple[str, ...] = ("DYN_CONFIG", "DYN_PROFILE", "DYN_STREAM_VALIDATOR", "DYN_SUPERVISOR_FD")
+PROCESS_NAMES: tuple[str, ...] = (
+    "DYN_CONFIG",
+    "DYN_PROFILE",
+    "DYN_ADMIN_URL",
+    "DYN_ADMIN_TOKEN",
+    "DYN_STREAM_VALIDATOR",
+    "DYN_SUPERVISOR_FD",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,6 +309,14 @@ async def test_what_the_answer_must_look_like_reaches_the_engine(
     assert told[0]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+async def test_of_two_priorities_the_lower_one_is_the_more_urgent_to_the_engine(server: Any, path: str) -> None:
+    urgent, _ = await seen(server, path, {"priority": -2})
+    patient, _ = await seen(server, path, {"priority": 3})
+
+    assert urgent["routing"]["priority"] > 0 > patient["routing"]["priority"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -191,7 +191,9 @@ def to_engine(
 def _routing(request: GenerationRequest) -> RoutingHints | None:
     if request.priority is None and request.cache_salt is None:
         return None
-    return RoutingHints(priority=request.priority, cache_salt=request.cache_salt)
+    # In vLLM's API, whose field it is, the lowest goes first; among engines the highest does.
+    priority = None if request.priority is None else -request.priority
+    return RoutingHints(priority=priority, cache_salt=request.cache_salt)
 
 
 def _limit(wished: int | None, prompt: int, context: int | None) -> int | None:

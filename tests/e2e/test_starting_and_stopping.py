@@ -173,7 +173,7 @@ def test_ctrl_c_leaves_nothing_behind_also_when_make_runs_it_in_a_shell() -> Non
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "MAKE", "MFLAGS"))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "MAKE", "MFLAGS", "ARGS"))}
     process = subprocess.Popen(
         ["bash", "-c", "make serve; true"],
         cwd=ROOT,

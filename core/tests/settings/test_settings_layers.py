@@ -199,8 +199,8 @@ def test_the_environment_names_the_file_and_the_profile_if_nothing_else_does(con
 
 @pytest.mark.parametrize("name", PROCESS_NAMES)
 def test_a_variable_that_is_for_the_command_is_not_taken_for_a_setting(config_file: ConfigFile, name: str) -> None:
-    path = str(config_file(FULL, "whole.yaml"))
-    value = path if name == "DYN_CONFIG" else "production"
+    path = config_file(FULL, "whole.yaml")
+    value = str(path) if name == "DYN_CONFIG" else "production"
 
     with_it = load_settings(path, env={name: value})
 

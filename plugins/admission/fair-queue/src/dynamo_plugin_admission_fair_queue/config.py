@@ -7,6 +7,8 @@ from typing import Annotated
 from dynamo_core import PluginConfig
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
+
 _Tenant = Annotated[str, Field(min_length=1)]
 
 
@@ -62,6 +64,11 @@ class FairQueueConfig(PluginConfig):
     )
     default_tenant: TenantSettings = Field(
         default=TenantSettings(), description="Weight and limits of each tenant that is not in `tenants`."
+    )
+    shared: SharedConfig | None = Field(
+        default=None,
+        description="Where frontends tell each other what tenants have, so that limits hold over all of them; null "
+        "means that they hold for each.",
     )
 
     def tenant(self, name: str) -> TenantSettings:

@@ -1,23 +1,32 @@
-"""What a tenant may have for itself, whether others want anything or not: requests at once, and tokens a second."""
+"""What a tenant may have for itself, whether others want anything or not: requests at once, and tokens a second.
+
+Other frontends count as well, as far as somebody tells what they have.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dynamo_plugin_admission_fair_queue.config import TenantSettings
+from dynamo_plugin_admission_fair_queue.told import TenantUse
 
 #: Seconds' worth of tokens that may be saved up, unless the settings say how many.
 _BURST = 10.0
 
 
 class _Use:
-    """What a tenant has now: requests under way, and tokens it may still spend, as of a time."""
+    """What a tenant has now: requests under way here, and tokens it may still spend, as of a time.
 
-    __slots__ = ("at", "running", "tokens")
+    `spent` is what it has spent here, less what came back; `number` tells it from an earlier one of the same tenant.
+    """
 
-    def __init__(self, tokens: float, at: float) -> None:
+    __slots__ = ("at", "number", "running", "spent", "tokens")
+
+    def __init__(self, number: int, tokens: float, at: float) -> None:
+        self.number = number
         self.running = 0
+        self.spent = 0.0
         self.tokens = tokens
         self.at = at
 
@@ -27,25 +36,32 @@ class TenantLimits:
 
     Tokens are paid for when a request begins, as far as they are known, and the rest when it ends. A tenant in debt
     waits until it is paid off: then one request may begin, however large.
+
+    `shared` says that others are told: until they are, no tenant is forgotten.
     """
 
-    def __init__(self, settings: Callable[[str], TenantSettings]) -> None:
+    def __init__(self, settings: Callable[[str], TenantSettings], *, shared: bool = False) -> None:
         self._settings = settings
+        self._shared = shared
         self._uses: dict[str, _Use] = {}
+        self._made = 0
+        self._elsewhere: Mapping[str, int] = {}
+        #: How often a request has begun or ended here.
+        self.changes = 0
 
     def __len__(self) -> int:
         """Tenants that have something under way, or are not yet back at what they may save up."""
         return len(self._uses)
 
     def running(self, tenant: str) -> int:
-        """Requests that a tenant has under way."""
+        """Requests that a tenant has under way here."""
         use = self._uses.get(tenant)
         return 0 if use is None else use.running
 
     def full(self, tenant: str) -> bool:
         """Whether it has as many requests under way as it may."""
         limit = self._settings(tenant).concurrency
-        return limit is not None and self.running(tenant) >= limit
+        return limit is not None and self.running(tenant) + self._elsewhere.get(tenant, 0) >= limit
 
     def ready_at(self, tenant: str, now: float) -> float:
         """When it may spend tokens again: `now`, or later."""
@@ -60,20 +76,20 @@ class TenantLimits:
 
     def begin(self, tenant: str, cost: float, now: float) -> None:
         """A request begins that is expected to cost so many tokens."""
-        use = self._uses.get(tenant)
-        if use is None:
-            use = self._uses[tenant] = _Use(self._burst(tenant), now)
-        self._refill(tenant, use, now)
+        use = self._use(tenant, now)
         use.running += 1
-        use.tokens -= cost
+        self._spend(tenant, use, cost)
+        self.changes += 1
 
     def end(self, tenant: str, correction: float, now: float) -> None:
         """It is over, and has cost so many tokens more."""
         use = self._uses[tenant]
-        use.running -= 1
         self._refill(tenant, use, now)
-        use.tokens = min(use.tokens - correction, self._burst(tenant))
-        self.tidy(tenant, now)
+        use.running -= 1
+        self._spend(tenant, use, correction)
+        self.changes += 1
+        if not self._shared:
+            self.tidy(tenant, now)
 
     def tidy(self, tenant: str, now: float) -> None:
         """Forgets a tenant that is as one never seen."""
@@ -83,6 +99,54 @@ class TenantLimits:
         self._refill(tenant, use, now)
         if self._settings(tenant).tokens_per_second is None or use.tokens >= self._burst(tenant):
             del self._uses[tenant]
+
+    # Other frontends.
+
+    def tell(self, now: float) -> dict[str, TenantUse]:
+        """What others are to know, by tenant: of those that have a limit, and something to tell.
+
+        Forgets tenants that are as ones never seen, having told that they are.
+        """
+        told = {}
+        for tenant, use in list(self._uses.items()):
+            settings = self._settings(tenant)
+            if settings.concurrency is not None or settings.tokens_per_second is not None:
+                self._refill(tenant, use, now)
+                told[tenant] = TenantUse(use.number, use.running, use.spent, use.tokens)
+            self.tidy(tenant, now)
+        return told
+
+    def elsewhere(self, running: Mapping[str, int]) -> None:
+        """From now on tenants have so many requests under way in all other frontends together."""
+        self._elsewhere = running
+
+    def spent_elsewhere(self, tenant: str, tokens: float, now: float) -> None:
+        """A tenant has spent so many more tokens in another frontend; below 0 if some came back."""
+        if tokens and self._settings(tenant).tokens_per_second is not None:
+            use = self._use(tenant, now)
+            use.tokens = min(use.tokens - tokens, self._burst(tenant))
+
+    def at_most(self, tenant: str, tokens: float, age: float, now: float) -> None:
+        """Another frontend said `age` seconds ago that a tenant may spend so many tokens still: no more count here."""
+        rate = self._settings(tenant).tokens_per_second
+        if rate is not None:
+            use = self._use(tenant, now)
+            use.tokens = min(use.tokens, tokens + age * rate)
+
+    def _use(self, tenant: str, now: float) -> _Use:
+        """What it has as of now."""
+        use = self._uses.get(tenant)
+        if use is None:
+            self._made += 1
+            use = self._uses[tenant] = _Use(self._made, self._burst(tenant), now)
+        self._refill(tenant, use, now)
+        return use
+
+    def _spend(self, tenant: str, use: _Use, tokens: float) -> None:
+        before = use.tokens
+        use.tokens = min(before - tokens, self._burst(tenant))
+        # What comes back beyond what may be saved up is lost here, and so must be elsewhere.
+        use.spent += before - use.tokens
 
     def _refill(self, tenant: str, use: _Use, now: float) -> None:
         rate = self._settings(tenant).tokens_per_second

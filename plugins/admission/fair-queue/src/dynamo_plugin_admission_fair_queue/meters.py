@@ -85,3 +85,20 @@ class Meters:
             self._room -= 1
             self._named.add(tenant)
         return tenant
+
+
+class SharingMeters:
+    """Whether limits hold over all frontends."""
+
+    def __init__(self, metrics: MetricsScope) -> None:
+        self._peers = metrics.gauge(
+            "dynamo_admission_shared_peers", "Other frontends that count for the limits of tenants."
+        ).labels()
+        self._stale = metrics.gauge(
+            "dynamo_admission_shared_stale", "Whether (1) what other frontends have cannot be asked for now."
+        ).labels()
+
+    def others(self, count: int, *, stale: bool) -> None:
+        """So many others count; `stale` if they could not be asked."""
+        self._peers.set(count)
+        self._stale.set(stale)

@@ -1,0 +1,212 @@
+"""The store of what frontends tell each other, in Redis or Valkey. The only module that needs the library.
+
+::
+
+    <prefix>:limits:frontends      a sorted set: frontend, and when it last told something, in its microseconds
+    <prefix>:limits:frontend:<id>  what it told, until it expires
+
+Both expire when nobody tells anything any more. First a frontend writes its key, then when it did: who sees the time
+sees at least that.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from dynamo_core.directory.tls import TlsConfig
+from dynamo_core.errors import CannotConnect, ConfigError
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisError,
+)
+
+from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
+from dynamo_plugin_admission_fair_queue.sharing import Store
+from dynamo_plugin_admission_fair_queue.told import LARGEST, Look
+
+#: The most frontends that are listened to, those that told something last.
+_MOST = 256
+#: Digits of a frontend's name.
+_DIGITS = 16
+
+#: The server is there, and says no to the login.
+_REFUSALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError)
+
+_Command = tuple[bytes | str | int, ...]
+
+
+class RedisStore(Store):
+    """One connection, made when it is needed, and anew after a failure. For one task at a time.
+
+    Deadlines are the caller's: whatever a cancelling interrupts is thrown away.
+
+    Raises:
+        ConfigError: a file of `tls` cannot be used.
+    """
+
+    def __init__(self, config: SharedConfig) -> None:
+        self._config = config
+        self._make = _maker(config)
+        self._connection: Connection | None = None
+        self._name = secrets.token_hex(_DIGITS // 2)
+        self._ttl = max(1, round(config.ttl * 1000))
+        self._index = f"{config.prefix}:limits:frontends"
+        self._keys = f"{config.prefix}:limits:frontend:"
+
+    async def exchange(self, told: bytes | None, known: Mapping[str, int]) -> Look:
+        asked: list[_Command] = [("TIME",), ("ZRANGE", self._index, -_MOST, -1, "WITHSCORES")]
+        if told is not None:
+            asked.append(self._value(told))
+        time, listed, *_ = await self._ask(asked)
+        now = _microseconds(time)
+        pairs = zip(listed[::2], listed[1::2], strict=True)
+        stamps = {name.decode("ascii", "replace"): int(float(stamp)) for name, stamp in pairs}
+        stamps = {name: stamp for name, stamp in stamps.items() if len(name) == _DIGITS and name != self._name}
+        news = [name for name, stamp in stamps.items() if known.get(name) != stamp]
+        noted = [] if told is None else self._note(now)
+        # One byte more than it may have shows that it is too long.
+        asked = [*noted, *(("GETRANGE", self._keys + name, 0, LARGEST) for name in news)]
+        answers = (await self._ask(asked))[len(noted) :] if asked else []
+        return Look(now, stamps, dict(zip(news, answers, strict=True)))
+
+    async def tell(self, told: bytes) -> None:
+        time, _ = await self._ask([("TIME",), self._value(told)])
+        await self._ask(self._note(_microseconds(time)))
+
+    async def aclose(self) -> None:
+        await self._drop()
+
+    def _value(self, told: bytes) -> _Command:
+        return "SET", self._keys + self._name, told, "PX", self._ttl
+
+    def _note(self, now: int) -> list[_Command]:
+        """Writes when something was told, and forgets who has not told anything for so long that it expired."""
+        return [
+            ("ZADD", self._index, now, self._name),
+            ("ZREMRANGEBYSCORE", self._index, "-inf", now - self._ttl * 1000),
+            ("PEXPIRE", self._index, self._ttl),
+        ]
+
+    async def _ask(self, commands: list[_Command]) -> list[Any]:
+        """The answers to commands that go out together."""
+        done = False
+        try:
+            if self._connection is None:
+                self._connection = self._make()
+            connection = self._connection
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await connection.send_packed_command(connection.pack_commands(commands))
+            answers = [await connection.read_response(disable_decoding=True) for _ in commands]
+            done = True
+        except (RedisError, OSError) as error:
+            raise _explain(self._config, error) from error
+        finally:
+            if not done:
+                await self._drop()
+        return answers
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        # There is no public way to give up what waits to be sent, for ever on a network that swallows everything.
+        writer = connection._writer
+        if writer is not None:
+            writer.transport.abort()
+        with suppress(Exception):
+            await connection.disconnect(nowait=True)
+
+
+def _microseconds(time: list[bytes]) -> int:
+    seconds, rest = time
+    return int(seconds) * 1_000_000 + int(rest)
+
+
+def _maker(config: SharedConfig) -> Callable[[], Connection]:
+    """What makes connections, each of them not connected yet."""
+    options: dict[str, Any] = {
+        "host": config.host,
+        "port": config.port,
+        "db": config.database,
+        "username": config.username,
+        "password": None if config.password is None else config.password.get_secret_value(),
+        # Deadlines are those of whole exchanges: the library's would be a timer for each answer.
+        "socket_timeout": None,
+        "socket_connect_timeout": config.deadline,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 0),
+        # The answers look the same in both; this one every server speaks.
+        "protocol": 2,
+    }
+    if not config.wants_tls:
+        return lambda: Connection(**options)
+    tls = config.tls or TlsConfig()
+    _check(tls)
+    options |= {
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+        "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+        "ssl_ca_certs": None if tls.ca is None else str(tls.ca),
+        "ssl_certfile": None if tls.cert is None else str(tls.cert),
+        "ssl_keyfile": None if tls.key is None else str(tls.key),
+        # Without one, an encrypted key would ask on the terminal and wait for ever.
+        "ssl_password": "",
+    }
+    return lambda: SSLConnection(**options)
+
+
+def _check(tls: TlsConfig) -> None:
+    """Only to find out whether the files can be used: the library makes its own context of them."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+    except OSError as error:
+        raise ConfigError(
+            f"admission.shared.tls.ca: {str(tls.ca)!r} cannot be used: {_reason(error)}; it must be a PEM file with "
+            "the certificates of authorities",
+            cause=error,
+        ) from error
+    try:
+        if tls.cert is not None and tls.key is not None:
+            context.load_cert_chain(tls.cert, tls.key, password="")
+    except OSError as error:
+        raise ConfigError(
+            f"admission.shared.tls: cert {str(tls.cert)!r} and key {str(tls.key)!r} cannot be used: {_reason(error)}; "
+            "both must be PEM files that belong together, the key without a passphrase",
+            cause=error,
+        ) from error
+
+
+def _reason(error: OSError) -> str:
+    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return reason or str(error)
+
+
+def _explain(config: SharedConfig, error: Exception) -> CannotConnect:
+    """An error of the library as one of ours, in one line that names the server; never a secret."""
+    where = f"Redis at {config.host}:{config.port}"
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if config.password is not None and (secret := config.password.get_secret_value()):
+        # A server that does not know a command says with which arguments it came.
+        text = text.replace(secret, "…")
+    if isinstance(error, NoPermissionError):
+        text = f"lets the user do too little: {text}; the plugin's README has the permissions that it needs"
+    # The last is how a server says it that has not even read a request of many parts.
+    elif isinstance(error, _REFUSALS) or "unauthenticated" in text:
+        text = f"refuses the login: {text}; set `shared.username` and `shared.password`"
+    elif isinstance(error, RedisError) and not isinstance(error, OSError):
+        text = f"does not serve: {text}"
+    else:
+        text = f"cannot be reached: {text}"
+    return CannotConnect(f"{where} {text}", cause=error)

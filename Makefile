@@ -75,7 +75,8 @@ CHAOS := tests/chaos
 test-full: $(STAMPS)/dev ## The tests and the long lanes, and without ARGS chaos and those of real engines too
 	@$(BIN)/python -m pytest $(if $(findstring $(CHAOS),$(ARGS)),,$(PARALLEL)) --hypothesis-profile=thorough \
 		-m "full or not full" $(or $(ARGS),--ignore=$(CHAOS))
-	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-chaos test-transformers test-peer test-vllm; fi
+	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-chaos test-transformers test-peer \
+		&& $(MAKE) --no-print-directory test-vllm ARGS='-m "full or not full"'; fi
 
 test-chaos: $(STAMPS)/dev ## Everything that can go wrong with processes, wires, brokers and stores, one after the other
 	@exec $(BIN)/python -m pytest -m "full or not full" $(CHAOS) $(ARGS)
@@ -120,8 +121,8 @@ $(STAMPS)/vllm: $(foreach part,core $(addprefix plugins/,$(VLLM_PARTS)),$(part)/
 	@mkdir -p $(STAMPS) && touch $@
 
 # vLLM leaves things open that Python warns of when the tests have ended.
-test-vllm: $(STAMPS)/vllm ## Set up vLLM for a CPU, then run the tests over it (minutes)
-	@exec $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile -W default plugins/engines/vllm/tests $(ARGS)
+test-vllm: $(STAMPS)/vllm ## Set up vLLM for a CPU, then run the tests over it (minutes); ARGS='-m "full or not full"' for all
+	@exec $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile -W default -m "not full" plugins/engines/vllm/tests $(ARGS)
 
 check: $(STAMPS)/dev ## Lint, types, import rules
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ from dynamo_plugin_engine_vllm.engine import VllmEngine
 from dynamo_plugin_engine_vllm.offspring import MARK
 
 
+@pytest.mark.full
 async def test_an_engine_of_two_ranks_keeps_its_contract(make_engine: Callable[..., VllmEngine]) -> None:
     report = await run_conformance(
         lambda: make_engine(data_parallel_size=2, max_model_len=1024),
@@ -31,6 +32,7 @@ async def test_an_engine_of_two_ranks_keeps_its_contract(make_engine: Callable[.
     assert seen["kv_event_sources"] == "ranks 0, 1"
 
 
+@pytest.mark.full
 async def test_an_embedding_model_makes_vectors_and_no_answers(make_engine: Callable[..., Any]) -> None:
     engine = make_engine(runner="pooling", args={"convert": "embed"})
     try:

@@ -1,12 +1,12 @@
 """The command line: `python -m benchmarks --url …` for any server; `… suite`, `… transports`, `… adapter`,
-`… registrations`, `… kv` and `… slot-tracker` for the project's own."""
+`… prompts`, `… registrations`, `… kv` and `… slot-tracker` for the project's own."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from benchmarks import adapter, registrations, slot_tracker, suite, transports
+from benchmarks import adapter, prompts, registrations, slot_tracker, suite, transports
 from benchmarks.children import pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
@@ -31,6 +31,10 @@ def main(arguments: list[str]) -> int:
         parser = argparse.ArgumentParser(prog="python -m benchmarks adapter", description=adapter.__doc__)
         adapter.add_arguments(parser)
         return adapter.run_adapter(parser.parse_args(arguments[1:]))
+    if arguments[:1] == ["prompts"]:
+        parser = argparse.ArgumentParser(prog="python -m benchmarks prompts", description=prompts.__doc__)
+        prompts.add_arguments(parser)
+        return prompts.run_prompts(parser.parse_args(arguments[1:]))
     if arguments[:1] == ["slot-tracker"]:
         parser = argparse.ArgumentParser(prog="python -m benchmarks slot-tracker", description=slot_tracker.__doc__)
         slot_tracker.add_arguments(parser)
@@ -72,7 +76,7 @@ def _measure_urls(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure an OpenAI-compatible server. Measurements of this project have a name instead: suite, "
-        "transports, adapter, registrations, kv, kv-frontend, kv-quality, slot-tracker, overload. "
+        "transports, adapter, prompts, registrations, kv, kv-frontend, kv-quality, slot-tracker, overload. "
         "See python -m benchmarks NAME --help.",
     )
     parser.add_argument("--url", required=True, help="base URL, with or without /v1")

@@ -213,8 +213,10 @@ def test_a_rolling_restart_of_workers_and_of_a_frontend_fails_no_request(
     with Load([first, second]) as load:
         for instance, pid in list(first.instances().items()):
             os.kill(pid, signal.SIGTERM)
-            assert first.until(lambda gone=instance: gone not in first.instances(), 10)
-            assert first.until(lambda: len(first.instances()) == 2, 20)
+            # As whoever rolls a fleet does: the next one only when the last is seen to be back, by every frontend.
+            for frontend in (first, second):
+                assert frontend.until(lambda gone=instance, seen=frontend: gone not in seen.instances(), 10)
+                assert frontend.until(lambda seen=frontend: len(seen.instances()) == 2, 20)
         second.signal(signal.SIGTERM)
         assert second.wait() == 0
         load.servers = [first]

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -30,14 +30,16 @@ def chosen_rounds(asked: int | None, *, quick: bool) -> int:
     return 1 if quick else ROUNDS
 
 
-async def run_plan(plan: Plan, rounds: int) -> list[Block]:
-    """Measure every scenario `rounds` times on each of its targets.
+async def run_plan(plan: Plan, rounds: int, prepare: Callable[[Scenario], None] | None = None) -> list[Block]:
+    """Measure every scenario `rounds` times on each of its targets; `prepare` is called before each turn of one.
 
     Targets take turns within a round, and the order turns round with each, so that neither always goes first.
     """
     results: list[dict[str, list[Measured]]] = [{target.name: [] for target in targets} for _, targets in plan]
     for number in range(rounds):
         for (scenario, targets), taken in zip(plan, results, strict=True):
+            if prepare is not None:
+                prepare(scenario)
             for target in targets if number % 2 == 0 else reversed(targets):
                 print(f"round {number + 1} of {rounds}: {scenario.name} on {target.name}", file=sys.stderr, flush=True)
                 taken[target.name].append(await measure(target, scenario))

@@ -22,7 +22,7 @@ from benchmarks.loops import run
 from benchmarks.meters import ProcessMeter
 from benchmarks.report import Block
 from benchmarks.runner import chosen_rounds, publish, quick, run_plan, two_cpus
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios import SCENARIOS, Scenario
 
 MODEL: Final = "mock-model"
 PACE_MS: Final = 6.4
@@ -76,12 +76,13 @@ async def _guarded(options: argparse.Namespace) -> int:
     else:
         os.sched_setaffinity(0, {cpus[0]})
         others = "" if options.inproc else " and workers"
-        print(f"client{others} on CPU {cpus[0]}, measured processes on CPU {cpus[1]}")
+        lonely = "" if options.inproc else f"; a lonely client on CPU {cpus[1]} too"
+        print(f"client{others} on CPU {cpus[0]}, measured processes on CPU {cpus[1]}{lonely}")
     try:
         async with asyncio.timeout(SUITE_DEADLINE):
             with tempfile.TemporaryDirectory(prefix="dynamo-bench-") as folder:
                 async with Children(Path(folder), cpus[1] if cpus else None) as children:
-                    bench = Bench(children, Path(folder), options.inproc, cpus[0] if cpus else None)
+                    bench = Bench(children, Path(folder), options.inproc, cpus)
                     make_tokenizer_folder(bench.model)
                     blocks = await _measure(options, bench)
                     if any(block.errors for block in blocks):
@@ -100,12 +101,12 @@ async def _guarded(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Starts the servers. `folder` is for their files; workers of their own run beside the client, on `client_cpu`."""
+    """Starts the servers. `folder` is for their files; `cpus` are one for the client and workers, one for frontends."""
 
     children: Children
     folder: Path
     inproc: bool
-    client_cpu: int | None
+    cpus: tuple[int, int] | None
 
     @property
     def model(self) -> Path:
@@ -134,7 +135,7 @@ class Bench:
         if not self.inproc:
             parts = parts_of(pid)
             pid = parts.pop("frontend")
-            self._beside_the_client(*parts.values())
+            self._beside_the_clients(*parts.values())
         return Target("dynamo", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
 
     async def probe(self, name: str, step_ms: float) -> Target:
@@ -147,15 +148,25 @@ class Bench:
         else:
             link = free_port()
             worker = [*base, "worker", "--port", str(link), "--step-ms", str(step_ms)]
-            self._beside_the_client(await self.children.start(f"{name}-worker", worker, lambda: accepts(link)))
+            self._beside_the_clients(await self.children.start(f"{name}-worker", worker, lambda: accepts(link)))
             front += ["--worker-port", str(link)]
         pid = await self.children.start(name, front, lambda: accepts(port))
         return Target("probe", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
 
-    def _beside_the_client(self, *pids: int) -> None:
-        if self.client_cpu is not None:
+    def seat_client(self, scenario: Scenario) -> None:
+        """Puts this process on its CPU.
+
+        One lonely client sleeps while the frontend works and the other way round, but the worker goes on making tokens
+        when the first has left: a client on the worker's CPU would wait for it, and time that.
+        """
+        if self.cpus is not None:
+            lonely = scenario.clients == 1 and not self.inproc
+            os.sched_setaffinity(0, {self.cpus[lonely]})
+
+    def _beside_the_clients(self, *pids: int) -> None:
+        if self.cpus is not None:
             for pid in pids:
-                pin(pid, self.client_cpu)
+                pin(pid, self.cpus[0])
 
 
 async def _measure(options: argparse.Namespace, bench: Bench) -> list[Block]:
@@ -164,4 +175,4 @@ async def _measure(options: argparse.Namespace, bench: Bench) -> list[Block]:
     plan = [(SCENARIOS[name], flat_out) for name in _FAST] + [(SCENARIOS["paced"], paced)]
     if options.quick:
         plan = [(quick(scenario), targets) for scenario, targets in plan]
-    return await run_plan(plan, chosen_rounds(options.rounds, quick=options.quick))
+    return await run_plan(plan, chosen_rounds(options.rounds, quick=options.quick), bench.seat_client)

@@ -290,8 +290,9 @@ def test_ids_are_the_same_with_and_without_a_memory(name: str, text: str, piece:
     plain, cached = pair(name, piece)
     expected = plain.encode(text, add_special_tokens=special)
 
-    assert cached.encode(text, add_special_tokens=special) == expected
-    assert cached.encode(text, add_special_tokens=special) == expected
+    # For the first time, from its pieces, and as a whole.
+    for _ in range(3):
+        assert cached.encode(text, add_special_tokens=special) == expected
 
 
 @made
@@ -521,7 +522,8 @@ def test_pieces_that_are_used_again_stay(tiny_files: dict[str, bytes]) -> None:
     some = [" ".join(f"{first}{number} word" for number in range(900)) for first in "abcde"]
     one = TokenMemory(MB)
     HFTokenizer(tiny_files, one).encode(some[0])
-    tokenizer = HFTokenizer(tiny_files, TokenMemory(one.size * 9 // 2))
+    # One more than there is room for, as the one that comes again is kept whole too.
+    tokenizer = HFTokenizer(tiny_files, TokenMemory(one.size * 11 // 2))
 
     for at in (0, 1, 2, 3, 0, 4):
         tokenizer.encode(some[at])
@@ -529,6 +531,48 @@ def test_pieces_that_are_used_again_stay(tiny_files: dict[str, bytes]) -> None:
     left = [work.left for text in some if (work := tokenizer.begin(text)) is not None]
     assert left[1] > 0
     assert left[0] == left[2] == left[3] == left[4] == 0
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_long_text_that_comes_again_is_found_in_one_look(tiny_files: dict[str, bytes], special: bool) -> None:
+    memory = TokenMemory(MB)
+    tokenizer = HFTokenizer(tiny_files, memory)
+    text = "these are words that stay " * 400
+    expected = HFTokenizer(tiny_files).encode(text, add_special_tokens=special)
+    looked: list[int] = []
+
+    for _ in range(4):
+        before = memory.hits + memory.misses
+        assert tokenizer.encode(text, add_special_tokens=special) == expected
+        looked.append(memory.hits + memory.misses - before)
+
+    assert looked[0] == looked[1] > 8
+    assert looked[2:] == [1, 1]
+
+
+def test_a_text_found_whole_is_a_new_list_each_time(tiny_files: dict[str, bytes]) -> None:
+    tokenizer = HFTokenizer(tiny_files, TokenMemory(MB))
+    text = "these are words that stay " * 400
+    for _ in range(3):
+        expected = tokenizer.encode(text)
+
+    tokenizer.encode(text).clear()
+
+    assert tokenizer.encode(text) == expected
+
+
+def test_a_text_is_kept_whole_only_once_it_has_come_again(tiny_files: dict[str, bytes]) -> None:
+    memory = TokenMemory(MB)
+    tokenizer = HFTokenizer(tiny_files, memory)
+    text = "these are words that stay " * 400
+
+    tokenizer.encode(text)
+    pieces = memory.size
+    tokenizer.encode(text + "and go on")
+    assert memory.size < pieces * 1.2
+
+    tokenizer.encode(text)
+    assert memory.size > pieces * 1.5
 
 
 def test_a_conversation_is_tokenized_from_where_it_went_on(tiny_files: dict[str, bytes]) -> None:

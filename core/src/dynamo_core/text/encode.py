@@ -6,6 +6,7 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from typing import cast
 
 from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.text.prefix_cache import Remembers
@@ -32,8 +33,9 @@ async def encode_async(tokenizer: Tokenizer, text: str, *, add_special_tokens: b
     if len(text) <= INLINE:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     work = None
-    if len(text) <= LOOK_UP and isinstance(tokenizer, Remembers):
-        work = tokenizer.begin(text, add_special_tokens=add_special_tokens)
+    # As `isinstance` with a protocol takes as long as the look-up.
+    if len(text) <= LOOK_UP and hasattr(tokenizer, "begin"):
+        work = cast(Remembers, tokenizer).begin(text, add_special_tokens=add_special_tokens)
     if work is not None and work.left <= INLINE:
         return work.finish()
     if _waiting >= MAX_WAITING:

@@ -4,7 +4,7 @@ A short text is remembered whole. A long one is cut where the tokenizer cuts it 
 and each piece is remembered for itself. As the cuts depend only on the text before them, texts that begin alike share
 their first pieces, and what was said before in a long conversation is not tokenized again. Pieces are found by their
 whole content, never by a digest, and their ids put together are the ids of the text: what comes out is what the
-tokenizer gives.
+tokenizer gives. A long text of which every piece was known is remembered whole too: it is one that comes again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from operator import itemgetter
 from sys import getsizeof
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from dynamo_core.text.cuts import Cuts
 from dynamo_core.text.utf8 import to_utf8
@@ -65,14 +65,16 @@ class TokenMemory:
         """A number that keeps the entries of one tokenizer apart from those of all others."""
         return next(self._owners)
 
-    def get(self, owner: int, text: str) -> tuple[int, ...] | None:
-        """The ids of one text."""
+    def get(self, owner: int, text: str, *, whole: bool = True) -> tuple[int, ...] | None:
+        """The ids of one text. Without `whole` its pieces are looked up next, so that it does not count if it is not
+        known."""
         key = (owner, text)
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                self.misses += 1
-                self._miss(1)
+                if whole:
+                    self.misses += 1
+                    self._miss(1)
                 return None
             self._entries.move_to_end(key)
             self.hits += 1
@@ -134,9 +136,8 @@ class Work(Protocol):
         """All ids. Takes long if much is left. Raises as `Tokenizer.encode` does."""
 
 
-@runtime_checkable
 class Remembers(Protocol):
-    """A tokenizer that can tell how much there is to do for a text."""
+    """A tokenizer that can tell how much there is to do for a text: one that has a method `begin`."""
 
     def begin(self, text: str, *, add_special_tokens: bool = True) -> Work | None:
         """Looks up what is known of a text, fast even for long ones; None if nothing is remembered."""
@@ -181,18 +182,26 @@ class TokenCache:
         self._memory.put(owner, text, tuple(ids))
         return ids
 
-    def begin(self, text: str, add_special_tokens: bool) -> _Work:
+    def begin(self, text: str, add_special_tokens: bool) -> Work:
         """Looks up what is known of a text."""
+        owner = self._owners[add_special_tokens]
         affixes = self._affixes if add_special_tokens else _NOTHING
         if affixes is None or not self._cuts:
-            pieces, affixes = [text], _NOTHING
-        else:
-            pieces, add_special_tokens = self._cuts.pieces(text), False
-        return _Work(self, self._owners[add_special_tokens], text, pieces, affixes, add_special_tokens)
+            return _Work(self, owner, text, [text], _NOTHING, add_special_tokens)
+        # Before it is cut up, which takes longer than all the rest if everything is known.
+        known = self._memory.get(owner, text, whole=False)
+        if known is not None:
+            return _Known(known)
+        pieces = self._cuts.pieces(text)
+        return _Work(self, self._owners[False], text, pieces, affixes, False, whole_owner=owner)
 
     def look_up(self, owner: int, pieces: list[str]) -> list[tuple[int, ...] | None]:
         """The ids of each piece, or None."""
         return self._memory.get_many(owner, pieces)
+
+    def keep(self, owner: int, text: str, ids: list[int]) -> None:
+        """Remembers a text whose pieces were all known."""
+        self._memory.put(owner, text, self._numbers.share(ids), shared=True)
 
     def encode_pieces(self, owner: int, pieces: list[str], add_special_tokens: bool) -> dict[str, tuple[int, ...]]:
         """Encodes pieces and remembers them."""
@@ -209,10 +218,25 @@ class TokenCache:
 _NOTHING: tuple[list[int], list[int]] = ([], [])
 
 
-class _Work:
-    """See `Work`."""
+class _Known:
+    """See `Work`: a text that is remembered whole."""
 
-    __slots__ = ("_add", "_affixes", "_cache", "_found", "_owner", "_pieces", "_text", "left")
+    __slots__ = ("_ids",)
+
+    left = 0
+
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        self._ids = ids
+
+    def finish(self) -> list[int]:
+        """All ids."""
+        return list(self._ids)
+
+
+class _Work:
+    """See `Work`. A text of several pieces that are all known is remembered for `whole_owner`."""
+
+    __slots__ = ("_add", "_affixes", "_cache", "_found", "_owner", "_pieces", "_text", "_whole_owner", "left")
 
     def __init__(
         self,
@@ -222,8 +246,11 @@ class _Work:
         pieces: list[str],
         affixes: tuple[list[int], list[int]],
         add_special_tokens: bool,
+        *,
+        whole_owner: int | None = None,
     ) -> None:
         self._cache = cache
+        self._whole_owner = whole_owner
         self._owner = owner
         self._text = text
         self._pieces = pieces
@@ -237,6 +264,7 @@ class _Work:
         before, after = self._affixes
         found = self._found
         result = before.copy()
+        new: dict[str, tuple[int, ...]] | None = None
         if None in found:
             to_utf8(self._text)  # the whole, so that an error tells the right place
             missing = dict.fromkeys(piece for piece, ids in zip(self._pieces, found, strict=True) if ids is None)
@@ -246,7 +274,10 @@ class _Work:
         else:
             for ids in found:
                 result += ids or ()
-        return result + after if after else result
+        result += after
+        if new is None and self._whole_owner is not None and len(found) > 1:
+            self._cache.keep(self._whole_owner, self._text, result)
+        return result
 
 
 class _Numbers(dict[int, int]):

@@ -18,6 +18,7 @@ DISTRIBUTIONS = [ROOT / "core", *PLUGINS]
 
 #: What plugins may import of core: contracts and what they are made of, never the runtime that assembles them.
 PUBLIC = (
+    "certificates",
     "contracts",
     "directory",
     "errors",

@@ -180,7 +180,7 @@ def test_in_a_pod_everything_comes_from_the_service_account(
     account: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(accesses, "SERVICE_ACCOUNT", account)
-    monkeypatch.setattr(accesses, "client_context", lambda tls: tls)
+    monkeypatch.setattr(accesses, "client_context", lambda tls, setting: tls)
 
     found = find_access(KubernetesConfig(), AROUND | {"POD_NAME": "worker-0"})
 

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -66,6 +67,12 @@ class NatsServer:
         if process is not None:
             process.kill()
             process.wait(WAIT)
+
+    def freeze(self) -> None:
+        """It answers nobody any more; only `kill` ends that."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitpid(self._process.pid, os.WUNTRACED)
 
     def seen(self, what: str = "varz") -> Any:
         """What the server tells of itself."""
@@ -147,6 +154,9 @@ class Recorder:
             while not condition():
                 self._news.clear()
                 await self._news.wait()
+
+    async def begun(self) -> None:
+        await self.until(lambda: self.items or self.ends)
 
     async def end(self) -> DynamoError | None:
         await self.until(lambda: self.ends)

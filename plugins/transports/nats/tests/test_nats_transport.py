@@ -31,6 +31,8 @@ from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.testing.faults import BlackHole, Corrupt, Delay, Direction, Drop, Duplicate, Fault, Passing, Reorder
 from dynamo_core.wire.messages import ROWS_TAG
+from dynamo_plugin_transport_nats.broker import NatsBroker
+from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
 
 Make = Callable[..., Coroutine[Any, Any, NatsTransport]]
@@ -667,20 +669,23 @@ async def test_many_restarts_of_the_server_leave_no_stream_that_lies(
 
     instance = at(await server.serve(7, TOKENS, count))
     finished = broken = 0
+    under_way = asyncio.Event()
 
     async def use() -> None:
         nonlocal finished, broken
         while finished < 20:
             sink = recorder()
             try:
-                await client.call(instance, TOKENS, 30, EngineContext("r"), sink)
+                await client.call(instance, TOKENS, 100, EngineContext("r"), sink)
             except DynamoError:
                 continue
+            await sink.begun()
+            under_way.set()
             error = await sink.end()
             tokens = [token for item in sink.items for token in item.token_ids]
             assert tokens == list(range(len(tokens)))
             assert sink.complete == (error is None)
-            assert error is not None or len(tokens) == 30
+            assert error is not None or len(tokens) == 100
             finished += error is None
             broken += error is not None
 
@@ -689,11 +694,31 @@ async def test_many_restarts_of_the_server_leave_no_stream_that_lies(
             for _ in range(4):
                 group.create_task(use())
             for _ in range(3):
-                await asyncio.sleep(0.1)
+                under_way.clear()
+                await under_way.wait()
                 nats.kill()
                 nats.start()
 
     assert broken
+
+
+async def test_a_server_that_dies_while_it_is_asked_for_a_sign_of_life_is_not_waited_for(make_server: Any) -> None:
+    nats = make_server()
+    broker = NatsBroker(NatsConfig(servers=[nats.url]), Metrics())
+    session = next(broker.attempts())
+    await session.connect()
+    nats.freeze()
+    settling = asyncio.create_task(session.settle())
+    # Its ping leaves in one of the next turns.
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+    nats.kill()
+
+    async with asyncio.timeout(5):
+        with pytest.raises(session.broken):
+            await settling
+    await session.aclose()
 
 
 async def test_a_server_that_is_not_there_yet_is_waited_for(make_server: Any, make_transport: Make) -> None:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from dynamo_core.certificates import client_context
 from dynamo_core.directory.tls import TlsConfig
-from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_core.errors import CannotConnect
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -151,7 +152,8 @@ def _maker(config: SharedConfig) -> Callable[[], Connection]:
     if not config.wants_tls:
         return lambda: Connection(**options)
     tls = config.tls or TlsConfig()
-    _check(tls)
+    # Only to find out whether the files can be used: the library makes its own.
+    client_context(tls, "admission.shared.tls")
     options |= {
         "ssl_cert_reqs": "required",
         "ssl_check_hostname": True,
@@ -163,34 +165,6 @@ def _maker(config: SharedConfig) -> Callable[[], Connection]:
         "ssl_password": "",
     }
     return lambda: SSLConnection(**options)
-
-
-def _check(tls: TlsConfig) -> None:
-    """Only to find out whether the files can be used: the library makes its own context of them."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        if tls.ca is not None:
-            context.load_verify_locations(tls.ca)
-    except OSError as error:
-        raise ConfigError(
-            f"admission.shared.tls.ca: {str(tls.ca)!r} cannot be used: {_reason(error)}; it must be a PEM file with "
-            "the certificates of authorities",
-            cause=error,
-        ) from error
-    try:
-        if tls.cert is not None and tls.key is not None:
-            context.load_cert_chain(tls.cert, tls.key, password="")
-    except OSError as error:
-        raise ConfigError(
-            f"admission.shared.tls: cert {str(tls.cert)!r} and key {str(tls.key)!r} cannot be used: {_reason(error)}; "
-            "both must be PEM files that belong together, the key without a passphrase",
-            cause=error,
-        ) from error
-
-
-def _reason(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return reason or str(error)
 
 
 def _explain(config: SharedConfig, error: Exception) -> CannotConnect:

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
+from dynamo_core.certificates import client_context
 from dynamo_core.directory.lines import Lines
 from dynamo_core.directory.patience import Refused
-from dynamo_core.directory.tls import TlsConfig, client_context
+from dynamo_core.directory.tls import TlsConfig
 from dynamo_core.errors import CannotConnect
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
@@ -221,7 +222,7 @@ def tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
     """
     if not any(endpoint.startswith("https:") for endpoint in config.endpoints):
         return None
-    return client_context(config.tls or TlsConfig())
+    return client_context(config.tls or TlsConfig(), "discovery.tls")
 
 
 def _authorization(token: str | None) -> dict[str, str]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_core.directory.tls import TlsConfig, client_context
+from dynamo_core.certificates import client_context
+from dynamo_core.directory.tls import TlsConfig
 from dynamo_core.errors import ConfigError
 
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
@@ -123,7 +124,7 @@ def _tls(config: KubernetesConfig, account: Path | None) -> ssl.SSLContext:
     tls = config.tls or TlsConfig()
     if tls.ca is None and account is not None:
         tls = tls.model_copy(update={"ca": account / "ca.crt"})
-    return client_context(tls)
+    return client_context(tls, "discovery.tls")
 
 
 def _namespace(account: Path | None) -> str:

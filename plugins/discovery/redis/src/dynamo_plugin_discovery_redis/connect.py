@@ -5,8 +5,9 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
+from dynamo_core.certificates import client_context
 from dynamo_core.directory.patience import Refused
-from dynamo_core.directory.tls import TlsConfig, client_context
+from dynamo_core.directory.tls import TlsConfig
 from dynamo_core.errors import CannotConnect, ConfigError
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -44,7 +45,7 @@ def options(config: RedisConfig) -> dict[str, Any]:
     if config.wants_tls:
         tls = config.tls or TlsConfig()
         # Only to find out whether the files can be used: the library makes its own.
-        client_context(tls)
+        client_context(tls, "discovery.tls")
         found |= {
             "ssl": True,
             "ssl_cert_reqs": "required",

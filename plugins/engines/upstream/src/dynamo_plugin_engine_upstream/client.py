@@ -20,7 +20,8 @@ from aiohttp import (
     TCPConnector,
 )
 from dynamo_core import BackendError
-from dynamo_core.errors import ConfigError, DynamoError
+from dynamo_core.certificates import client_context
+from dynamo_core.errors import DynamoError
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_engine_upstream.config import TlsConfig, UpstreamConfig
@@ -298,26 +299,4 @@ def tls_context(config: UpstreamConfig) -> ssl.SSLContext | None:
     """
     if not config.url.startswith("https:"):
         return None
-    tls = config.tls or TlsConfig()
-    context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        if tls.ca is not None:
-            context.load_verify_locations(tls.ca)
-    except OSError as error:
-        raise ConfigError(
-            f"engine.tls.ca: {str(tls.ca)!r} cannot be used: {error.strerror or error}; it must be a PEM file with "
-            "the certificates of authorities",
-            cause=error,
-        ) from error
-    try:
-        if tls.cert is not None and tls.key is not None:
-            # Without a passphrase here, an encrypted key would ask on the terminal and wait for ever.
-            context.load_cert_chain(tls.cert, tls.key, password="")
-    except OSError as error:
-        raise ConfigError(
-            f"engine.tls: cert {str(tls.cert)!r} and key {str(tls.key)!r} cannot be used: {error.strerror or error}; "
-            "both must be PEM files that belong together, the key without a passphrase",
-            cause=error,
-        ) from error
-    return context
+    return client_context(config.tls or TlsConfig(), "engine.tls")

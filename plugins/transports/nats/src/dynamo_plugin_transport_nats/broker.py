@@ -92,6 +92,8 @@ class _NatsSession(Session):
         self._config = config
         self._login = login
         self._dropped = dropped
+        #: The deadlines of those who wait for an answer.
+        self._waits: set[asyncio.Timeout] = set()
         #: All that was ever subscribed over it.
         self._subscriptions: list[Subscription] = []
 
@@ -105,7 +107,7 @@ class _NatsSession(Session):
 
     async def connect(self) -> None:
         async def closed() -> None:
-            self.gone.set()
+            self._broken()
 
         options, check = self._login.attempt()
         await self.client.connect(
@@ -133,7 +135,7 @@ class _NatsSession(Session):
             return
         self.reasons = [*self.reasons[-9:], error]
         if isinstance(error, (OSError, nats.errors.StaleConnectionError)):
-            self.gone.set()
+            self._broken()
 
     def explain(self, error: Exception) -> DynamoError:
         if isinstance(error, NotEncrypted):
@@ -183,9 +185,28 @@ class _NatsSession(Session):
             await subscription.unsubscribe()
 
     async def settle(self) -> None:
-        # The library writes a ping at once, but subscriptions in a later turn: only the second ping comes after them.
-        await self.client.flush()
-        await self.client.flush()
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                # The library writes a ping at once, but subscriptions in a later turn: only the second ping comes after
+                # them.
+                await self.client.flush()
+                await self.client.flush()
+        except TimeoutError:
+            if not self.gone.is_set():
+                raise
+        finally:
+            self._waits.discard(wait)
+        # Then the library may also have done without an answer.
+        if not self.alive:
+            raise nats.errors.ConnectionClosedError
+
+    def _broken(self) -> None:
+        self.gone.set()
+        # The library would go on waiting for answers that will not come.
+        for wait in self._waits:
+            wait.reschedule(0.0)
+        self._waits.clear()
 
     async def write(self, letters: list[Letter]) -> None:
         publish = self.client.publish

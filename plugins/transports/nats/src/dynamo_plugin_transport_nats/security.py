@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dynamo_core.certificates import load_authorities, load_own
 from dynamo_core.errors import ConfigError
 from pydantic import SecretStr
 
@@ -108,29 +109,9 @@ def _context(tls: TlsConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.cert is not None and tls.key is not None:
-        try:
-            # A password that is never right: without one, an encrypted key would ask on the terminal and wait for ever.
-            context.load_cert_chain(tls.cert, tls.key, password="")
-        except OSError as error:
-            raise ConfigError(
-                f"transport.tls: cert {str(tls.cert)!r} and key {str(tls.key)!r} cannot be used: {_reason(error)}; "
-                "both must be PEM files that belong together, the key without a passphrase",
-                cause=error,
-            ) from error
+        load_own(context, tls.cert, tls.key, "transport.tls")
     if tls.ca is None:
         context.load_default_certs()
-        return context
-    try:
-        context.load_verify_locations(tls.ca)
-    except OSError as error:
-        raise ConfigError(
-            f"transport.tls.ca: {str(tls.ca)!r} cannot be used: {_reason(error)}; it must be a PEM file with the "
-            "certificates of authorities",
-            cause=error,
-        ) from error
+    else:
+        load_authorities(context, tls.ca, "transport.tls.ca")
     return context
-
-
-def _reason(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return reason or str(error)

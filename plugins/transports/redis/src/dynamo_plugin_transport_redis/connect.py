@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from dynamo_core.certificates import client_context
 from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
@@ -45,7 +46,8 @@ def maker(config: RedisConfig) -> Callable[[], Connection]:
     if not config.wants_tls:
         return lambda: Connection(**options)
     tls = config.tls or TlsConfig()
-    _check(tls)
+    # Only to find out whether the files can be used: the library makes its own.
+    client_context(tls, "transport.tls")
     options |= {
         "ssl_cert_reqs": "required",
         "ssl_check_hostname": True,
@@ -87,30 +89,3 @@ def explain(config: RedisConfig, error: Exception) -> DynamoError:
     if isinstance(error, TimeoutError) and not str(error):
         text = f"no connection within {config.connect_timeout} s"
     return CannotConnect(f"{where} cannot be reached: {text}", cause=error)
-
-
-def _check(tls: TlsConfig) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        if tls.ca is not None:
-            context.load_verify_locations(tls.ca)
-    except OSError as error:
-        raise ConfigError(
-            f"transport.tls.ca: {str(tls.ca)!r} cannot be used: {_reason(error)}; it must be a PEM file with the "
-            "certificates of authorities",
-            cause=error,
-        ) from error
-    try:
-        if tls.cert is not None and tls.key is not None:
-            context.load_cert_chain(tls.cert, tls.key, password="")
-    except OSError as error:
-        raise ConfigError(
-            f"transport.tls: cert {str(tls.cert)!r} and key {str(tls.key)!r} cannot be used: {_reason(error)}; both "
-            "must be PEM files that belong together, the key without a passphrase",
-            cause=error,
-        ) from error
-
-
-def _reason(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return reason or str(error)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hmac
 import ssl
-from pathlib import Path
 
-from dynamo_core.errors import ConfigError
+from dynamo_core.certificates import load_authorities, load_own
 
 from dynamo_plugin_transport_tcp.config import TlsConfig
 
@@ -41,9 +40,9 @@ def listening_context(tls: TlsConfig) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    _load_own(context, tls)
+    load_own(context, tls.cert, tls.key, "transport.tls")
     if tls.client_ca is not None:
-        _load_authorities(context, tls.client_ca, "client_ca")
+        load_authorities(context, tls.client_ca, "transport.tls.client_ca")
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -56,37 +55,9 @@ def calling_context(tls: TlsConfig) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    _load_own(context, tls)
+    load_own(context, tls.cert, tls.key, "transport.tls")
     if tls.ca is None:
         context.load_default_certs()
     else:
-        _load_authorities(context, tls.ca, "ca")
+        load_authorities(context, tls.ca, "transport.tls.ca")
     return context
-
-
-def _load_own(context: ssl.SSLContext, tls: TlsConfig) -> None:
-    try:
-        # A password that is never right: without one, an encrypted key would ask on the terminal and wait for ever.
-        context.load_cert_chain(tls.cert, tls.key, password="")
-    except OSError as error:
-        raise ConfigError(
-            f"transport.tls: cert {str(tls.cert)!r} and key {str(tls.key)!r} cannot be used: {_reason(error)}; both "
-            "must be PEM files that belong together, the key without a passphrase",
-            cause=error,
-        ) from error
-
-
-def _load_authorities(context: ssl.SSLContext, path: Path, key: str) -> None:
-    try:
-        context.load_verify_locations(path)
-    except OSError as error:
-        raise ConfigError(
-            f"transport.tls.{key}: {str(path)!r} cannot be used: {_reason(error)}; it must be a PEM file with the "
-            "certificates of authorities",
-            cause=error,
-        ) from error
-
-
-def _reason(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return reason or str(error)

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
+from dynamo_core.testing.ports import free_port
 
-from benchmarks.children import ChildFailed, Children, accepts, free_port
+from benchmarks.children import ChildFailed, Children, accepts
 from benchmarks.http1 import BadResponse, Endpoint, fetch
 
 ASK_DEADLINE: Final = 5.0

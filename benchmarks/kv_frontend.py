@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from dynamo_core.testing.ports import free_port
 from dynamo_core.testing.tiny_model import make_tokenizer_folder
 
-from benchmarks.children import ChildFailed, Children, answers_ready, free_port, parts_of
+from benchmarks.children import ChildFailed, Children, answers_ready, parts_of
 from benchmarks.http1 import Connection, Endpoint
 from benchmarks.loops import run
 from benchmarks.meters import ProcessMeter

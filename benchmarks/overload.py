@@ -16,8 +16,9 @@ from typing import Final
 
 import msgspec
 from dynamo_core.http.auth import hash_of, new_key
+from dynamo_core.testing.ports import free_port
 
-from benchmarks.children import ChildFailed, Children, answers_ready, free_port, parts_of
+from benchmarks.children import ChildFailed, Children, answers_ready, parts_of
 from benchmarks.http1 import BadResponse, Connection, Endpoint, fetch
 from benchmarks.loops import run
 from benchmarks.meters import ProcessMeter

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from dynamo_core.testing.ports import free_port
 from dynamo_plugin_router_slot_tracker.bodies import Addition, Projection, Registration, RequestKey
 from dynamo_plugin_router_slot_tracker.registry import Registry
 
-from benchmarks.children import ChildFailed, Children, accepts, free_port
+from benchmarks.children import ChildFailed, Children, accepts
 from benchmarks.http1 import BadResponse, Connection, Endpoint, fetch
 from benchmarks.loops import LOOP_NAME, run
 from benchmarks.meters import cpu_seconds

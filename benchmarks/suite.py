@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dynamo_core.testing.ports import free_port
 from dynamo_core.testing.tiny_model import make_tokenizer_folder
 
-from benchmarks.children import ChildFailed, Children, accepts, answers_ready, free_port, parts_of, pin
+from benchmarks.children import ChildFailed, Children, accepts, answers_ready, parts_of, pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
 from benchmarks.loops import run

@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from dynamo_core.testing.ports import free_port
 from dynamo_core.testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.brokers import BROKERS, Broker, ServerMissing
-from benchmarks.children import ChildFailed, Children, answers_ready, free_port, parts_of, pin
+from benchmarks.children import ChildFailed, Children, answers_ready, parts_of, pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Measured, Target, measure
 from benchmarks.loops import run

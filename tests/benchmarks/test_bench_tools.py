@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dynamo_core.testing.ports import free_port
 from dynamo_core.testing.tiny_model import make_tokenizer_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from benchmarks.children import ChildFailed, Children, accepts, free_port, parts_of
+from benchmarks.children import ChildFailed, Children, accepts, parts_of
 from benchmarks.http1 import BadResponse, Connection, Endpoint, EventCounter, ResponseParser
 from benchmarks.load import Measured, Target, measure
 from benchmarks.meters import MetricsMeter, ProcessMeter, Usage, cpu_seconds

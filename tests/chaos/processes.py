@@ -18,9 +18,10 @@ from typing import Any, Self
 
 import aiohttp
 from dynamo_core.testing.faults import FaultPlan, FaultProxy, Raw
+from dynamo_core.testing.ports import free_port
 
 from tests.chaos.wire import BrokerRequests, Requests, TcpRequests
-from tests.e2e.brokers import Servers, free_port
+from tests.e2e.brokers import Servers
 
 START_DEADLINE = 20.0
 STOP_DEADLINE = 15.0

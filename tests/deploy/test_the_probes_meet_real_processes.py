@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,20 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 
 STAND_IN = REPOSITORY / "plugins" / "discovery" / "kubernetes" / "tests" / "kubernetes_stand_in.py"
 
 Objects = list[dict[str, Any]]
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 def status(url: str) -> int:
@@ -126,7 +118,8 @@ def pods(objects: Objects, api: Any, tmp_path: Path) -> Iterator[Callable[[str],
     [text] = [found["data"]["dynamo.yaml"] for found in objects if found["kind"] == "ConfigMap"]
     config = tmp_path / "dynamo.yaml"
     config.write_text(text)
-    public, admin, worker = _free_ports(3)
+    public = free_port(3)
+    admin, worker = public + 1, public + 2
     environment = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")} | {
         "POD_IP": "127.0.0.1",
         "TRANSPORT_SECRET": "0123456789abcdef",

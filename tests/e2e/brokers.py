@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import shutil
 import socket
 import subprocess
@@ -16,32 +15,13 @@ from typing import Any, NoReturn, Self
 
 import pytest
 import redis
+from dynamo_core.testing.ports import free_port
 
 #: Seconds that a server may take to start.
 STARTS = 15.0
 
 #: The profiles of `examples/profiles/dynamo.yaml`. The one without processes is last.
 PROFILES = ("tcp-file", "tcp-redis", "nats-etcd", "redis-redis", "inproc")
-
-
-#: Ports that are given to no outgoing connection, so that nobody takes one before it is listened to, or is again.
-FIXED_PORTS = range(20_000, 32_000)
-
-
-def free_port(row: int = 1) -> int:
-    """A port to which something can be bound, or the first of so many in a row."""
-    while True:
-        first = random.choice(FIXED_PORTS[:-row])
-        if all(_free(port) for port in range(first, first + row)):
-            return first
-
-
-def _free(port: int) -> bool:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def program(*names: str, package: str) -> str:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 from tests.e2e.asking import PATH, Stream, answer, ask, chat
-from tests.e2e.brokers import PROFILES, Servers, free_port
+from tests.e2e.brokers import PROFILES, Servers
 
 CONFIG = (Path(__file__).parents[2] / "examples" / "profiles" / "dynamo.yaml").read_text()
 

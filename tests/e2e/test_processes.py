@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 CONFIG = """
 workers:
@@ -271,9 +272,7 @@ def test_a_taken_port_is_told_before_any_process_starts(tmp_path: Path, serve: A
 
 
 def test_a_worker_process_tells_its_own_health_and_metrics(serve: Any, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = [
         "--profile",
         "processes",
@@ -393,9 +392,7 @@ def test_a_worker_that_dies_of_an_unnamed_signal_is_started_again(processes: Any
 def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config(tmp_path, itl=0.1))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [
             *[sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--profile", "processes"],

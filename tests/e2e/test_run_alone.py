@@ -7,7 +7,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 START_DEADLINE = 20.0
 STOP_DEADLINE = 15.0
@@ -237,9 +237,7 @@ def test_what_an_engine_lets_slip_is_in_its_log_and_not_in_the_answer(frontend: 
 
 
 def test_the_labels_of_a_worker_are_on_its_metrics(alone: Start) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     engine = alone(script=parrot(), DYN_SYSTEM_PORT=str(port))
     engine.until("serving parrot")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 CONFIG = """
 frontend: {processes: 2}
@@ -254,23 +255,10 @@ def test_a_second_server_on_the_port_is_refused_even_if_it_would_share(frontends
         assert "Traceback" not in done.stderr
 
 
-def two_free_ports() -> int:
-    """The first of two in a row, from below those that the system gives to connections."""
-    for port in range(20000 + os.getpid() % 10000, 32000, 2):
-        with socket.socket() as one, socket.socket() as two:
-            try:
-                one.bind(("127.0.0.1", port))
-                two.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    pytest.fail("no two ports in a row are free")
-
-
 def test_a_container_of_frontends_runs_several_and_ends_in_order(
     frontends: Frontends, serve: Any, tmp_path: Path
 ) -> None:
-    admin = two_free_ports()
+    admin = free_port(2)
     server = serve(CONFIG % frontends.folder, "--set", f"admin.port={admin}", command="frontend")
     more = Frontends(server, frontends.folder, peers=3)
 

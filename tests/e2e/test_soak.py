@@ -12,7 +12,6 @@ import os
 import random
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 REQUESTS = 20_000
 CLIENTS = 64
@@ -144,9 +144,7 @@ class Worker:
     """The worker's process."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         script = folder / "soaked.py"
         script.write_text(ENGINE)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -170,9 +171,7 @@ def processes_of_session(session: int) -> list[int]:
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="`make` has not set up this tree")
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc")
 def test_ctrl_c_leaves_nothing_behind_also_when_make_runs_it_in_a_shell() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "MAKE", "MFLAGS", "ARGS"))}
     process = subprocess.Popen(
         ["bash", "-c", "make serve; true"],

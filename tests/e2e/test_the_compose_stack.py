@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dynamo_core.testing.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 STACK = REPOSITORY / "examples" / "mocker"
@@ -47,7 +47,7 @@ class Stack:
         self.folder = folder
         (folder / "lib").mkdir(mode=0o700)
         (folder / "etc").mkdir()
-        ports = {port: str(_free_port()) for port in ("4222", "8222", "2379")}
+        ports = {port: str(free_port()) for port in ("4222", "8222", "2379")}
         self._moves = {
             "/etc/dynamo": str(folder / "etc"),
             "/var/lib/dynamo": str(folder / "lib"),
@@ -85,12 +85,6 @@ class Stack:
         program, *arguments = [str(word) for word in [*entrypoint, *own["command"]]]
         programs = {"python": [sys.executable], "dynamo": [sys.executable, "-m", "dynamo_core.cli.main"]}
         return [*programs.get(program, [program]), *arguments]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class Processes:

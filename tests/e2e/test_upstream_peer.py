@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.testing.ports import free_port
 from dynamo_core.testing.tiny_model import make_tokenizer_folder
 
 #: An interpreter that has `llama-cpp-python[server]` and `gguf`.
@@ -41,9 +41,7 @@ class Peer:
     """The server's process."""
 
     def __init__(self, model: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         options = ["--model", str(model), "--model_alias", "its-own-name", "--n_ctx", "1024", "--n_threads", "1"]
         self.process = subprocess.Popen(

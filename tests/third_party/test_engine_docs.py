@@ -6,7 +6,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "write-an-engine.md").read_text()
 
@@ -95,9 +95,7 @@ class Reader:
         command = f"#!{self._bin}/python\nfrom dynamo_core.cli.main import main\nmain()\n"
         (self._bin / "dynamo").write_text(command)
         (self._bin / "dynamo").chmod(0o755)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
         self._environment = kept | {
             "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",

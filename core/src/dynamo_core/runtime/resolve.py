@@ -204,7 +204,8 @@ def _check_workers(loaded: LoadedSettings, resolved: Resolved) -> None:
             if fault is not None:
                 raise ConfigError(
                     f"{_place(loaded, f'workers.{name}.model.path')}: {worker.model.path} {fault}; set it to a folder "
-                    f"that holds {TOKENIZER}, or leave it out to use the byte tokenizer"
+                    f"that holds {TOKENIZER}, or leave it out if the engine needs no model "
+                    "files: bytes are the tokens then"
                 )
 
 

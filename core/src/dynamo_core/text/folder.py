@@ -41,7 +41,7 @@ def load_folder(path: str | Path) -> dict[str, bytes]:
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ConfigError(
             f"model folder {folder} {what}; set model.path to a folder that holds {TOKENIZER}, "
-            "or leave it out to use the byte tokenizer"
+            "or leave it out if the engine needs no model files: bytes are the tokens then"
         )
     files: dict[str, bytes] = {}
     for name in FILE_NAMES:
@@ -51,7 +51,8 @@ def load_folder(path: str | Path) -> dict[str, bytes]:
     if TOKENIZER not in files:
         raise ConfigError(
             f"model folder {folder} has no {TOKENIZER}; export the model's fast tokenizer into it "
-            "(save_pretrained writes the file), or leave model.path out to use the byte tokenizer"
+            "(save_pretrained writes the file), or leave model.path out if the engine needs no model files: "
+            "bytes are the tokens then"
         )
     return files
 

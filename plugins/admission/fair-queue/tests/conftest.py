@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import socket
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from dynamo_core.testing.ports import free_port
 
 DEADLINE = 15.0
 
@@ -24,7 +24,7 @@ class Server:
     """A redis-server. Without arguments it has no password and no TLS."""
 
     def __init__(self, binary: str, folder: Path, *arguments: str, tls: bool = False) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.tls = tls
         ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
         self._command = [
@@ -68,16 +68,6 @@ class Server:
             self.process.kill()
             self.process.wait(DEADLINE)
             self.process = None
-
-
-def _free_port() -> int:
-    while True:
-        port = random.choice(_PORTS)
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return port
 
 
 @pytest.fixture(scope="session")

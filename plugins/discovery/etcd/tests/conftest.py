@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 
@@ -42,7 +42,7 @@ class Etcd:
         self._context = None if tls_ca is None else ssl.create_default_context(cafile=str(tls_ca))
         if self._context is not None and tls_client is not None:
             self._context.load_cert_chain(*tls_client)
-        client, peer = ports or _free_ports(2)
+        client, peer = ports or _ports(2)
         self.url = f"{'http' if tls_ca is None else 'https'}://127.0.0.1:{client}"
         peer_url = f"http://127.0.0.1:{peer}"
         cluster = ",".join(f"m{port}=http://127.0.0.1:{port}" for port in members or (peer,))
@@ -112,13 +112,9 @@ class Etcd:
             return False
 
 
-def _free_ports(count: int) -> list[int]:
-    # All at once, so that they differ.
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
+def _ports(count: int) -> list[int]:
+    first = free_port(count)
+    return list(range(first, first + count))
 
 
 @pytest.fixture(scope="session")
@@ -160,7 +156,7 @@ def etcd(make_etcd: MakeEtcd) -> Etcd:
 @pytest.fixture
 def cluster(etcd_binary: str, tmp_path: Path) -> Iterator[list[Etcd]]:
     """Three members: one may be lost."""
-    ports = _free_ports(6)
+    ports = _ports(6)
     made: list[Etcd] = []
     for number in range(3):
         folder = tmp_path / f"member{number}"

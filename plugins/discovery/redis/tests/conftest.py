@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
 
@@ -24,7 +25,7 @@ class Server:
     """A redis-server. Without arguments it has no password and no TLS."""
 
     def __init__(self, binary: str, folder: Path, *arguments: str, tls: bool = False) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.tls = tls
         ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
         self._command = [
@@ -68,13 +69,6 @@ class Server:
             self.process.kill()
             self.process.wait(DEADLINE)
             self.process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

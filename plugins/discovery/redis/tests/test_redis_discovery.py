@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 import redis
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from pydantic import ValidationError
 
@@ -235,9 +235,7 @@ async def test_what_was_there_before_a_process_started_is_in_its_first_view(make
 
 
 async def test_a_server_that_is_not_there_is_waited_for_and_then_named(make: Any) -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     discovery = make(url=f"redis://127.0.0.1:{port}", start_timeout=0.2)
 
     with pytest.raises(CannotConnect, match=rf"discovery\.url: Redis at 127\.0\.0\.1:{port} does not serve"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -16,6 +15,7 @@ from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode
 from dynamo_core.errors import ConfigError, WorkerOverloaded
 from dynamo_core.testing import EngineConformance, EngineFactory
+from dynamo_core.testing.ports import free_port
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.engine import UpstreamEngine
 
@@ -79,9 +79,7 @@ async def test_a_starting_worker_waits_for_a_server_that_is_not_up_yet(peer: Any
 
 
 async def test_without_a_server_the_start_fails(start: Any) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
 
     with pytest.raises(BackendError.EngineShutdown, match="cannot be reached"):
         await start(url)

@@ -23,16 +23,11 @@ from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.testing.faults import FaultProxy, Frame, Passing, Raw
+from dynamo_core.testing.ports import free_port
 from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
 
 WAIT = 10.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 class NatsServer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -15,6 +14,7 @@ from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.contracts.events import Publisher
 from dynamo_core.protocol.records import EventSource
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp import events as plane
 from dynamo_plugin_transport_tcp.address import Address, split_host_port
@@ -49,8 +49,7 @@ async def heard(events: Events, publisher: Publisher, word: bytes) -> tuple[int,
 
 async def through(wire: Any, make: Make, **options: Any) -> TcpTransport:
     """A transport whose listener is reached through the wire."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        bind = f"127.0.0.1:{free.getsockname()[1]}"
+    bind = f"127.0.0.1:{free_port()}"
     transport = make(bind=bind, advertise=f"127.0.0.1:{wire.port}", **options)
     await transport.events().publisher("unused", await MemoryDiscovery(PluginConfig(), Metrics()).lease())
     host, port = split_host_port(bind)

@@ -108,7 +108,7 @@ class House:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Returns once the condition holds, looked at after every change of the models."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while not condition():
                 await self.models.changed()
 

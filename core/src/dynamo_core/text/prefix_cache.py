@@ -201,7 +201,8 @@ class TokenCache:
 
     def keep(self, owner: int, text: str, ids: list[int]) -> None:
         """Remembers a text whose pieces were all known."""
-        self._memory.put(owner, text, self._numbers.share(ids), shared=True)
+        # The numbers are those of the pieces already.
+        self._memory.put(owner, text, tuple(ids), shared=True)
 
     def encode_pieces(self, owner: int, pieces: list[str], add_special_tokens: bool) -> dict[str, tuple[int, ...]]:
         """Encodes pieces and remembers them."""

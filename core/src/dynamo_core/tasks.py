@@ -11,6 +11,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+#: Seconds after which a task that was cancelled and goes on is cancelled again. Cleaning up should take less.
+AGAIN = 10.0
+
 
 class TaskSet:
     """Keeps tasks, reports the ones that fail, and ends them all in `aclose`."""
@@ -43,10 +46,16 @@ class TaskSet:
         return not pending
 
     async def aclose(self) -> None:
-        """Cancels all tasks and returns when each has ended. A task may close the set it runs in."""
+        """Cancels all tasks and returns when each has ended. A task may close the set it runs in.
+
+        One that goes on is cancelled again: up to Python 3.11 `asyncio.wait_for`, which libraries use, forgets that it
+        was cancelled if what it waits for ends in the same moment.
+        """
         current = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not current]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        tasks = {task for task in self._tasks if task is not current}
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=AGAIN)
+            for task in tasks:
+                log.warning("task %s goes on %s s after it was cancelled; cancelling it again", task.get_name(), AGAIN)

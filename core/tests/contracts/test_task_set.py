@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from dynamo_core import tasks as module
 from dynamo_core.tasks import TaskSet
 
 DEADLINE = 10.0
@@ -101,3 +102,27 @@ async def test_a_task_may_close_the_set_it_runs_in() -> None:
 
     assert await asyncio.wait_for(task, DEADLINE) == "survived"
     assert other.cancelled()
+
+
+async def test_a_task_that_swallows_its_cancelling_is_cancelled_again_and_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN", 0.01)
+    tasks = TaskSet()
+    swallowed = asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            swallowed.set()
+        await asyncio.Event().wait()
+
+    task = tasks.spawn(stubborn(), name="stubborn")
+    await asyncio.sleep(0)
+
+    await asyncio.wait_for(tasks.aclose(), DEADLINE)
+
+    assert swallowed.is_set()
+    assert task.cancelled()
+    assert "task stubborn goes on" in caplog.text

@@ -32,6 +32,10 @@ class Office:
         self.letters: list[Letter] = []
         self.kept: list[Letter] = []
         self.open = True
+        #: How attempts to connect go, if not at once.
+        self.door: Callable[[], Awaitable[None]] | None = None
+        #: Connections that were closed.
+        self.closed = 0
 
     def take(self, letter: Letter) -> None:
         self.letters.append(letter)
@@ -68,6 +72,8 @@ class OfficeSession(Session):
         return 1024 * 1024
 
     async def connect(self) -> None:
+        if self.office.door is not None:
+            await self.office.door()
         if not self.office.open:
             raise ConnectionRefusedError("the office is closed")
 
@@ -94,6 +100,7 @@ class OfficeSession(Session):
         await asyncio.sleep(0)
 
     async def aclose(self) -> None:
+        self.office.closed += 1
         for listening in list(self.mine):
             await self.detach(listening)
 

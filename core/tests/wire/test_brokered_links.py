@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from dynamo_core import tasks
 from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
@@ -56,6 +57,33 @@ def piece(letter: Letter) -> Piece:
 
 
 # How much is under way.
+
+
+@pytest.mark.parametrize("outcome", [OSError("refused"), None], ids=["badly", "well"])
+async def test_closing_ends_an_attempt_to_reconnect_that_ends_in_the_same_moment(
+    office: Any, make_transport: Any, outcome: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that it is not a second cancelling that ends it.
+    monkeypatch.setattr(tasks, "AGAIN", 10 * WAIT)
+    transport = await make_transport()
+    knocking = asyncio.Event()
+
+    async def door() -> None:
+        knocking.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            # As `asyncio.wait_for` up to Python 3.11: the cancelling is forgotten.
+            if outcome is not None:
+                raise outcome from None
+
+    office.door = door
+    transport.break_connection()
+    await asyncio.wait_for(knocking.wait(), WAIT)
+
+    await asyncio.wait_for(transport.aclose(), WAIT)
+
+    assert office.closed == 2, "the connection that broke and the new one are both closed"
 
 
 async def test_a_large_message_is_no_faster_than_its_reader(office: Any, make_transport: Any, recorder: Any) -> None:

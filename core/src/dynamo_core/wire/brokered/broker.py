@@ -389,9 +389,16 @@ class Broker(ABC):
             # Also before the first attempt: a thousand processes have lost the same server in the same moment.
             await asyncio.sleep(varied(pause))
             try:
-                return await self._connect()
+                session = await self._connect()
             except DynamoError as error:
                 log.warning("%s cannot be reached: %s", self.SERVER, error)
+            else:
+                if not self._closed:
+                    return session
+                await session.aclose()
+            if self._closed:
+                # A library may swallow the cancelling of an attempt that ends in the same moment, well or badly.
+                raise asyncio.CancelledError
             pause = min(2 * pause, self._config.reconnect_wait)
 
     async def _write(self, session: Session) -> None:

@@ -11,8 +11,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a task that was cancelled and goes on is cancelled again. Cleaning up should take less.
-AGAIN = 10.0
+#: Seconds after which a task that was cancelled and goes on is cancelled again: longer than anybody takes to clean up,
+#: as an engine may that is stopped.
+AGAIN = 60.0
 
 
 class TaskSet:

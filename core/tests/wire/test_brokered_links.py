@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core import tasks
 from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
@@ -61,10 +60,8 @@ def piece(letter: Letter) -> Piece:
 
 @pytest.mark.parametrize("outcome", [OSError("refused"), None], ids=["badly", "well"])
 async def test_closing_ends_an_attempt_to_reconnect_that_ends_in_the_same_moment(
-    office: Any, make_transport: Any, outcome: Exception | None, monkeypatch: pytest.MonkeyPatch
+    office: Any, make_transport: Any, outcome: Exception | None
 ) -> None:
-    # So that it is not a second cancelling that ends it.
-    monkeypatch.setattr(tasks, "AGAIN", 10 * WAIT)
     transport = await make_transport()
     knocking = asyncio.Event()
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.admission import Admission, Permit, Principal
     from dynamo_core.contracts.bridge import EngineLike
     from dynamo_core.contracts.call import Endpoint, Handler, ServedContext, Sink, Source
-    from dynamo_core.contracts.config import PluginConfig
+    from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
     from dynamo_core.contracts.context import EngineContext, GenerateContext
     from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
     from dynamo_core.contracts.engine import (
@@ -79,6 +79,7 @@ _HOME = {
     "Sink": "contracts.call",
     "Source": "contracts.call",
     "PluginConfig": "contracts.config",
+    "SettingsMismatch": "contracts.config",
     "EngineContext": "contracts.context",
     "GenerateContext": "contracts.context",
     "Discovery": "contracts.discovery",
@@ -218,6 +219,7 @@ __all__ = [
     "SamplingOptions",
     "Served",
     "ServedContext",
+    "SettingsMismatch",
     "Sink",
     "Source",
     "StopConditions",

@@ -109,6 +109,7 @@ def test_an_unknown_option_is_refused_with_a_hint(dynamo: RunCli, config: Path) 
         (["serve", "--only", "workers.mock", "--replica", "2"], ("workers.mock", 2)),
         (["frontend"], ("frontend", None)),
         (["worker", "mock"], ("workers.mock", None)),
+        (["worker", "mock", "--replica", "1"], ("workers.mock", 1)),
     ],
 )
 def test_a_process_runs_the_part_that_it_is_told_to(

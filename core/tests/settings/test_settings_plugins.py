@@ -95,6 +95,16 @@ def test_a_missing_key_is_blamed_on_whatever_picked_the_plugin() -> None:
     assert str(caught.value) == "flag --request-plane: transport.servers: is missing; transport 'nats' needs it"
 
 
+def test_a_section_whose_plugin_a_profile_picks_is_blamed_on_the_profile(config_file: ConfigFile) -> None:
+    path = config_file("transport: {use: inproc}\nprofiles:\n  far:\n    transport:\n      use: nats\n")
+    loaded = load_settings(path, profile="far", env={})
+
+    with pytest.raises(ConfigError) as caught:
+        loaded.plugin_config("transport", Needy)
+
+    assert str(caught.value) == "profile far (config.yaml:4): transport.servers: is missing; transport 'nats' needs it"
+
+
 def test_a_plugin_without_settings_refuses_every_key() -> None:
     loaded = load_settings(env={"DYN_ROUTER__TEMPERATURE": "1"})
 

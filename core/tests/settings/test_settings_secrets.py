@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings import load_settings, view_settings
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -35,6 +35,8 @@ class Nats(PluginConfig):
     def _together(self) -> Nats:
         if self.port == 0:
             raise ValueError(f"{self!r} does not fit")
+        if self.level == 5:
+            raise SettingsMismatch("`level` and `dsn` do not go together")
         return self
 
 
@@ -139,6 +141,7 @@ def test_the_origin_of_a_secret_given_with_set_does_not_show_it(argument: str) -
             "{dsn: '${env:PW}', port: 0}",
             "config.yaml:1: transport: is not accepted; the reason is not shown because it may hold a secret",
         ),
+        ("{dsn: '${env:PW}', level: 5}", "config.yaml:1: transport: `level` and `dsn` do not go together"),
         ("dsn: a b", "config.yaml:3: transport.dsn: A B has a space"),
     ],
 )

@@ -16,6 +16,9 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 #: Switches on the checks of every stream that an engine yields.
 VALIDATOR = "DYN_STREAM_VALIDATOR"
 
+#: The number of a process among the like.
+REPLICA = click.IntRange(min=0)
+
 
 def serve_options(command: CommandT) -> CommandT:
     """What `serve`, `frontend` and `worker` have in common."""
@@ -45,9 +48,7 @@ def run(ctx: click.Context, *, dev: bool, only: str | None, replica: int | None 
 @click.command()
 @serve_options
 @click.option("--only", metavar="PART", help="Run one part in this process: frontend, or workers.NAME.")
-@click.option(
-    "--replica", type=click.IntRange(min=0), help="With --only: which of several processes of that part this is."
-)
+@click.option("--replica", type=REPLICA, help="With --only: which of several processes of that part this is.")
 @click.pass_context
 def command(ctx: click.Context, /, dev: bool, only: str | None, replica: int | None, **options: Any) -> None:
     """Serve models over HTTP, as one config file says.

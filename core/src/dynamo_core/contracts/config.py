@@ -13,3 +13,11 @@ class PluginConfig(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class SettingsMismatch(ValueError):
+    """Settings that do not go together, raised in a validator of a `PluginConfig`.
+
+    The text may name keys, never values: other than that of any other `ValueError`, it is shown even where a value
+    beside it may be a secret.
+    """

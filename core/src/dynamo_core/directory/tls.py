@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 
 
 class TlsConfig(PluginConfig):
@@ -25,5 +25,5 @@ class TlsConfig(PluginConfig):
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("`cert` and `key` belong together: set both or neither")
+            raise SettingsMismatch("`cert` and `key` belong together: set both or neither")
         return self

@@ -16,7 +16,9 @@ def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
     other plugin. Without a `shape` no section is known and nothing is dropped.
     """
     children = dict(lower.children)
+    origin = upper.origin if lower.origin == DEFAULT else lower.origin
     if shape is not None and shape.is_section and _changes_use(lower, upper, shape):
+        origin = upper.origin
         children = {key: node for key, node in children.items() if key in shape.fields}
     for key, node in upper.children.items():
         inner = shape.child(key) if shape is not None else None
@@ -30,7 +32,7 @@ def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
         below = children.get(key)
         base = below if isinstance(below, Table) else Table(node.origin, text=node.text)
         children[key] = merge(base, node, inner)
-    return Table(upper.origin if lower.origin == DEFAULT else lower.origin, children, lower.text)
+    return Table(origin, children, lower.text)
 
 
 def _changes_use(lower: Table, upper: Table, shape: Shape) -> bool:

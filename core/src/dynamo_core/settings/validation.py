@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from dynamo_core.contracts.config import SettingsMismatch
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.shape import Shape, suggestion
 from dynamo_core.settings.tree import Leaf, Node, Path, Table, place, plain, replace_at
@@ -187,8 +188,8 @@ def _what(error: ErrorDetails, node: Node, key: str) -> str:
         return "has too few entries" if kind == "too_short" else "has too many entries"
     if kind == "string_pattern_mismatch":
         return f"must match {context['pattern']}, got {_shown(node, error)}"
-    # The message may be a plugin's own, and may repeat or transform any value it was given.
-    if any(leaf.hidden for leaf in _leaves(node)):
+    # The message may be a plugin's own, and may repeat or transform any value it was given, unless it is said not to.
+    if not isinstance(context.get("error"), SettingsMismatch) and any(leaf.hidden for leaf in _leaves(node)):
         return "is not accepted; the reason is not shown because it may hold a secret"
     return error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
 

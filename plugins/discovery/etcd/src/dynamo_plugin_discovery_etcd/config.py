@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 from urllib.parse import urlsplit
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_core.directory.times import check_times
 from dynamo_core.directory.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -62,7 +62,7 @@ class EtcdConfig(PluginConfig):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if (self.username is None) != (self.password is None):
-            raise ValueError("`username` and `password` belong together: set both or neither")
+            raise SettingsMismatch("`username` and `password` belong together: set both or neither")
         plain = [endpoint for endpoint in self.endpoints if endpoint.startswith("http:")]
         if self.tls is not None and plain:
             raise ValueError(f"endpoints: {plain[0]!r} is not encrypted, and `tls` is set: write https://")

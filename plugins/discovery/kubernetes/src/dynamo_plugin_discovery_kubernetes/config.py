@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_core.directory.times import check_times
 from dynamo_core.directory.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -88,7 +88,7 @@ class KubernetesConfig(PluginConfig):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.token is not None and self.token_file is not None:
-            raise ValueError("`token` and `token_file` are two ways of saying the same: set one")
+            raise SettingsMismatch("`token` and `token_file` are two ways of saying the same: set one")
         check_times(self.ttl, 2, heartbeat=self.heartbeat)
         check_times(self.ttl, 3, poll=self.poll, timeout=self.timeout)
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 from urllib.parse import urlsplit
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_core.directory.times import check_times
 from dynamo_core.directory.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -61,7 +61,7 @@ class RedisConfig(PluginConfig):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.username is not None and self.password is None:
-            raise ValueError("`username` needs a `password`")
+            raise SettingsMismatch("`username` needs a `password`")
         check_times(self.ttl, 2, heartbeat=self.heartbeat, poll=self.poll, timeout=self.timeout)
         return self
 

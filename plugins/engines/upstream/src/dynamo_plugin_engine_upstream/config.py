@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from dynamo_core import PluginConfig
+from dynamo_core import PluginConfig, SettingsMismatch
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 
@@ -25,7 +25,7 @@ class TlsConfig(PluginConfig):
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("`cert` and `key` belong together: set both or neither")
+            raise SettingsMismatch("`cert` and `key` belong together: set both or neither")
         return self
 
 
@@ -75,7 +75,7 @@ class UpstreamConfig(PluginConfig):
     @model_validator(mode="after")
     def _tls_is_for_https(self) -> Self:
         if self.tls is not None and self.url.startswith("http:"):
-            raise ValueError("url is not encrypted, and `tls` is set: write https://")
+            raise SettingsMismatch("url is not encrypted, and `tls` is set: write https://")
         return self
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from dynamo_core.contracts.config import SettingsMismatch
 from dynamo_core.wire.brokered.settings import BrokeredConfig
 from dynamo_core.wire.brokered.settings import TlsConfig as BrokerTlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -68,11 +69,11 @@ class NatsConfig(BrokeredConfig):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if (self.user is None) != (self.password is None):
-            raise ValueError("`user` and `password` belong together: set both or neither")
+            raise SettingsMismatch("`user` and `password` belong together: set both or neither")
         ways = {"user": self.user, "token": self.token, "nkey": self.nkey, "credentials": self.credentials}
         used = [f"`{name}`" for name, value in ways.items() if value is not None]
         if len(used) > 1:
-            raise ValueError(f"{' and '.join(used)} are different ways to log in: set one of them")
+            raise SettingsMismatch(f"{' and '.join(used)} are different ways to log in: set one of them")
         return self
 
     @property

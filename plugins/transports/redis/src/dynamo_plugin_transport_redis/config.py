@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from dynamo_core.contracts.config import SettingsMismatch
 from dynamo_core.wire.brokered.settings import BrokeredConfig
 from dynamo_core.wire.brokered.settings import TlsConfig as BrokerTlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -60,7 +61,7 @@ class RedisConfig(BrokeredConfig):
     @model_validator(mode="after")
     def _user_has_a_password(self) -> Self:
         if self.username is not None and self.password is None:
-            raise ValueError("`username` needs a `password`")
+            raise SettingsMismatch("`username` needs a `password`")
         return self
 
     @property

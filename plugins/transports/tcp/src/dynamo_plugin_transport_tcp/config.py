@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from dynamo_plugin_transport_tcp.address import is_loopback, split_host_port
@@ -101,7 +101,7 @@ class TcpConfig(PluginConfig):
                 "`tls.client_ca`, or bind to 127.0.0.1, or allow it with `insecure: true`"
             )
         if self.silence < 2 * self.heartbeat:
-            raise ValueError("`silence` must be at least twice `heartbeat`")
+            raise SettingsMismatch("`silence` must be at least twice `heartbeat`")
         return self
 
     @property

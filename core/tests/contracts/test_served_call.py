@@ -24,11 +24,9 @@ class Records:
         self.has_ended = asyncio.Event()
         self.seen = asyncio.Event()
         self.full: asyncio.Future[None] | None = None
-        self.ready: asyncio.Future[None] | None = None
 
-    def accepted(self) -> Awaitable[None] | None:
+    def accepted(self) -> None:
         self.told.append("accepted")
-        return self.ready
 
     def refused(self, error: DynamoError) -> None:
         self.told.append(("refused", type(error), str(error)))
@@ -115,34 +113,6 @@ async def test_an_accepted_call_gives_its_items_and_the_flag(bench: Bench) -> No
 
     assert await bench.end(call) == ["accepted", 1, "note", 2, "complete_final", ("ended", None)]
     assert bench.deferred == 1
-
-
-async def test_items_follow_in_the_turn_of_the_acceptance_unless_the_outlet_asks_to_wait(bench: Bench) -> None:
-    bench.start(handler_of(forever))
-    await asyncio.sleep(0)
-
-    assert bench.outlet.told == ["accepted", 1]
-
-
-async def test_an_outlet_that_asks_to_wait_gets_the_items_after_that(bench: Bench) -> None:
-    bench.outlet.ready = asyncio.get_running_loop().create_future()
-    call = bench.start(handler_of(two_items))
-    assert not await call.wait(0.01)
-    before = list(bench.outlet.told)
-    bench.outlet.ready.set_result(None)
-
-    assert before == ["accepted"]
-    assert await bench.end(call) == ["accepted", 1, "note", 2, "complete_final", ("ended", None)]
-
-
-async def test_a_call_stopped_while_its_outlet_waits_still_ends(bench: Bench, short_grace: None) -> None:
-    bench.outlet.ready = asyncio.get_running_loop().create_future()
-    call = bench.start(handler_of(two_items))
-    await asyncio.sleep(0)
-    call.stop()
-
-    stopped = ("error", Cancelled, "stopped")
-    assert await bench.end(call) == ["accepted", stopped, "complete_final", ("ended", None)]
 
 
 async def test_a_typed_refusal_is_passed_on_and_nothing_follows(bench: Bench) -> None:

@@ -25,8 +25,8 @@ STOP_GRACE = 2.0
 class Outlet(Protocol):
     """Where a served call puts what the handler yields."""
 
-    def accepted(self) -> Awaitable[None] | None:
-        """The handler took the call. None if items may follow at once; else something that returns when they may."""
+    def accepted(self) -> None:
+        """The handler took the call."""
 
     def refused(self, error: DynamoError) -> None:
         """The handler did not take the call. Nothing follows."""
@@ -121,10 +121,8 @@ class ServedCall:
             log.exception("a handler failed to take a call")
             self._outlet.refused(Unknown("the call could not be taken", cause=error))
             return
-        ready = self._outlet.accepted()
+        self._outlet.accepted()
         try:
-            if ready is not None:
-                await ready
             await self._pump(items)
         except asyncio.CancelledError:
             if self._lost or not self._ctx.is_stopped():
@@ -139,6 +137,8 @@ class ServedCall:
 
     async def _pump(self, items: Any) -> None:
         data, event, room = self._outlet.data, self._outlet.event, self._outlet.room
+        # The caller gets to know that it was accepted before anything arrives.
+        await asyncio.sleep(0)
         count = 0
         async with aclosing(items):
             async for item in items:

@@ -114,11 +114,9 @@ class _InprocCall(Source):
 
     # The serving side.
 
-    def accepted(self) -> Awaitable[None]:
+    def accepted(self) -> None:
         if not self.verdict.done():
             self.verdict.set_result(None)
-        # The caller gets to know of it before anything arrives: here nothing would hold that back.
-        return asyncio.sleep(0)
 
     def refused(self, error: DynamoError) -> None:
         self._sink = None

@@ -11,6 +11,7 @@ import pytest
 from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.endpoints import MODEL_FILE
+from dynamo_core.errors import Unavailable
 from dynamo_core.protocol.files import ModelFileChunk, ModelFileRequest
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, ModelFile
 from dynamo_core.testing.tiny_model import make_tokenizer_folder
@@ -45,6 +46,21 @@ async def test_a_model_is_listed_while_at_least_one_worker_serves_it(house: Any)
     await house.until(lambda: house.model().instance_count == 1)
     await second.stop(grace=False)
     await house.until(lambda: not house.models.list())
+
+
+async def test_that_no_worker_has_registered_yet_is_said_only_until_one_has(house: Any) -> None:
+    await house.until(lambda: house.models.synced)
+    with pytest.raises(Unavailable, match="no worker has registered yet"):
+        house.model()
+
+    worker = await house.run(Plain)
+    await worker.stop(grace=False)
+    await house.until(lambda: not house.models.list())
+
+    with pytest.raises(Unavailable, match="no worker serves the model 'm' now"):
+        house.model()
+    with pytest.raises(Unavailable, match="no worker is registered now"):
+        house.model("another")
 
 
 async def test_a_worker_whose_card_differs_from_the_models_is_left_out(

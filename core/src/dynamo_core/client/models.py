@@ -104,6 +104,8 @@ class Models:
         self._expected = set(expected)
         self._models: dict[str, Model] = {}
         self._workers: dict[str, _Worker] = {}
+        #: Whether any worker ever has registered.
+        self._registered = False
         self._loading: dict[str, asyncio.Task[None]] = {}
         #: Roles of models whose routers are being made.
         self._opening: set[tuple[Model, str]] = set()
@@ -134,10 +136,14 @@ class Models:
             return model
         if any(self._of(name, (PREFILL,))):
             raise Unavailable(f"model {name!r} has no decode worker now")
-        if not self._models:
+        if not (self._models or self._registered):
             raise Unavailable("no worker has registered yet")
+        if name in self._loading:
+            raise Unavailable(f"the model {name!r} is being loaded")
         if name in self._expected:
             raise Unavailable(f"no worker serves the model {name!r} now")
+        if not self._models:
+            raise Unavailable("no worker is registered now")
         raise ModelNotFound(f"the model {name!r} does not exist")
 
     def list(self) -> Sequence[Model]:
@@ -221,6 +227,7 @@ class Models:
             instance = _instance_decoder.decode(value)
             _check_proto(instance.proto)
             self._workers.setdefault(path, _Worker()).instance = instance
+            self._registered = True
         else:
             return
         gone.discard(path)

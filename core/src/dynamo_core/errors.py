@@ -16,6 +16,7 @@
     ├── ConnectionTimeout           ... within the deadline
     ├── Disconnected                the connection broke after the request was sent
     ├── ResponseTimeout             the worker is connected but silent
+    ├── DeadlineExceeded            the request has used up the time that it has in all
     ├── StreamIncomplete            the stream ended, or lost items, before it was complete
     ├── EngineShutdown              the engine is not running (any more)
     ├── Unknown                     anything else
@@ -160,6 +161,12 @@ class ResponseTimeout(DynamoError):
     kind = "ResponseTimeout"
 
 
+class DeadlineExceeded(DynamoError):
+    """The request has used up the time that it has in all, whatever the workers did."""
+
+    kind = "DeadlineExceeded"
+
+
 class StreamIncomplete(DynamoError):
     """The stream ended, or lost items, before it was complete."""
 
@@ -258,6 +265,18 @@ BackendError.Cancelled = BackendCancelled
 BackendError.EngineShutdown = BackendEngineShutdown
 BackendError.StreamIncomplete = BackendStreamIncomplete
 BackendError.Unknown = BackendUnknown
+
+
+#: Failures that cost a request its worker, or its engine something that the engine depends on. They are no bug of the
+#: framework, and another try may succeed.
+LOST_WORKER: tuple[type[DynamoError], ...] = (
+    CannotConnect,
+    ConnectionTimeout,
+    Disconnected,
+    EngineShutdown,
+    ResponseTimeout,
+    StreamIncomplete,
+)
 
 
 def _tree(root: type[DynamoError]) -> Iterator[type[DynamoError]]:

@@ -7,6 +7,7 @@ from dynamo_core.errors import (
     BackendError,
     Cancelled,
     ConnectionTimeout,
+    DeadlineExceeded,
     Disconnected,
     DynamoError,
     InvalidArgument,
@@ -95,8 +96,10 @@ def test_overload_is_told_in_the_words_of_the_seed_documents() -> None:
         ),
         (Cancelled("x"), 499, "Request cancelled"),
         (NotSupported("no embeddings here"), 501, "no embeddings here"),
-        (ConnectionTimeout("10.0.0.1:99"), 504, "The worker did not answer in time"),
-        (Disconnected("10.0.0.1:99"), 500, "Internal server error"),
+        (DeadlineExceeded("590 s"), 504, "The model did not answer in time"),
+        (ConnectionTimeout("10.0.0.1:99"), 503, "The worker of this request was lost, please retry"),
+        (Disconnected("10.0.0.1:99"), 503, "The worker of this request was lost, please retry"),
+        (BackendError.Unknown("10.0.0.1:99"), 500, "Internal server error"),
     ],
 )
 def test_errors_become_responses_that_show_public_messages_only(error: DynamoError, status: int, message: str) -> None:

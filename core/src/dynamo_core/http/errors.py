@@ -10,13 +10,13 @@ import msgspec
 from aiohttp import web
 
 from dynamo_core.errors import (
+    LOST_WORKER,
     Cancelled,
-    ConnectionTimeout,
+    DeadlineExceeded,
     DynamoError,
     InvalidArgument,
     ModelNotFound,
     NotSupported,
-    ResponseTimeout,
     ServiceOverloaded,
     Unavailable,
     WorkerOverloaded,
@@ -26,6 +26,8 @@ CLIENT_CLOSED_REQUEST = 499
 
 INTERNAL_MESSAGE = "Internal server error"
 OVERLOADED_MESSAGE = "Service temporarily unavailable"
+LOST_MESSAGE = "The worker of this request was lost, please retry"
+LATE_MESSAGE = "The model did not answer in time"
 
 _TYPES = {
     401: "authentication_error",
@@ -122,6 +124,8 @@ def response_for(error: DynamoError) -> web.Response:
         return error_response(CLIENT_CLOSED_REQUEST, "Request cancelled")
     if isinstance(error, NotSupported):
         return error_response(501, error.message or HTTPStatus.NOT_IMPLEMENTED.phrase)
-    if isinstance(error, (ConnectionTimeout, ResponseTimeout)):
-        return error_response(504, "The worker did not answer in time")
+    if isinstance(error, DeadlineExceeded):
+        return error_response(504, LATE_MESSAGE)
+    if isinstance(error, LOST_WORKER):
+        return error_response(503, LOST_MESSAGE, headers={"Retry-After": "1"})
     return error_response(500, INTERNAL_MESSAGE)

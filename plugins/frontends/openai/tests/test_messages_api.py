@@ -557,7 +557,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_clean_end(se
     assert b"secret" not in last
     assert json.loads(last.split(b"data: ")[1].split(b"\n")[0]) == {
         "type": "error",
-        "error": {"type": "api_error", "message": "Internal server error"},
+        "error": {"type": "overloaded_error", "message": "The worker of this request was lost, please retry"},
     }
     assert (await server.record()).endpoint == "messages"
 

@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 import pytest
-from dynamo_core.errors import BackendError
+from dynamo_core.errors import BackendError, DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput, TopLogprob
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,18 +39,33 @@ async def test_a_unary_chat_answer_has_the_shape_of_the_seed(server: Any, model:
     assert (record.prompt_tokens, record.output_tokens, record.instance_id) == (len(PROMPT), 6, 7)
 
 
-async def test_a_unary_answer_that_breaks_is_an_error_without_details(server: Any, model: Any) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "metric"),
+    [
+        (BackendError.EngineShutdown("path /secret"), 503, "unavailable"),
+        (Disconnected("path /secret"), 503, "unavailable"),
+        (ResponseTimeout("path /secret"), 503, "unavailable"),
+        (DeadlineExceeded("path /secret"), 504, "response_timeout"),
+        (BackendError.Unknown("path /secret"), 500, "internal"),
+    ],
+)
+async def test_a_unary_answer_that_breaks_is_an_error_without_details(
+    server: Any, model: Any, error: DynamoError, status: int, metric: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def script(call: Any) -> None:
         call.say("half")
-        call.fail(BackendError.EngineShutdown("path /secret"))
+        call.fail(error)
 
     model.script = script
 
     reply = await server.chat()
 
-    assert reply.status == 500
-    assert reply.json()["message"] == "Internal server error"
-    assert (await server.record()).error_type == "internal"
+    assert reply.status == status
+    assert b"/secret" not in reply.body
+    assert reply.headers.get("retry-after") == ("1" if status == 503 else None)
+    assert (await server.record()).error_type == metric
+    # That a worker was lost is no bug: one that is, is logged with its place.
+    assert any(record.exc_info for record in caplog.records) is (metric == "internal")
 
 
 async def test_a_stop_string_cuts_a_unary_answer(server: Any, model: Any) -> None:

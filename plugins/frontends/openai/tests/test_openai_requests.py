@@ -9,11 +9,14 @@ from dynamo_core.errors import (
     BackendError,
     Cancelled,
     ConnectionTimeout,
+    DeadlineExceeded,
+    Disconnected,
     DynamoError,
     InvalidArgument,
     NotSupported,
     ResponseTimeout,
     ServiceOverloaded,
+    StreamIncomplete,
     Unavailable,
     Unknown,
     WorkerOverloaded,
@@ -21,6 +24,7 @@ from dynamo_core.errors import (
 from dynamo_plugin_frontend_openai.errors import problem_of
 
 OVERLOADED = "Service temporarily unavailable: All workers are busy, please retry later"
+LOST = "The worker of this request was lost, please retry"
 
 
 @pytest.mark.parametrize(
@@ -33,8 +37,13 @@ OVERLOADED = "Service temporarily unavailable: All workers are busy, please retr
         (WorkerOverloaded("10.0.0.1 is full"), 503, OVERLOADED, "overload"),
         (Cancelled("x"), 499, "Request cancelled", "cancelled"),
         (NotSupported("no"), 501, "no", "not_implemented"),
-        (ResponseTimeout("w7"), 504, "The model did not answer in time", "response_timeout"),
-        (ConnectionTimeout("w7"), 504, "The model did not answer in time", "response_timeout"),
+        (DeadlineExceeded("w7"), 504, "The model did not answer in time", "response_timeout"),
+        (ResponseTimeout("w7"), 503, LOST, "unavailable"),
+        (ConnectionTimeout("w7"), 503, LOST, "unavailable"),
+        (Disconnected("w7"), 503, LOST, "unavailable"),
+        (StreamIncomplete("w7"), 503, LOST, "unavailable"),
+        (BackendError.CannotConnect("10.0.0.1"), 503, LOST, "unavailable"),
+        (BackendError.EngineShutdown("its engine is gone"), 503, LOST, "unavailable"),
         (BackendError.Unknown("stack"), 500, "Internal server error", "internal"),
         (Unknown("stack"), 500, "Internal server error", "internal"),
         (ValueError("stack"), 500, "Internal server error", "internal"),

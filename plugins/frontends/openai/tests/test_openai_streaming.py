@@ -280,12 +280,12 @@ async def test_an_error_in_mid_stream_is_told_and_the_connection_cut(server: Any
     rest = await connection.ended()
 
     assert (b'"content":"b"' in rest) is together
-    assert b'data: {"error":{"message":"Internal server error"' in rest
+    assert b'data: {"error":{"message":"The worker of this request was lost, please retry"' in rest
     assert b"10.0.0.1" not in rest
     assert b"[DONE]" not in rest
     assert not rest.endswith(b"0\r\n\r\n")
     record = await server.record()
-    assert (record.status, record.error_type, record.http_status) == ("error", "internal", 500)
+    assert (record.status, record.error_type, record.http_status) == ("error", "unavailable", 503)
     await asyncio.wait_for(call.released.wait(), 5)
 
 

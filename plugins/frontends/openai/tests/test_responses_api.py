@@ -474,7 +474,8 @@ async def test_a_stream_that_breaks_ends_with_a_failed_response_and_no_clean_end
     failed = found[-1]
     assert failed["type"] == "response.failed"
     assert (failed["response"]["status"], failed["response"]["usage"]) == ("failed", None)
-    assert failed["response"]["error"] == {"code": "server_error", "message": "Internal server error"}
+    lost = "The worker of this request was lost, please retry"
+    assert failed["response"]["error"] == {"code": "server_error", "message": lost}
     assert [item["content"][0]["text"] for item in failed["response"]["output"]] == (["Hel"] if begun else [])
     assert b"secret" not in seen
     assert not seen.endswith(b"0\r\n\r\n")

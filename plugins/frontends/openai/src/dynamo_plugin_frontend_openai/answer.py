@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dynamo_core.errors import DynamoError, StreamIncomplete
+from dynamo_core.errors import BackendError, DynamoError
 
 from dynamo_plugin_frontend_openai.annotations import Timing
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
@@ -118,7 +118,7 @@ class Answer:
         for output in outputs:
             choice = source.choices.get(output.index)
             if choice is None:
-                raise StreamIncomplete(f"the engine answered for choice {output.index}, which nobody asked for")
+                raise BackendError.Unknown(f"the engine answered for choice {output.index}, which was not asked for")
             if choice.finish_reason is None:
                 before = choice.completion_tokens
                 text = choice.feed(output)

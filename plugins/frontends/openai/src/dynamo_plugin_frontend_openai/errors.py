@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 from dynamo_core import errors as core
-from dynamo_core.http.errors import error_body, error_response, error_type
+from dynamo_core.http.errors import LATE_MESSAGE, LOST_MESSAGE, error_body, error_response, error_type
 
 log = logging.getLogger(__name__)
 
@@ -74,16 +74,21 @@ def problem_of(error: BaseException, overload_status: int = 503) -> Problem:
             return Problem(501, error.message, "not_implemented")
         case core.Cancelled():
             return Problem(499, "Request cancelled", "cancelled")
-        case core.ResponseTimeout() | core.ConnectionTimeout() | TimeoutError():
-            return Problem(504, "The model did not answer in time", "response_timeout")
+        case core.DeadlineExceeded() | TimeoutError():
+            return Problem(504, LATE_MESSAGE, "response_timeout")
+        case _ if isinstance(error, core.LOST_WORKER):
+            return Problem(503, LOST_MESSAGE, "unavailable", type="service_unavailable", retry_after=_RETRY_MIN)
         case _:
             return Problem(500, "Internal server error", "internal")
 
 
 def report(problem: Problem, error: BaseException, request_id: str) -> None:
-    """Logs what the client is not told. Faults of the client are no news."""
-    if problem.status >= 500 and problem.metric in ("internal", "response_timeout"):
+    """Logs what the client is not told. Faults of the client are no news, and that a worker was lost is logged where
+    it was noticed."""
+    if problem.metric == "internal":
         log.error("request %s failed: %s", request_id, error, exc_info=error)
+    elif problem.metric == "response_timeout":
+        log.warning("request %s was given up: %s", request_id, error)
 
 
 def _overloaded(retry_after: float, status: int) -> Problem:

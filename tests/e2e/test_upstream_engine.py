@@ -219,7 +219,7 @@ def test_a_server_that_is_killed_in_the_middle_breaks_the_stream_and_says_so(ser
 
     assert b"[DONE]" not in rest
     error = json.loads(rest.split(b"data: ")[-1].split(b"\r\n")[0])
-    assert error["error"]["message"] == "Internal server error"
+    assert error["error"]["message"] == "The worker of this request was lost, please retry"
     status, headers, body = pair.outer.request("POST", CHAT, chat())
     assert (status, "retry-after" in headers) == (503, True), body
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from itertools import product
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import (
     Cancelled,
+    DeadlineExceeded,
     EngineShutdown,
     InvalidArgument,
     ResponseTimeout,
@@ -417,6 +419,7 @@ async def test_what_cannot_be_told_to_another_worker_stays_where_it_is(
     options: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     Fragile.facts = facts
     await workers(house, 2, engine=engine)
     Fragile.fates = [(2, LOST)]
@@ -500,6 +503,7 @@ async def test_an_answer_that_was_complete_is_not_gone_on_with(house: Any) -> No
 async def test_a_long_answer_is_not_kept_for_moving(
     make_house: Callable[..., Any], most: int, moves: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     house = make_house(deadlines=Deadlines(migration_max_seq_len=most))
     await workers(house, 2)
     Fragile.fates = [(3, LOST)]
@@ -619,7 +623,7 @@ async def test_a_client_that_gives_up_ends_the_wait(make_house: Callable[..., An
 
     async with asyncio.timeout(5):
         if how == "runs out of time":
-            with pytest.raises(ResponseTimeout):
+            with pytest.raises(DeadlineExceeded):
                 await reading
         elif how == "stops":
             ctx.stop_generating()
@@ -667,11 +671,78 @@ async def test_a_worker_that_hangs_ends_the_answer_where_it_cannot_move(make_hou
     await workers(house, 2, limit=0)
     Fragile.fates = [(3, "hangs")]
 
-    with pytest.raises(ResponseTimeout, match=r"given nothing for 0\.05 s"):
+    with pytest.raises(ResponseTimeout, match=r"sent nothing for 0\.05 s"):
         await read(await house.ask(request()))
 
     assert house.board.total_requests == 0
-    assert not len(house.pipeline._migrator.looks)
+    assert not len(house.pipeline._alarms.stall.alarms)
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+async def test_a_worker_that_hangs_before_the_first_token_is_replaced(
+    make_house: Callable[..., Any], limit: int
+) -> None:
+    house = make_house(deadlines=Deadlines(stall=0.05))
+    await workers(house, 2, limit=limit)
+    Fragile.fates = [(0, "hangs")]
+
+    assert tokens(await read(await house.ask(request()))) == answer(8)
+    await house.eventually(lambda: not any(engine.running for engine in Fragile.made))
+
+
+async def test_a_worker_that_hangs_after_a_move_is_replaced_as_soon_as_any(make_house: Callable[..., Any]) -> None:
+    house = make_house(deadlines=Deadlines(stall=0.05))
+    await workers(house, 3)
+    Fragile.fates = [(3, LOST), (0, "hangs")]
+
+    async with asyncio.timeout(10):
+        assert tokens(await read(await house.ask(request()))) == answer(8)
+
+
+async def test_a_request_that_freezes_its_engine_does_not_walk_through_the_fleet(
+    make_house: Callable[..., Any],
+) -> None:
+    house = make_house(deadlines=Deadlines(stall=0.05, retries=2))
+    await workers(house, 5)
+    Fragile.fates = [(0, "hangs")] * 5
+
+    with pytest.raises(Unavailable, match="no worker answered in time"):
+        await read(await house.ask(request()))
+
+    assert len(asked()) == 3
+    assert house.board.total_requests == 0
+
+
+async def test_a_worker_that_hangs_is_found_while_the_answer_is_collected_whole(make_house: Callable[..., Any]) -> None:
+    house = make_house(deadlines=Deadlines(stall=0.05))
+    await workers(house, 2)
+    Fragile.fates = [(3, "hangs")]
+    stream = await house.ask(request())
+    ended = asyncio.Event()
+    # As a reader does that wants the whole: what has arrived rests in the stream until much has, or all.
+    stream.on_ready(lambda: ended.set() if stream.ended else None, gather=128)
+
+    async with asyncio.timeout(10):
+        await ended.wait()
+    items = stream.take()
+    await stream.aclose()
+
+    assert tokens(list(items)) == answer(8)
+
+
+async def test_workers_that_many_requests_lose_are_warned_of_once(
+    house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await workers(house, 2, limit=0)
+    Fragile.fates = [(2, LOST)] * 6
+
+    for _ in range(6):
+        with pytest.raises(EngineShutdown):
+            await read(await house.ask(request()))
+
+    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warned) == len(set(warned)) == 2
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_reader_that_pauses_is_no_fault_of_the_worker(make_house: Callable[..., Any]) -> None:
@@ -684,7 +755,7 @@ async def test_a_reader_that_pauses_is_no_fault_of_the_worker(make_house: Callab
     for _ in range(8):
         # As long as the alarms that look at the stream.
         looked.clear()
-        house.pipeline._migrator.looks.set(looked.set)
+        house.pipeline._alarms.stall.alarms.set(looked.set)
         await looked.wait()
     stream.resume()
 

@@ -28,6 +28,7 @@ from dynamo_core.errors import (
     Cancelled,
     DynamoError,
     InvalidArgument,
+    DeadlineExceeded,
     ResponseTimeout,
     ServiceOverloaded,
     Unavailable,
@@ -385,7 +386,6 @@ async def test_a_prefill_worker_that_stops_and_hands_over_is_gone_on_from(house:
     [
         ("ends with an error", BackendError.Unknown, "no room on the prefill worker"),
         ("refuses the input", InvalidArgument, "not to the prefill worker's taste"),
-        ("dies after a token", BackendError.EngineShutdown, "the prefill engine is gone"),
     ],
 )
 async def test_a_prefill_that_fails_fails_the_request_with_its_error(
@@ -418,6 +418,36 @@ async def test_a_prefill_worker_that_dies_without_a_word_is_replaced_by_another(
     assert len(prefiller.asked) == 1
     assert decoder.asked[0].prefill_result.disaggregated_params == {"kv": "r-p1"}
     assert house.board.total_requests == 0
+
+
+async def test_a_prefill_worker_that_dies_after_a_token_is_replaced_too(house: Any, tokens_of: Any) -> None:
+    prefiller, decoder = await pair(house)
+    other = await house.run(Prefiller, disaggregation_mode=PREFILL, worker="p2")
+    prefiller.behave = "dies after a token"
+
+    tokens = await tokens_of(await house.generate([1, 2]))
+
+    assert tokens == [1, 2]
+    assert len(prefiller.asked) == 1
+    assert len(decoder.asked) == 1
+    assert house.board.total_requests == 0
+    assert other.instance is not None
+
+
+async def test_a_prefill_worker_that_hangs_is_replaced(make_house: Callable[..., Any], tokens_of: Any) -> None:
+    house = make_house(deadlines=Deadlines(stall=0.05))
+    prefiller, decoder = await pair(house)
+    await house.run(Prefiller, disaggregation_mode=PREFILL, worker="p2")
+    prefiller.gate.clear()
+
+    async def first(request: Any, pool: Any) -> Route:
+        return Route(pool.eligible(request.excluded)[0])
+
+    house.model().sides["prefill"].router.route = first
+
+    assert await tokens_of(await house.generate([1, 2])) == [1, 2]
+    assert len(prefiller.asked) == 1
+    assert (prefiller.running, decoder.running, house.board.total_requests) == (0, 0, 0)
 
 
 async def test_no_more_prefill_workers_are_tried_than_the_config_allows(make_house: Callable[..., Any]) -> None:
@@ -752,7 +782,7 @@ async def test_one_deadline_holds_for_both_hops(
     prefiller, decoder = await pair(house)
     (prefiller if silent == "prefill" else decoder).gate.clear()
 
-    with pytest.raises(ResponseTimeout):
+    with pytest.raises(DeadlineExceeded if deadlines.total < 1 else ResponseTimeout):
         await tokens_of(await house.generate([1]))
     await turns()
 

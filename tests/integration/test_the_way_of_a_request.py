@@ -24,6 +24,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import (
     InvalidArgument,
     ModelNotFound,
+    DeadlineExceeded,
     ResponseTimeout,
     ServiceOverloaded,
     StreamIncomplete,
@@ -437,7 +438,7 @@ async def test_an_answer_that_takes_longer_than_allowed_is_cut(make_house: Calla
     await house.run(Endless)
     stream = await house.generate([1])
 
-    with pytest.raises(ResponseTimeout):
+    with pytest.raises(DeadlineExceeded):
         async for _ in stream:
             pass
     await stream.aclose()

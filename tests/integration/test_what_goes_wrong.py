@@ -17,7 +17,7 @@ from dynamo_core.client.stream import HIGH_WATER, ResponseStream
 from dynamo_core.contracts.call import Source
 from dynamo_core.contracts.endpoints import GENERATE, MODEL_FILE
 from dynamo_core.contracts.router import RoutingRequest
-from dynamo_core.errors import EngineShutdown, ResponseTimeout
+from dynamo_core.errors import DeadlineExceeded, EngineShutdown, ResponseTimeout
 from dynamo_core.protocol.files import ModelFileChunk
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, ModelFile
 from dynamo_core.worker.worker import WorkerLimits, WorkerState
@@ -152,7 +152,7 @@ async def test_the_whole_answer_has_a_deadline_even_below_that_of_the_first_item
     await house.run(Greedy)
     stream = await house.generate([1])
 
-    with pytest.raises(ResponseTimeout, match="longer"):
+    with pytest.raises(DeadlineExceeded, match="longer"):
         async for _ in stream:
             pass
     await stream.aclose()

@@ -12,7 +12,7 @@ from dynamo_core.client.flush import FlushQueue
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Route
-from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout
+from dynamo_core.errors import DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
 from dynamo_core.protocol.records import Instance
 
 
@@ -54,15 +54,20 @@ async def ended(leg: Leg) -> DynamoError | None:
     return leg.stream.error
 
 
-@pytest.mark.parametrize("deadlines", [Deadlines(first_item=0.01), Deadlines(total=0.01)])
-async def test_a_deadline_that_passes_before_a_worker_is_called_ends_what_goes_before(deadlines: Deadlines) -> None:
+@pytest.mark.parametrize(
+    ("deadlines", "kind"),
+    [(Deadlines(first_item=0.01), ResponseTimeout), (Deadlines(total=0.01), DeadlineExceeded)],
+)
+async def test_a_deadline_that_passes_before_a_worker_is_called_ends_what_goes_before(
+    deadlines: Deadlines, kind: type[DynamoError]
+) -> None:
     request = Request(deadlines)
     leg = request.leg()
     request.attempts.after(leg)
 
     error = await ended(leg)
 
-    assert isinstance(error, ResponseTimeout)
+    assert type(error) is kind
     assert request.attempts.stream.error is error
     assert request.board.total_requests == 0
     await leg.stream.aclose()

@@ -165,38 +165,6 @@ async def test_the_first_item_of_the_next_worker_is_not_that_of_the_answer(make_
     await stream.aclose()
 
 
-async def test_a_worker_is_given_up_for_its_silence_not_for_its_slowness(make_stage: Callable[..., Any]) -> None:
-    stage = make_stage(stall=4000.0, first_item=10_000.0, total=50_000.0)
-    stream = await stage.generate()
-    looks = stage.pipeline._migrator.looks
-
-    def look() -> None:
-        # As the alarm does, of which there is one per request.
-        looks.cancel(stream.rescue._alarm)
-        stream.rescue._look()
-
-    for _ in range(10):
-        stage.transport.calls[0].give(1)
-        stream.take()
-        look()
-    await turns()
-    patient = len(stage.transport.calls)
-    for _ in range(4):
-        look()
-    await turns()
-
-    assert (patient, len(stage.transport.calls)) == (1, 2)
-    # The next one has to compute the prompt before it says anything.
-    for _ in range(9):
-        look()
-    await turns()
-    assert len(stage.transport.calls) == 2
-    stage.transport.calls[1].complete()
-    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)[10:]
-    await stream.aclose()
-    assert not len(looks)
-
-
 async def test_a_worker_is_not_called_for_an_attempt_that_has_failed_already(make_stage: Callable[..., Any]) -> None:
     stage = make_stage()
     stream = await stage.generate()

@@ -10,12 +10,13 @@ from dynamo_core.client.alarms import Alarms
 from dynamo_core.client.board import Ticket
 from dynamo_core.client.flush import FlushQueue
 from dynamo_core.client.route_span import RouteSpan
+from dynamo_core.client.stall import StallTimeout
 from dynamo_core.client.stream import Adjust, Merge, ResponseStream
 from dynamo_core.client.token_log import TokenLog
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.endpoints import GENERATE
-from dynamo_core.errors import Cancelled, DynamoError, ResponseTimeout
+from dynamo_core.errors import Cancelled, DeadlineExceeded, DynamoError, ResponseTimeout
 from dynamo_core.protocol.output import LLMEngineOutput
 
 
@@ -33,14 +34,14 @@ class Deadlines:
     migration_wait: float = 20.0
     #: Tokens of prompt and answer up to which a request can move in mid-answer; None: any number.
     migration_max_seq_len: int | None = None
-    #: How long a worker may be silent in mid-answer; None: as long as its connection lives.
+    #: How long a worker that has accepted the request may send nothing; None: as long as its process and wire live.
     stall: float | None = None
 
 
 class RequestAlarms:
     """The deadlines of all requests of a pipeline."""
 
-    __slots__ = ("deadlines", "first", "rest")
+    __slots__ = ("deadlines", "first", "rest", "stall")
 
     def __init__(self, deadlines: Deadlines) -> None:
         first = min(deadlines.first_item, deadlines.total)
@@ -49,6 +50,8 @@ class RequestAlarms:
         self.first = Alarms(first)
         #: From then on.
         self.rest = Alarms(deadlines.total - first)
+        #: Without output of a worker; None: no such deadline.
+        self.stall = None if deadlines.stall is None else StallTimeout(deadlines.stall)
 
 
 class Leg:
@@ -57,7 +60,7 @@ class Leg:
     The place is given back when the stream ends or is closed, whichever is first.
     """
 
-    __slots__ = ("_span", "_ticket", "asked", "completed", "label", "moved_from", "patient", "stream", "tried")
+    __slots__ = ("_span", "_ticket", "asked", "completed", "label", "moved_from", "patient", "stream", "workers")
 
     def __init__(
         self,
@@ -67,11 +70,12 @@ class Leg:
         label: str = "",
         observers: Sequence[Callable[[Sequence[Any]], None]] = (),
         on_close: Callable[[], None] | None = None,
+        stall: StallTimeout | None = None,
     ) -> None:
         self._ticket: Ticket | None = None
         self._span: RouteSpan | None = None
-        #: How many workers have been asked; the connector bounds it. Less again where those who refused may be asked.
-        self.tried = 0
+        #: The workers that were asked, except those that were full. The connector bounds their number.
+        self.workers: set[int] = set()
         #: How many calls there have been in all.
         self.asked = 0
         #: The worker that had the call before, and how many tokens had come by then.
@@ -81,7 +85,9 @@ class Leg:
         self.patient = False
         #: Tells the attempts of this leg from those of the request's other legs.
         self.label = label
-        self.stream = ResponseStream(merge, flush, observers=observers, on_end=self._ended, on_close=on_close)
+        self.stream = ResponseStream(
+            merge, flush, observers=observers, on_end=self._ended, on_close=on_close, stall=stall
+        )
 
     @property
     def placed(self) -> bool:
@@ -134,7 +140,9 @@ class Attempts(Leg):
         "culprit",
         "log",
         "pending",
+        "prefill_workers",
         "prefills",
+        "stall",
     )
 
     def __init__(
@@ -153,8 +161,11 @@ class Attempts(Leg):
         #: Why the attempt has failed that is just being placed, and the worker to blame if it is not the stream's.
         self.pending: DynamoError | None = None
         self.culprit: int | None = None
-        #: How many prefill workers have been called.
+        #: The prefill workers that were asked, as `workers` has those that answer; and how many calls there have been.
+        self.prefill_workers: set[int] = set()
         self.prefills = 0
+        #: For the streams of all legs.
+        self.stall = alarms.stall
         self._alarms = alarms
         self._before: Leg | None = None
         self._output_tokens = 0
@@ -165,7 +176,7 @@ class Attempts(Leg):
             observers = (log.observe,)
         elif endpoint is GENERATE:
             observers = (self._count,)
-        super().__init__(endpoint.merge, flush, observers=observers, on_close=self._closed)
+        super().__init__(endpoint.merge, flush, observers=observers, on_close=self._closed, stall=alarms.stall)
 
     def after(self, leg: Leg | None) -> None:
         """What this one comes after: it ends when the request does. None: it is ended by others from now on."""
@@ -211,4 +222,4 @@ class Attempts(Leg):
             self._last_due()
 
     def _last_due(self) -> None:
-        self.stream.fail(ResponseTimeout(f"the answer took longer than {self._alarms.deadlines.total} s"))
+        self.stream.fail(DeadlineExceeded(f"the answer took longer than {self._alarms.deadlines.total} s"))

@@ -48,6 +48,9 @@ RETRYABLE = (
     WorkerOverloaded,
 )
 
+#: Failures of the wire to a worker. They say nothing of the worker itself: once it is reached again it may go on.
+WIRE = (CannotConnect, ConnectionTimeout, Disconnected, StreamIncomplete)
+
 #: Failures after which a worker is left alone for a while.
 DOWN = (CannotConnect, ConnectionTimeout, Disconnected, EngineShutdown, ResponseTimeout)
 
@@ -87,7 +90,7 @@ class Connector:
         self._board = board
         self._deadlines = deadlines
         self._accept = Alarms(deadlines.accept)
-        #: How many workers are asked at most.
+        #: How many workers are asked at most for one leg.
         self.tries = deadlines.retries + 1
 
     async def connect(
@@ -105,7 +108,8 @@ class Connector:
         """Calls `endpoint` of a worker of `side`; returns once it has accepted. The leg's stream is then fed.
 
         The worker is sent `payload`, or what `prepare` makes once it is known. Workers that refuse are added to
-        ``routing.excluded``. `last` is why one failed that was asked before; those count.
+        ``routing.excluded``. Those in ``leg.workers`` were asked before and count: once as many were asked as allowed,
+        only they may be asked again. `last` is why the one before failed.
 
         Raises:
             ServiceOverloaded: every worker is busy, or at capacity.
@@ -116,7 +120,7 @@ class Connector:
         stream = leg.stream
         routed, dispatched = self._stages[side.pool.role]
         patience: Patience | None = None
-        while leg.tried < self.tries:
+        while self._may_ask(leg, routing, side):
             if ctx.is_stopped():
                 raise Cancelled("the request was stopped before a worker accepted it", cause=last)
             number = leg.asked
@@ -152,9 +156,9 @@ class Connector:
                 if span is not None:
                     span.end(leg.over)
                 raise leg.over
-            leg.tried += 1
-            leg.asked += 1
             instance_id = route.instance.instance_id
+            leg.workers.add(instance_id)
+            leg.asked += 1
             card = side.pool.cards.get(instance_id)
             if card is None:
                 last = CannotConnect(f"worker {instance_id:x} left while the request was routed")
@@ -196,12 +200,20 @@ class Connector:
                 side.pool.report_down(instance_id)
             elif isinstance(last, WorkerOverloaded):
                 # Not counted: as long as another one may have room it is asked, and who is full is not asked again.
-                leg.tried -= 1
+                leg.workers.discard(instance_id)
                 side.pool.report_full(instance_id)
             leg.moved_from = instance_id
             if leg.over is not None:
                 raise leg.over
         raise exhausted(last)
+
+    def _may_ask(self, leg: Leg, routing: RoutingRequest, side: Side) -> bool:
+        """Whether a worker may be asked at all; one that must not be is excluded from routing."""
+        if len(leg.workers) < self.tries:
+            return True
+        known = side.pool.instances.keys()
+        routing.excluded |= known - leg.workers
+        return not known <= routing.excluded
 
     def _ticket(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Ticket:
         # A decode worker is brought the KV cache of the prompt; it has nothing to prefill.
@@ -246,5 +258,18 @@ def exhausted(last: DynamoError | None) -> DynamoError:
     if isinstance(last, WorkerOverloaded):
         return ServiceOverloaded(cause=last)
     if isinstance(last, RETRYABLE):
-        return Unavailable("no worker could be reached", cause=last)
+        return Unavailable(_why_unavailable(last), cause=last)
     return last or Unavailable("no worker could be tried")
+
+
+def lost_on_the_wire(error: DynamoError) -> bool:
+    """Whether a failure is one of the wire to a worker, so that the same worker may do once it is reached again."""
+    return isinstance(error, WIRE) and not isinstance(error, BackendError)
+
+
+def _why_unavailable(last: DynamoError) -> str:
+    if isinstance(last, CannotConnect | ConnectionTimeout):
+        return "no worker could be reached"
+    if isinstance(last, ResponseTimeout):
+        return "no worker answered in time"
+    return "the workers that took the request were lost"

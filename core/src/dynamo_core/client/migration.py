@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import msgspec
 
-from dynamo_core.client.alarms import Alarms
 from dynamo_core.client.attempts import Attempts, Deadlines
-from dynamo_core.client.connect import down, exhausted, retryable
+from dynamo_core.client.connect import down, exhausted, lost_on_the_wire, retryable
+from dynamo_core.client.losses import LossLog
 from dynamo_core.client.side import Way, Ways
 from dynamo_core.client.token_log import TokenLog
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.errors import Cancelled, DynamoError, ResponseTimeout, ServiceOverloaded, Unavailable
+from dynamo_core.errors import Cancelled, DynamoError, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
@@ -38,9 +37,6 @@ ONGOING_REQUEST = "ongoing_request"
 FIRST_WAIT = 0.05
 LAST_WAIT = 1.0
 
-#: How often a stream is looked at while a stalled worker would be given up.
-LOOKS = 4
-
 #: Upper bounds of the histogram of durations, in seconds.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 
@@ -56,7 +52,7 @@ class Migrator:
         self.deadlines = deadlines
         self.tries = deadlines.retries + 1
         self.tasks = TaskSet()
-        self.looks = None if deadlines.stall is None else Alarms(deadlines.stall / LOOKS)
+        self.losses = LossLog()
         self._moves = metrics.counter(
             f"{prefix}_model_migration_total",
             "Requests whose worker failed and for which another was sought.",
@@ -100,7 +96,6 @@ class Migration:
     """Keeps the stream of one request alive; see `dynamo_core.client.stream.Rescue`."""
 
     __slots__ = (
-        "_alarm",
         "_attempts",
         "_closers",
         "_ctx",
@@ -112,6 +107,7 @@ class Migration:
         "_placing",
         "_request",
         "_retries",
+        "_unreached",
         "_way",
         "_ways",
     )
@@ -132,7 +128,10 @@ class Migration:
         self._ways = ways
         self._place = place
         self._way: Way | None = None
+        #: Workers that have failed on the request, and those that were lost on the wire: they are asked again if there
+        #: is no other.
         self._failed: frozenset[int] = frozenset()
+        self._unreached: frozenset[int] = frozenset()
         #: How often workers have failed before anything of the answer was there, and how often it has moved after that.
         self._retries = 0
         self._moves = 0
@@ -140,7 +139,6 @@ class Migration:
         self._placing = False
         self._mover: asyncio.Task[None] | None = None
         self._closers: list[asyncio.Task[None]] = []
-        self._alarm = 0
 
     async def open(self, way: Way) -> None:
         """Places the request for the first time.
@@ -155,10 +153,8 @@ class Migration:
         try:
             await self._place(way, self._request, self._failed, None)
         except DynamoError as error:
-            if error is not attempts.pending:
+            if not self._taken_in_vain(error):
                 raise
-        if not attempts.stream.ended:
-            self._watch()
         self._placed()
         if attempts.stream.error is not None and not attempts.stream.begun:
             raise attempts.stream.error
@@ -176,21 +172,20 @@ class Migration:
         if attempts.log is None:
             if stream.begun:
                 card = self._ways.card
-                if card.migration_limit and (reason := hindrance(self._request, card)) is not None:
-                    log.warning("request %s stays broken, %s: %s", self._ctx.id, reason, error)
-                return error
+                reason = "its model does not migrate" if not card.migration_limit else hindrance(self._request, card)
+                return self._broken(error, reason or "its tokens were not kept")
             seen = TokenLog()
         else:
             seen = attempts.log.with_ahead(stream.ahead())
         if seen.empty:
             self._retries += 1
-            if attempts.tried >= self._migrator.tries or self._retries >= self._migrator.tries:
+            if self._retries >= self._migrator.tries:
+                self._broken(error, f"{self._retries} workers took it in vain")
                 return exhausted(error)
         else:
             reason = self._unmovable(seen)
             if reason is not None:
-                log.warning("request %s stays broken, %s: %s", self._ctx.id, reason, error)
-                return error
+                return self._broken(error, reason)
             self._moves += 1
         self._placing = True
         self._mover = self._migrator.tasks.spawn(self._move(error, seen), name=f"move-{self._ctx.id}")
@@ -203,11 +198,15 @@ class Migration:
             self._closers.append(mover)
 
     async def aclose(self) -> None:
-        if self._alarm and self._migrator.looks is not None:
-            self._migrator.looks.cancel(self._alarm)
         self.give_up()
         if self._closers:
             await asyncio.wait(self._closers)
+
+    def _broken(self, error: DynamoError, reason: str) -> DynamoError:
+        attempts = self._attempts
+        self._migrator.losses.lost(attempts.culprit or attempts.stream.instance_id, error)
+        log.info("request %s stays broken, %s: %s", self._ctx.id, reason, error)
+        return error
 
     # Moving.
 
@@ -240,11 +239,11 @@ class Migration:
             self._end(error)
             raise
         except DynamoError as last:
-            if last is attempts.pending:
-                # It was accepted; what happened then is looked at below.
+            if self._taken_in_vain(last):
+                # What happened after it was accepted is looked at below.
                 outcome = "success"
             else:
-                log.warning("request %s finds no other worker: %s", self._ctx.id, last)
+                log.info("request %s finds no other worker: %s", self._ctx.id, last)
                 self._end(last if seen.empty else error)
         except Exception:
             log.exception("request %s could not be moved", self._ctx.id)
@@ -268,12 +267,15 @@ class Migration:
         if source is not None:
             self._closers.append(self._migrator.tasks.spawn(source.aclose(), name=f"leave-{self._ctx.id}"))
         if failed is not None:
-            self._failed |= {failed}
+            if lost_on_the_wire(error):
+                self._unreached |= {failed}
+            else:
+                self._failed |= {failed}
             for side in self._way or ():
                 if down(error):
                     side.pool.report_down(failed)
-        where = "an unknown worker" if failed is None else f"worker {failed:x}"
-        log.warning("request %s leaves %s after %d tokens: %s", self._ctx.id, where, len(seen.tokens), error)
+        self._migrator.losses.lost(failed, error)
+        log.info("request %s leaves worker %x after %d tokens: %s", self._ctx.id, failed or 0, len(seen.tokens), error)
 
     async def _find(self, error: DynamoError, seen: TokenLog) -> None:
         """Returns once another worker has accepted, or nothing is left to be said."""
@@ -287,29 +289,38 @@ class Migration:
                 return
             request = continued(self._request, seen)
             attempts.adjust = _Continued(seen)
-            attempts.tried = 0
-        failures = attempts.tried
         loop = asyncio.get_running_loop()
         until = loop.time() + self._migrator.deadlines.migration_wait
         pause = FIRST_WAIT
+        # At first the others; then those as well that were lost on the wire, as it may be whole again.
+        excluded = self._failed | self._unreached
         while True:
+            if not seen.empty:
+                # Each round of moving has tries of its own.
+                attempts.workers.clear()
+                attempts.prefill_workers.clear()
             try:
-                self._way = way = self._ways.way(self._failed)
-                await self._place(way, request, self._failed, error)
+                self._way = way = self._ways.way(excluded)
+                await self._place(way, request, excluded, error)
                 return
-            except (ServiceOverloaded, Unavailable) as refused:
-                # A new request waits for those who are busy, not for workers that are not there yet.
-                worth_it = (isinstance(refused, ServiceOverloaded) and self._somebody_left()) or not seen.empty
+            except (ServiceOverloaded, Unavailable):
+                # A new request waits for workers that are busy or out of reach, not for those that are not there yet.
+                worth_it = not seen.empty or self._may_be_asked_again()
                 if not worth_it or attempts.stream.ended or loop.time() + pause > until:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_WAIT)
-            # Those who were busy may be asked again.
-            attempts.tried = min(failures, self._migrator.tries - 1)
+            excluded = self._failed
 
-    def _somebody_left(self) -> bool:
-        """Whether there are workers that have not failed on the request, so that it may be worth waiting for them."""
-        return all(any(known not in self._failed for known in side.pool.instances) for side in self._way or ())
+    def _may_be_asked_again(self) -> bool:
+        """Whether each role has a worker that has not failed on the request and that it may still be given to."""
+        attempts, tries = self._attempts, self._migrator.tries
+        way = self._way or ()
+        asked = (attempts.workers,) if len(way) < 2 else (attempts.prefill_workers, attempts.workers)
+        return all(
+            any(known not in self._failed and (len(before) < tries or known in before) for known in side.pool.instances)
+            for side, before in zip(way, asked, strict=True)
+        )
 
     def _finish(self, reason: FinishReason, seen: TokenLog) -> None:
         """Gives the terminal that the worker has not given."""
@@ -324,6 +335,13 @@ class Migration:
         sink = self._attempts.stream.begin()
         sink.data(terminal)
         sink.event(Annotated.from_complete_final())
+
+    def _taken_in_vain(self, error: DynamoError) -> bool:
+        """Whether a worker took the request, and its failure, not a refusal, kept the request from being placed."""
+        attempts = self._attempts
+        if error is not attempts.pending and retryable(error) and not attempts.stream.ended:
+            attempts.pending = error
+        return error is attempts.pending
 
     def _placed(self) -> None:
         """A worker has accepted. If its attempt has failed since, that is what is dealt with next."""
@@ -342,33 +360,6 @@ class Migration:
         # Not to be cancelled by the stream's end: this is what ends it.
         self._mover = None
         self._attempts.stream.fail(error)
-
-    # Workers that hang.
-
-    def _watch(self) -> None:
-        looks = self._migrator.looks
-        if looks is not None:
-            self._alarm = looks.set(self._look)
-
-    def _look(self) -> None:
-        attempts, deadlines = self._attempts, self._migrator.deadlines
-        stream = attempts.stream
-        self._alarm = 0
-        if stream.ended:
-            return
-        self._watch()
-        if self._placing or stream.held_up or not stream.begun:
-            # Nothing to blame a worker for; and how long a first item may take has a deadline of its own.
-            stream.quiet = 0
-            return
-        stream.quiet += 1
-        seconds = deadlines.stall or math.inf
-        if not stream.started:
-            # The worker that goes on has to compute the prompt first.
-            seconds = max(seconds, deadlines.first_item)
-        if stream.quiet * (deadlines.stall or math.inf) / LOOKS > seconds:
-            stream.quiet = 0
-            stream.lose(ResponseTimeout(f"worker {stream.instance_id or 0:x} has given nothing for {seconds} s"))
 
 
 class _Continued:

@@ -80,7 +80,7 @@ class Pipeline:
         patient = permit is not None
         if permit is None:
             permit = await self._admission.admit(request, principal, [side.pool for side in way])
-        if self._migrator.looks is not None:
+        if self._alarms.stall is not None:
             # What is held back at the worker cannot be told from silence.
             ctx.gather = 1
         log = self._migrator.log_for(request, ways.card)

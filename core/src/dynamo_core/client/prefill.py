@@ -16,7 +16,7 @@ from contextlib import suppress
 import msgspec
 
 from dynamo_core.client.attempts import Attempts, Deadlines, Leg
-from dynamo_core.client.connect import Connector, down, exhausted, retryable
+from dynamo_core.client.connect import Connector, down, lost_on_the_wire, retryable
 from dynamo_core.client.flush import FlushQueue
 from dynamo_core.client.side import Side
 from dynamo_core.contracts.call import Source
@@ -107,10 +107,9 @@ class PrefillHop:
         last: DynamoError | None,
     ) -> None:
         """Returns once the prompt has been prefilled, or once a worker with a place to meet has accepted it."""
-        tried = 0
         while True:
-            hop.leg = leg = Leg(GENERATE.merge, self._flush, label="p")
-            leg.tried = tried
+            hop.leg = leg = Leg(GENERATE.merge, self._flush, label="p", stall=attempts.stall)
+            leg.workers = attempts.prefill_workers
             leg.asked, leg.moved_from, leg.completed = attempts.prefills, attempts.moved_from, attempts.completed
             attempts.after(leg)
             try:
@@ -126,16 +125,19 @@ class PrefillHop:
                 async for item in leg.stream:
                     hop.items.append(item)
             except DynamoError as error:
-                if not retryable(error) or leg.stream.started or attempts.stream.ended:
+                if not retryable(error) or attempts.stream.ended:
+                    raise
+                routing.excluded |= {hop.instance_id}
+                out_of_reach = lost_on_the_wire(error) and side.pool.instances.keys() <= routing.excluded
+                if leg.stream.started or out_of_reach:
+                    # Both hops are done again, once a worker can be reached.
+                    attempts.culprit = hop.instance_id
                     raise
                 # It said nothing: another one may do it.
                 await leg.stream.aclose()
                 if down(error):
                     side.pool.report_down(hop.instance_id)
-                last, tried = error, leg.tried
-                if tried == self._connector.tries:
-                    raise exhausted(last) from error
-                routing.excluded |= {hop.instance_id}
+                last = error
             else:
                 hop.check()
                 return
@@ -166,7 +168,7 @@ class PrefillHop:
                     raise attempts.over or error from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_WAIT)
-            attempts.tried = 0
+            attempts.workers.clear()
         stream.prefill_instance_id = hop.instance_id
         # From now on the grip on the answer is one on both workers.
         attempts.after(None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dynamo_core.client.flush import FlushQueue
+from dynamo_core.client.stall import StallTimeout
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.errors import Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
@@ -48,6 +49,7 @@ class ResponseStream:
     """
 
     __slots__ = (
+        "_arrived",
         "_began",
         "_callback",
         "_close_done",
@@ -67,10 +69,10 @@ class ResponseStream:
         "_reader_paused",
         "_source",
         "_source_paused",
+        "_stall_timer",
         "_waiter",
         "instance_id",
         "prefill_instance_id",
-        "quiet",
         "rescue",
     )
 
@@ -82,6 +84,7 @@ class ResponseStream:
         observers: Sequence[Callable[[Sequence[Any]], None]] = (),
         on_end: Callable[[], None] | None = None,
         on_close: Callable[[], None] | None = None,
+        stall: StallTimeout | None = None,
     ) -> None:
         self._merge = merge
         self._flush = flush
@@ -103,14 +106,15 @@ class ResponseStream:
         self._began = False
         self._error: DynamoError | None = None
         self._close_done: asyncio.Future[None] | None = None
+        #: Items that were taken and events that came, over all attempts.
+        self._arrived = 0
+        self._stall_timer = None if stall is None else stall.timer(self)
         #: The worker that serves the current attempt.
         self.instance_id: int | None = None
         #: The worker that computed its prompt, if that was another one's part.
         self.prefill_instance_id: int | None = None
         #: Who is asked when an attempt fails.
         self.rescue: Rescue | None = None
-        #: Counted up by whoever watches over stalled workers; 0 again with every batch that is taken.
-        self.quiet = 0
 
     # The pipeline's side.
 
@@ -130,6 +134,8 @@ class ResponseStream:
         """The attempt was accepted: `source` is the grip on it."""
         self._source = source
         self.instance_id = instance_id
+        if self._stall_timer is not None and not self._ended:
+            self._stall_timer.start()
         self._balance()
 
     def regrip(self, source: Source) -> None:
@@ -140,6 +146,8 @@ class ResponseStream:
         """The grip on an attempt that has failed; it is the caller's from now on."""
         source, self._source = self._source, None
         self._source_paused = False
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         return source
 
     def lose(self, error: DynamoError) -> None:
@@ -171,9 +179,14 @@ class ResponseStream:
         return self._began or self._on_first is None
 
     @property
-    def held_up(self) -> bool:
-        """Whether it is the reader's affair if nothing comes: items wait for it, or it asked for no more."""
-        return bool(self._items) or self._source_paused
+    def arrived(self) -> int:
+        """How many items and events have arrived so far, taken or not."""
+        return self._arrived + len(self._items)
+
+    @property
+    def source_paused(self) -> bool:
+        """Whether the worker was asked to send no more for now, since the reader cannot keep up."""
+        return self._source_paused
 
     def ahead(self) -> Sequence[Any]:
         """The items that have arrived and not been taken, as they came."""
@@ -203,7 +216,7 @@ class ResponseStream:
         items = self._items
         if not items:
             return ()
-        self.quiet = 0
+        self._arrived += len(items)
         if len(items) == 1:
             batch = [items.popleft()]
         else:
@@ -279,6 +292,7 @@ class ResponseStream:
             # An observer knows the request, which knows the stream: the circle would keep both until the next search.
             self._observers = ()
             self._end(Cancelled("the stream was closed"))
+            self._stall_timer = None
             close, self._on_close = self._on_close, None
             try:
                 if close is not None:
@@ -303,6 +317,8 @@ class ResponseStream:
             return
         self._ended = True
         self._error = error
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         rescue = self.rescue
         if rescue is not None and error is not None:
             rescue.give_up()
@@ -369,6 +385,7 @@ class _Inlet:
         stream = self._stream
         if stream._inlet is not self:
             return
+        stream._arrived += 1
         if item.is_error():
             stream._inlet = None
             stream._lost(item.to_error())

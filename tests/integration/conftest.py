@@ -26,6 +26,7 @@ from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
 from dynamo_core.runtime.parsers import load_parsers
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.worker.canary import HealthCheck
 from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
@@ -83,7 +84,14 @@ class House:
     def announce(self, name: str, **arguments: Any) -> None:
         self.announced.append((name, arguments))
 
-    def worker(self, engine: type[LLMEngine], *, limits: WorkerLimits | None = None, **config: Any) -> Worker:
+    def worker(
+        self,
+        engine: type[LLMEngine],
+        *,
+        limits: WorkerLimits | None = None,
+        health_check: HealthCheck | None = None,
+        **config: Any,
+    ) -> Worker:
         settings = WorkerConfig(**({"model_name": "m", "worker": "w"} | config))
         replica = len(self.announced)
         return Worker(
@@ -94,6 +102,7 @@ class House:
             metrics=self.metrics.scope(worker=f"{settings.worker}-{replica}"),
             limits=limits or WorkerLimits(grace_period=0, drain_timeout=1),
             announce=self.announce,
+            health_check=health_check,
         )
 
     async def run(self, engine: type[LLMEngine], **options: Any) -> Worker:

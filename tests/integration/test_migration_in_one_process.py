@@ -730,9 +730,7 @@ async def test_a_worker_that_hangs_is_found_while_the_answer_is_collected_whole(
     assert tokens(list(items)) == answer(8)
 
 
-async def test_workers_that_many_requests_lose_are_warned_of_once(
-    house: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_workers_that_many_requests_lose_are_warned_of_once(house: Any, caplog: pytest.LogCaptureFixture) -> None:
     await workers(house, 2, limit=0)
     Fragile.fates = [(2, LOST)] * 6
 

@@ -26,9 +26,9 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import Route
 from dynamo_core.errors import (
     Cancelled,
+    DeadlineExceeded,
     DynamoError,
     InvalidArgument,
-    DeadlineExceeded,
     ResponseTimeout,
     ServiceOverloaded,
     Unavailable,

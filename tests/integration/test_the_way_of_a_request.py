@@ -22,9 +22,9 @@ from dynamo_core.client.pipeline import Deadlines
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import (
+    DeadlineExceeded,
     InvalidArgument,
     ModelNotFound,
-    DeadlineExceeded,
     ResponseTimeout,
     ServiceOverloaded,
     StreamIncomplete,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.engine import (
         EMBED,
         MULTI_CHOICE,
+        PROGRESS,
         DisaggregationMode,
         EngineConfig,
         KvEventSource,
@@ -93,6 +94,7 @@ _HOME = {
     "LLMEngine": "contracts.engine",
     "LoadSource": "contracts.engine",
     "MULTI_CHOICE": "contracts.engine",
+    "PROGRESS": "contracts.engine",
     "RuntimeOptions": "contracts.engine",
     "WorkerConfig": "contracts.engine",
     "invalid_argument": "contracts.engine",
@@ -160,6 +162,7 @@ __all__ = [
     "DYNAMO_API",
     "EMBED",
     "MULTI_CHOICE",
+    "PROGRESS",
     "ActiveLoad",
     "Admission",
     "Annotated",

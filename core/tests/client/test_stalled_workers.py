@@ -159,7 +159,7 @@ async def test_nothing_is_watched_while_no_worker_has_the_request(make_stage: Ca
 class Silent:
     """A stream of which nothing is known but what has arrived."""
 
-    instance_id = 7
+    instance_id: int | None = 7
     source_paused = False
 
     def __init__(self) -> None:

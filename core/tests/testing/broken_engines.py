@@ -26,7 +26,7 @@ from dynamo_core import (
     WorkerConfig,
     chunk,
 )
-from dynamo_core.contracts.engine import EMBED, KvEventSource, LoadSource
+from dynamo_core.contracts.engine import EMBED, PROGRESS, KvEventSource, LoadSource
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.protocol.events import KvBlock, KvEvent, KvStored
 
@@ -72,9 +72,10 @@ class Rich(Engine):
         self.listeners: dict[int, Callable[[KvEvent], None]] = {}
         self.numbers = {rank: count() for rank in (0, 1)}
         self.places = asyncio.Semaphore(2)
+        self.steps = 0
         return EngineConfig(
             model="rich",
-            capabilities=frozenset({EMBED}),
+            capabilities=frozenset({EMBED, PROGRESS}),
             max_num_seqs=2,
             context_length=100,
             kv_cache_block_size=16,
@@ -99,7 +100,11 @@ class Rich(Engine):
             for rank, hear in self.listeners.items():
                 hear(self.event(rank))
             async for item in super().generate(request, ctx):
+                self.steps += 1
                 yield item
+
+    def progress(self) -> int:
+        return self.steps
 
     def event(self, rank: int) -> KvEvent:
         return KvEvent(next(self.numbers[rank]), KvStored([KvBlock(1, 2)]), rank)
@@ -648,6 +653,30 @@ class LeaksItsPlaces(Engine):
 
     RUNS_OUT = "request_timeout"
     FAILS: ClassVar = {"close_midway": "RequestLeaked"}
+
+
+# Progress.
+
+
+class ReportsNoProgress(Engine):
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="m", capabilities=frozenset({PROGRESS}))
+
+    FAILS: ClassVar = {"progress": "ProgressFailed"}
+
+
+class MakesNoProgress(Rich):
+    def progress(self) -> int:
+        return 7
+
+    FAILS: ClassVar = {"progress": "ProgressFailed"}
+
+
+class CountsInHalves(Rich):
+    def progress(self) -> Any:
+        return self.steps / 2
+
+    FAILS: ClassVar = {"progress": "ProgressFailed"}
 
 
 # Embeddings.

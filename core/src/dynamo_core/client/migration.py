@@ -223,7 +223,7 @@ class Migration:
         return None
 
     async def _move(self, error: DynamoError, seen: TokenLog) -> None:
-        attempts, model = self._attempts, self._ways.card.name
+        model = self._ways.card.name
         kind = NEW_REQUEST if seen.empty else ONGOING_REQUEST
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -37,13 +37,28 @@ class Endpoint:
 class ServedContext(EngineContext):
     """The context of a call on the serving side. What is deferred runs exactly once, however the call ends."""
 
-    __slots__ = ("_deferred",)
+    __slots__ = ("_announce", "_deferred")
 
     def __init__(
         self, request_id: str, *, attempt_id: str | None = None, metadata: dict[str, str] | None = None
     ) -> None:
         super().__init__(request_id, attempt_id=attempt_id, metadata=metadata)
         self._deferred: list[Callback] | None = []
+        self._announce: Callable[[Annotated[Any]], None] | None = None
+
+    def open(self, announce: Callable[[Annotated[Any]], None]) -> None:
+        """The call was accepted: from now on `announce` takes events beside the handler's items."""
+        if self._deferred is not None:
+            self._announce = announce
+
+    def announce(self, event: Annotated[Any]) -> None:
+        """Sends the caller an event beside what the handler yields. Dropped unless the call is open."""
+        if self._announce is not None:
+            self._announce(event)
+
+    def complete(self) -> None:
+        """Nothing may follow what has been sent but the completing flag."""
+        self._announce = None
 
     def defer(self, callback: Callback) -> None:
         """Runs `callback` when the call has ended; at once if it already has."""
@@ -55,6 +70,7 @@ class ServedContext(EngineContext):
     def close(self) -> None:
         """Runs what was deferred, last first. Called by the transport; repeating it does nothing."""
         deferred, self._deferred = self._deferred, None
+        self._announce = None
         for callback in reversed(deferred or ()):
             try:
                 callback()

@@ -61,6 +61,9 @@ class DisaggregationMode(enum.StrEnum):
 EMBED = "embed"
 #: The engine answers one request with several choices itself (`sampling_options.n`).
 MULTI_CHOICE = "multi_choice"
+#: The engine reports by `LLMEngine.progress` that it is at work, so that a request which waits for its first token for
+#: long is not taken for one whose engine is frozen.
+PROGRESS = "progress"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,7 @@ class EngineConfig:
     data_parallel_start_rank: int = 0
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
-    #: Any of `EMBED`, `MULTI_CHOICE`.
+    #: Any of `EMBED`, `MULTI_CHOICE`, `PROGRESS`.
     capabilities: frozenset[str] = frozenset()
     runtime_data: dict[str, Any] = field(default_factory=dict)
 
@@ -241,6 +244,14 @@ class LLMEngine(Plugin, ABC):
     async def health_check_payload(self) -> dict[str, Any] | None:
         """The request to probe the engine with, as a map of `PreprocessedRequest` fields; None for the default."""
         return None
+
+    def progress(self) -> int:
+        """A number that grows with every piece of work the engine does, such as a step of its scheduler.
+
+        Asked once a second in the event loop, if the capability `PROGRESS` is declared. While the number grows, a
+        request without output counts as one that the engine works on. Must return at once.
+        """
+        raise NotSupported(f"engine {self.NAME!r} does not report progress")
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
         """Embeds token ids. Only called if the capability `EMBED` is declared."""

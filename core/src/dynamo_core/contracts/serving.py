@@ -122,6 +122,7 @@ class ServedCall:
             self._outlet.refused(Unknown("the call could not be taken", cause=error))
             return
         self._outlet.accepted()
+        self._ctx.open(self._outlet.event)
         try:
             await self._pump(items)
         except asyncio.CancelledError:
@@ -133,6 +134,7 @@ class ServedCall:
         except Exception as error:
             log.exception("a handler failed in mid-stream")
             self._outlet.event(Annotated.from_error(Unknown(str(error), cause=error)))
+        self._ctx.complete()
         self._outlet.event(Annotated.from_complete_final())
 
     async def _pump(self, items: Any) -> None:

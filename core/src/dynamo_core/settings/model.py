@@ -294,8 +294,9 @@ class ClientSettings(BaseModel):
     )
     stall_timeout: Seconds | None = Field(
         default=None,
-        description="Seconds that a worker may be silent in mid-answer before it counts as failed; null means for as "
-        "long as its connection lives.",
+        description="Seconds that a worker which has accepted a request may send nothing before it counts as failed; "
+        "null means for as long as its process and the wire to it live. Longer than the longest prefill, unless the "
+        "engine reports progress.",
     )
     min_initial_workers: Count = Field(default=1, description="Workers that a model needs before `/ready` says 200.")
     shutdown_timeout: Seconds = Field(
@@ -452,7 +453,7 @@ class WorkerSettings(BaseModel):
         "70.",
     )
     stall_exit: SecondsOrZero = Field(
-        default=120,
+        default=300,
         description="Seconds that the event loop of a worker process may stand still before the process ends with exit "
         "code 70; 0 means for ever.",
     )

@@ -130,6 +130,10 @@ class EngineConformance:
         """CloseFailed, RequestLeaked."""
         await check("close_midway")
 
+    async def test_progress_that_is_declared_is_made(self, check: MakeCheck) -> None:
+        """ProgressFailed."""
+        await check("progress")
+
     async def test_embeddings_that_are_declared_are_made(self, check: MakeCheck) -> None:
         """EmbeddingFailed."""
         await check("embed")

@@ -21,6 +21,7 @@ from dynamo_core.telemetry.tracing import TraceContext
 from dynamo_core.worker.gate import CapacityGate, Ticket
 from dynamo_core.worker.generate_span import GenerateSpan, not_empty
 from dynamo_core.worker.metrics import WorkerMetrics
+from dynamo_core.worker.progress import ProgressReporter
 from dynamo_core.worker.validate import ContractViolation, validated, validator_enabled
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,10 @@ class EngineAdapter:
         *,
         config: WorkerConfig,
         worker_id: int,
+        progress: ProgressReporter | None = None,
     ) -> None:
         self._engine = engine
+        self._progress = progress
         self._worker = config.worker
         self._mode = config.disaggregation_mode
         self._endpoint = config.endpoint
@@ -77,6 +80,8 @@ class EngineAdapter:
         ticket = self._gate.enter()
         ctx.defer(ticket.leave)
         ctx.defer(self._metrics.request())
+        if self._progress is not None:
+            self._progress.follow(ctx)
         return ticket
 
     async def _generate(
@@ -98,6 +103,8 @@ class EngineAdapter:
                 left = (request.sampling_options.n or 1) if self._many_choices else 1
                 try:
                     items = self._engine.generate(request, GenerateContext(ctx, abort.first_token))
+                    if self._progress is not None:
+                        items = self._progress.watch(ctx, items)
                     if self._validate:
                         items = validated(items, left)
                     async for item in items:

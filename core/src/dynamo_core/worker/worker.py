@@ -13,17 +13,19 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from dynamo_core.contracts.call import Handler, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.endpoints import EMBED, GENERATE, KV_HISTORY, MODEL_FILE
-from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.engine import PROGRESS, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.transport import Served, Transport
-from dynamo_core.errors import BackendError, DynamoError, as_backend_error
+from dynamo_core.errors import BackendError, DynamoError, ResponseTimeout, as_backend_error
+from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
@@ -36,6 +38,7 @@ from dynamo_core.worker.gate import CapacityGate
 from dynamo_core.worker.metrics import WorkerMetrics
 from dynamo_core.worker.model_files import ModelFiles, read_files
 from dynamo_core.worker.probe import probe_request
+from dynamo_core.worker.progress import ProgressReporter
 from dynamo_core.worker.publishers import EnginePublishers
 
 log = logging.getLogger(__name__)
@@ -106,7 +109,12 @@ class Worker:
         self._lease: Lease | None = None
         self._served: list[Served] = []
         self._adapters: list[EngineAdapter] = []
+        #: Signs of life of the engine.
+        self._beats = Beats()
         self._canary: Canary | None = None
+        self._progress: ProgressReporter | None = None
+        #: Calls of ``generate`` that run, where a canary may find that the engine is frozen.
+        self._running: set[ServedContext] = set()
         self._instance: Instance | None = None
         #: The canary's last verdict that was carried out; read and written under the lock.
         self._sound = True
@@ -231,6 +239,8 @@ class Worker:
                 steps.append(("wait for late callers", self._wait_for_late_callers))
             steps.append(("finish its requests", self._finish_requests))
         steps.append(("close its endpoints", self._close_endpoints))
+        if self._progress is not None:
+            steps.append(("end its progress reports", self._progress.aclose))
         if running:
             steps.append(("drain its engine", self._drain_engine))
         if owed:
@@ -296,15 +306,17 @@ class Worker:
     async def _serve(
         self, lease: Lease, engine_config: EngineConfig, files: dict[str, bytes], system_url: str | None
     ) -> None:
+        if PROGRESS in engine_config.capabilities:
+            self._progress = ProgressReporter(self._engine, self._beats)
+            self._progress.start()
         gate = CapacityGate(self._metrics, limit=self._limits.engine_requests, queue=self._limits.queued_requests)
         adapter = self._adapter(lease, engine_config, gate, self._worker_metrics)
         model_files = ModelFiles(files)
         card = make_card(lease.id, self._config, engine_config, model_files.listing())
         request = await self._probe_request(card, files)
-        beats = Beats()
         generate: Handler = adapter.generate
         if request is not None:
-            generate = self._watched(lease, engine_config, adapter, beats)
+            generate = self._watched(lease, engine_config, adapter)
         address: dict[str, str] = {}
         for endpoint, handler in (
             (GENERATE, generate),
@@ -324,13 +336,21 @@ class Worker:
             "serving %s on %s as instance %x of worker %s", card.name, self.endpoint, lease.id, self._config.worker
         )
         if request is not None and self._health_check is not None:
-            self._canary = self._make_canary(instance, request, beats, self._health_check)
+            self._canary = self._make_canary(instance, request, self._health_check)
             self._canary.start()
 
     def _adapter(
         self, lease: Lease, engine_config: EngineConfig, gate: CapacityGate, metrics: WorkerMetrics
     ) -> EngineAdapter:
-        adapter = EngineAdapter(self._engine, engine_config, gate, metrics, config=self._config, worker_id=lease.id)
+        adapter = EngineAdapter(
+            self._engine,
+            engine_config,
+            gate,
+            metrics,
+            config=self._config,
+            worker_id=lease.id,
+            progress=self._progress,
+        )
         self._adapters.append(adapter)
         return adapter
 
@@ -348,7 +368,7 @@ class Worker:
                 raise as_backend_error(error) from error
         return await probe_request(check.payload, offered, card=card, files=files)
 
-    def _watched(self, lease: Lease, engine_config: EngineConfig, adapter: EngineAdapter, beats: Beats) -> Handler:
+    def _watched(self, lease: Lease, engine_config: EngineConfig, adapter: EngineAdapter) -> Handler:
         """The handler of ``generate`` for a worker with a canary: answers are counted, probes are kept apart.
 
         A probe asks whether the engine answers, not whether there is room: it takes no place from requests, is refused
@@ -360,22 +380,28 @@ class Worker:
         async def generate(request: PreprocessedRequest, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
             if request.is_probe:
                 return await probes.generate(request, ctx)
-            return beats.watch(await adapter.generate(request, ctx))
+            items = await adapter.generate(request, ctx)
+            self._running.add(ctx)
+            ctx.defer(lambda: self._running.discard(ctx))
+            return self._beats.watch(items)
 
         return generate
 
-    def _make_canary(
-        self, instance: Instance, request: PreprocessedRequest, beats: Beats, check: HealthCheck
-    ) -> Canary:
+    def _make_canary(self, instance: Instance, request: PreprocessedRequest, check: HealthCheck) -> Canary:
         async def ask() -> None:
             await probe(self._transport, instance, GENERATE, request, check.timeout)
 
-        return Canary(ask, beats, check, self._judged)
+        return Canary(ask, self._beats, check, self._judged)
 
     async def _judged(self, answers: bool, why: str) -> None:
-        """The canary's verdict: who does not answer is not routed to."""
+        """The canary's verdict: a worker whose engine does not answer is not routed to, and its calls go elsewhere."""
         if self._lease is None or self._instance is None or self._health_check is None:
             return
+        if not answers and self._health_check.unregister:
+            # None of them has had output since long before the probe. The callers try other workers.
+            frozen = Annotated[Any].from_error(ResponseTimeout(f"the engine does not answer its health check: {why}"))
+            for ctx in self._running:
+                ctx.announce(frozen)
         async with self._listing:
             if self.state is not WorkerState.RUNNING or self._sound == answers:
                 return

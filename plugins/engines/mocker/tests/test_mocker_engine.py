@@ -24,7 +24,7 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.contracts.engine import EMBED
+from dynamo_core.contracts.engine import EMBED, PROGRESS
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.text.folder import load_folder
 from dynamo_core.text.load import load_tokenizer
@@ -82,7 +82,7 @@ async def test_start_tells_the_capacities() -> None:
     assert (config.model, config.served_model_name) == ("m", "public")
     assert (config.total_kv_blocks, config.kv_cache_block_size, config.data_parallel_size) == (10, 8, 2)
     assert (config.context_length, config.max_num_seqs, config.max_num_batched_tokens) == (8192, 256, 8192)
-    assert config.capabilities == {EMBED}
+    assert config.capabilities == {EMBED, PROGRESS}
 
 
 async def test_a_model_name_is_there_even_if_the_worker_has_none() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo_core.contracts.context import GenerateContext
-from dynamo_core.contracts.engine import EMBED, DisaggregationMode
+from dynamo_core.contracts.engine import EMBED, PROGRESS, DisaggregationMode, LLMEngine
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.testing.engine.bench import Bench, Skipped
 from dynamo_core.testing.engine.deadline import call, told, within
@@ -19,6 +19,7 @@ from dynamo_core.testing.engine.failures import (
     EmbeddingFailed,
     HealthCheckPayloadFailed,
     MaxTokensExceeded,
+    ProgressFailed,
 )
 from dynamo_core.testing.engine.streams import Reading, check_answer
 
@@ -93,6 +94,19 @@ async def concurrent(bench: Bench) -> str:
     return f"{STREAMS} streams, {sum(reading.tokens for reading in readings)} tokens"
 
 
+async def progress(bench: Bench) -> str:
+    """An engine that declares that it reports progress has made some when it has answered."""
+    engine, config = await bench.running()
+    if PROGRESS not in config.capabilities:
+        raise Skipped(f"the capability {PROGRESS!r} is not declared")
+    before = _progress(engine)
+    await _ask(bench, await bench.request(max_tokens=FEW_TOKENS))
+    after = _progress(engine)
+    if after <= before:
+        raise ProgressFailed(f"progress was {before} before a request and {after} after it")
+    return f"from {before} to {after}"
+
+
 async def embed(bench: Bench) -> str:
     """An engine that declares embeddings makes one vector per input."""
     engine, config = await bench.running()
@@ -108,6 +122,16 @@ async def embed(bench: Bench) -> str:
     if fault:
         raise EmbeddingFailed(fault)
     return f"{len(inputs)} vectors of {len(output.embeddings[0])} numbers"
+
+
+def _progress(engine: LLMEngine) -> int:
+    try:
+        made: object = engine.progress()
+    except Exception as error:
+        raise ProgressFailed(f"progress {told(error)}") from error
+    if type(made) is not int:
+        raise ProgressFailed(f"progress returned a {type(made).__name__}, not an int")
+    return made
 
 
 def _fault_of(output: Any, inputs: list[list[int]]) -> str:

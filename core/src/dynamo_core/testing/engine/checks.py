@@ -49,6 +49,7 @@ CHECKS = (
     Check(stopping.cancel_at_once, _STOP),
     Check(stopping.cancel_midway, _STOP),
     Check(stopping.close_midway, (f.CloseFailed, f.RequestLeaked)),
+    Check(answers.progress, (f.ProgressFailed,)),
     Check(answers.embed, (f.EmbeddingFailed,)),
     Check(sources.kv_events, (f.KvEventsFailed,)),
     Check(lifecycle.drain, (f.DrainFailed,)),

@@ -191,6 +191,13 @@ class EmbeddingFailed(ConformanceFailure):
     REMEDY = "implement `embed`, or leave the capability out of `EngineConfig.capabilities`"
 
 
+class ProgressFailed(ConformanceFailure):
+    """The engine declares that it reports progress and does not."""
+
+    CONTRACT = "with the capability `progress`, `progress` returns at once a number that grows while the engine works"
+    REMEDY = "count the steps of the engine and return the count, or leave the capability out of the `EngineConfig`"
+
+
 class KvEventsFailed(ConformanceFailure):
     """What the engine tells of its cache cannot be followed."""
 

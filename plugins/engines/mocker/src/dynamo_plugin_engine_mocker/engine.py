@@ -25,7 +25,7 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.contracts.engine import EMBED, KvEventSource, LoadSource
+from dynamo_core.contracts.engine import EMBED, PROGRESS, KvEventSource, LoadSource
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
 from dynamo_core.protocol.events import ActiveLoad
 from dynamo_core.tasks import TaskSet
@@ -106,7 +106,7 @@ class MockerEngine(LLMEngine):
             data_parallel_size=settings.data_parallel_size,
             bootstrap_host=host if self._rooms is not None else None,
             bootstrap_port=port if self._rooms is not None else None,
-            capabilities=frozenset() if prefill else frozenset({EMBED}),
+            capabilities=frozenset({PROGRESS}) if prefill else frozenset({EMBED, PROGRESS}),
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
@@ -142,6 +142,10 @@ class MockerEngine(LLMEngine):
             if sequence.failure is not None:
                 raise BackendError.EngineShutdown(sequence.failure)
             yield sequence.cancelled()
+
+    def progress(self) -> int:
+        """The steps of all ranks."""
+        return sum(rank.scheduler.steps for rank in self._ranks)
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
         """One unit vector per input, without delay.

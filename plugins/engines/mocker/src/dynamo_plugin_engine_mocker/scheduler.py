@@ -62,6 +62,8 @@ class Scheduler:
         self._private_tokens = 0
         self._work = asyncio.Event()
         self._closed: str | None = None
+        #: Steps made since the start.
+        self.steps = 0
         #: Tokens to compute before all sequences decode.
         self.prefill_tokens = 0
         #: Times a sequence gave way; tokens computed, found in the cache and brought for prompts, since the start.
@@ -215,6 +217,7 @@ class Scheduler:
 
     def _step(self, chunks: list[tuple[Sequence, int]]) -> None:
         """One token for everybody. Runs once per token of every request: keep it short."""
+        self.steps += 1
         for sequence, tokens in chunks:
             self._prefill(sequence, tokens)
         due: list[Sequence] = []

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from dynamo_core import (
     EMBED,
     MULTI_CHOICE,
+    PROGRESS,
     BackendError,
     DisaggregationMode,
     EmbedOutput,
@@ -161,7 +162,7 @@ class VllmEngine(LLMEngine):
         self._defaults = dict(config.model_config.get_diff_sampling_param())
         self._guided_backend = getattr(config.structured_outputs_config, "backend", "auto")
         self._traced = config.observability_config.otlp_traces_endpoint is not None
-        capabilities = set()
+        capabilities = {PROGRESS}
         if "embed" in tasks and self._role is DisaggregationMode.AGGREGATED:
             capabilities.add(EMBED)
         generates = "generate" in tasks
@@ -335,6 +336,10 @@ class VllmEngine(LLMEngine):
             subscribe = partial(self._subscribe, number, where.endpoint, where.replay_endpoint)
             sources.append(KvEventSource(number, subscribe))
         return sources
+
+    def progress(self) -> int:
+        """The steps of all ranks, as vLLM's statistics tell them."""
+        return sum(rank.steps for rank in self._ranks.values())
 
     async def load_sources(self) -> list[LoadSource]:
         """One per rank."""

@@ -49,6 +49,8 @@ class Rank:
         #: Their prompt tokens, of those that have no token yet.
         self.waiting_tokens = 0
         self.used_blocks = 0
+        #: Steps that vLLM has made.
+        self.steps = 0
         #: Prompt tokens that were looked up in the prefix cache since the start, and found there.
         self.queried_tokens = 0
         self.hit_tokens = 0
@@ -72,6 +74,7 @@ class Rank:
 
     def record(self, stats: Any) -> None:
         """Takes the `SchedulerStats` of a step."""
+        self.steps += 1
         # What an aborted request held is given back with the next step only.
         self.used_blocks = round(stats.kv_cache_usage * self._blocks) if self.requests else 0
         found = stats.prefix_cache_stats

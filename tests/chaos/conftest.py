@@ -22,8 +22,22 @@ workers:
     grace_period: 0
 """
 
+#: What tests have to say of how long things took.
+REPORT = pytest.StashKey[list[str]]()
+
 Fleet: TypeAlias = Callable[..., AbstractAsyncContextManager[ProxiedWorkers]]
 Expect: TypeAlias = Callable[[Iterable[Asked]], Any]
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> list[str]:
+    """Lines that are shown when all tests have ended."""
+    return request.config.stash.setdefault(REPORT, [])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(REPORT, []):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture

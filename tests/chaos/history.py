@@ -54,11 +54,12 @@ class Asked:
     stream: bool = True
     #: Seconds in which it must have ended.
     deadline: float = DEADLINE
+    model: str = "mock-model"
 
     def body(self) -> dict[str, Any]:
         """The request as JSON."""
         body: dict[str, Any] = {
-            "model": "mock-model",
+            "model": self.model,
             "messages": [{"role": "user", "content": self.prompt}],
             "max_tokens": self.max_tokens,
             "seed": self.seed,

@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,10 +56,10 @@ WORKER_GAUGES = (
 
 
 class Part:
-    """One `dynamo serve` process, that can be started again."""
+    """One `dynamo serve` process, or one of another `command`, that can be started again."""
 
-    def __init__(self, config: Path, *options: str) -> None:
-        self._words = [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(config), *options]
+    def __init__(self, config: Path, *options: str, command: Sequence[str] = ("dynamo_core.cli.main", "serve")) -> None:
+        self._words = [sys.executable, "-m", *command, str(config), *options]
         self._log = config.with_name(f"log-{free_port()}")
         self._process: subprocess.Popen[bytes] | None = None
 

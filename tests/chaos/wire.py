@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import msgspec
@@ -59,7 +60,17 @@ class Requests(ABC):
     """Which requests a worker was ever sent; they are known by their seeds. A tap of a `FaultProxy`."""
 
     def __init__(self) -> None:
-        self.seeds: set[int] = set()
+        #: When each came for the first time, by the clock of the event loop.
+        self.times: dict[int, float] = {}
+
+    @property
+    def seeds(self) -> Set[int]:
+        """The requests that came."""
+        return self.times.keys()
+
+    def came(self, seed: int) -> None:
+        """A request has come."""
+        self.times.setdefault(seed, asyncio.get_running_loop().time())
 
     @abstractmethod
     def __call__(self, passing: Passing) -> None:
@@ -76,7 +87,7 @@ class TcpRequests(Requests):
         if message[0] == OPEN and message[3] == "generate":
             seed = message[7].get("sampling_options", {}).get("seed")
             if seed is not None:
-                self.seeds.add(seed)
+                self.came(seed)
 
 
 class BrokerRequests(Requests):
@@ -93,7 +104,7 @@ class BrokerRequests(Requests):
         _, *after = data.split(_SEED)
         for value in after:
             if value and value[0] < 0x80:
-                self.seeds.add(value[0])
+                self.came(value[0])
             elif value and (width := _WIDTHS.get(value[0])) and len(value) > width:
-                self.seeds.add(int.from_bytes(value[1 : 1 + width], "big"))
+                self.came(int.from_bytes(value[1 : 1 + width], "big"))
         self._rest[passing.connection] = data[-_LONGEST:]

@@ -231,15 +231,15 @@ class Servers:
             return {"use": "redis", "url": url or self.broker.url}
         return {"use": self._transport}
 
-    def discovery(self) -> dict[str, Any]:
-        """The settings of the discovery, quick to see who has died."""
-        quick = {"ttl": 2, "timeout": 0.5, "poll": 0.25}
+    def discovery(self, *, quick: bool = True) -> dict[str, Any]:
+        """The settings of the discovery; `quick` to see which process has died."""
+        times = {"ttl": 2, "timeout": 0.5, "poll": 0.25} if quick else {}
         if isinstance(self.store, Etcd):
-            return {"use": "etcd", "endpoints": [self.store.url]} | quick
+            return {"use": "etcd", "endpoints": [self.store.url]} | times
         if self.store is not None:
-            return {"use": "redis", "url": self.store.url} | quick
+            return {"use": "redis", "url": self.store.url} | times
         if self._discovery == "file":
-            return {"use": "file", "path": str(self._files), "ttl": 2}
+            return {"use": "file", "path": str(self._files)} | ({"ttl": 2} if quick else {})
         return {"use": "memory"}
 
     def options(self) -> list[str]:

@@ -676,6 +676,28 @@ def test_a_missing_field_is_422_and_named(tracker: Tracker, field: str) -> None:
     assert (status, f"missing field `{field}` at line 1 column" in error["error"]) == (422, True)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/free", '{"model_name":"MODEL","request_id":"a","request_id":"b"}', "duplicate field `request_id`"),
+        (
+            "/potential_loads",
+            '{"model_name":"MODEL","sequence_hashes":[1,-0]}',
+            "sequence_hashes[1]: expected `int`, got `float`",
+        ),
+    ],
+)
+def test_a_repeated_field_and_minus_zero_are_422(
+    tracker: Tracker, model: str, path: str, body: str, text: str
+) -> None:
+    tracker.add(model, "a", [1])
+
+    status, error = tracker.ask("POST", path, raw=body.replace("MODEL", model).encode())
+
+    assert (status, text in error["error"]) == (422, True)
+    assert tracker.load(model) == (0, 1)
+
+
 def test_unknown_fields_are_ignored_and_a_model_may_have_no_name(tracker: Tracker) -> None:
     assert tracker.register("", more=1) == (201, OK)
     assert tracker.post("/unregister", worker_id=7, model_name="", more=1) == (200, OK)

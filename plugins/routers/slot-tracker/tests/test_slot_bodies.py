@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration
+from dynamo_plugin_router_slot_tracker.bodies import Addition, Peer, Registration, RequestKey
 from dynamo_plugin_router_slot_tracker.decoding import BodyOf
 from dynamo_plugin_router_slot_tracker.places import end_of, position
 from dynamo_plugin_router_slot_tracker.refusals import Malformed, Refusal, WrongSchema
@@ -19,11 +19,15 @@ SYNTAX = "Failed to parse the request body as JSON: "
 SCHEMA = "Failed to deserialize the JSON body into the target type: "
 
 
-def refusal_of(type: type[Any], body: bytes) -> Refusal:
+def read_as(type: type[Any], body: bytes) -> Any:
     http = make_mocked_request("POST", "/", headers={"Content-Type": "application/json"})
     http._read_bytes = body
+    return asyncio.run(BodyOf(type).read(http))
+
+
+def refusal_of(type: type[Any], body: bytes) -> Refusal:
     with pytest.raises(Refusal) as raised:
-        asyncio.run(BodyOf(type).read(http))
+        read_as(type, body)
     return raised.value
 
 
@@ -33,15 +37,16 @@ def refusal_of(type: type[Any], body: bytes) -> Refusal:
         (b"", "unexpected end of the text at line 1 column 0"),
         (b"{", "unexpected end of the text at line 1 column 1"),
         (b'{"a": 1,\n  x}', "object keys must be strings at line 2 column 3"),
-        (b'{"worker_id": 7} x', "trailing characters at line 1 column 18"),
+        (b'{"url": "tcp://x"} x', "trailing characters at line 1 column 20"),
         (b"\xff", "invalid character at line 1 column 1"),
         (b'{"model_name":"\xff"}', "the text is not UTF-8"),
         (b'{"x":' + b"[" * 100_000, "recursion limit exceeded"),
+        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion limit exceeded"),
     ],
 )
 def test_what_is_no_json_is_told_with_its_place(body: bytes, text: str) -> None:
-    # Of a whole object the fields are looked at first.
-    refused = refusal_of(dict if text.startswith("trailing") else Registration, body)
+    # The fields of an object that ends are looked at before what follows it.
+    refused = refusal_of(Peer if text.startswith("trailing") else Registration, body)
 
     assert isinstance(refused, Malformed)
     assert refused.text == SYNTAX + text
@@ -73,6 +78,77 @@ def test_a_number_above_64_bits_is_named() -> None:
     assert refusal_of(Addition, body.encode()).text == (
         f"{SCHEMA}worker_id: expected `int` <= 18446744073709551615 at line 1 column 67"
     )
+
+
+def addition(*fields: str) -> str:
+    """The text of an `/add` that is complete, with these fields after its own."""
+    own = ['"model_name":"m"', '"request_id":"r"', '"worker_id":7', '"dp_rank":0', '"sequence_hashes":[1]']
+    return "{" + ",".join([*own, *fields]) + "}"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (addition('"worker_id":8'), "worker_id"),
+        (addition('"worker_id":7'), "worker_id"),
+        (addition('"sequence_hashes" : []'), "sequence_hashes"),
+        (addition('"new_isl_tokens":1', '"new_isl_tokens":2'), "new_isl_tokens"),
+        # The same name, spelt with an escape.
+        (addition(r'"worker\u005fid":8'), "worker_id"),
+        (addition('"x":{"worker_id":1}', '"model_name":"n"'), "model_name"),
+    ],
+)
+def test_a_field_that_is_there_twice_is_refused(body: str, field: str) -> None:
+    refused = refusal_of(Addition, body.encode())
+
+    assert isinstance(refused, WrongSchema)
+    assert refused.text.startswith(f"{SCHEMA}duplicate field `{field}` at line 1 column ")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (addition().replace(":7", ":-0"), "worker_id: expected `int`, got `float` at line 1 column 49"),
+        (addition().replace("[1]", "[1,\n -0 ]"), "sequence_hashes[1]: expected `int`, got `float` at line 2 column 3"),
+        (addition('"new_isl_tokens":-0'), "new_isl_tokens: expected `int`, got `float` at line 1 column 102"),
+    ],
+)
+def test_minus_zero_is_no_integer(body: str, text: str) -> None:
+    refused = refusal_of(Addition, body.encode())
+
+    assert isinstance(refused, WrongSchema)
+    assert refused.text == SCHEMA + text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # Fields that the service does not know may hold anything.
+        ['"x":1', '"x":2'],
+        ['"x":-0', '"y":[-0]', '"z":{"worker_id":1}'],
+        ['"x":"-0,"', '"y":"worker_id"', r'"z":"\u005f"'],
+    ],
+)
+def test_what_only_looks_like_a_second_field_or_minus_zero_is_read(fields: list[str]) -> None:
+    body = addition(*fields).replace('"r"', '"-0,"')
+
+    read = read_as(Addition, body.encode())
+
+    assert (read.worker_id, read.request_id, read.sequence_hashes) == (7, "-0,", [1])
+
+
+texts = st.sampled_from(["m", "-0", "-0]", '"worker_id":', "é", "\\", "request_id", "\n"])
+
+
+@given(texts, texts, st.dictionaries(texts, texts | st.integers() | st.lists(st.integers())), st.booleans())
+def test_a_body_without_repeats_is_read_whatever_its_texts_are(
+    model: str, request: str, more: dict[str, Any], ascii: bool
+) -> None:
+    body = more | {"model_name": model, "request_id": request}
+
+    read = read_as(RequestKey, json.dumps(body, ensure_ascii=ascii).encode())
+
+    assert (read.model_name, read.request_id) == (model, request)
 
 
 values = st.recursive(

@@ -10,8 +10,9 @@ from aiohttp import web
 
 from dynamo_plugin_router_slot_tracker.places import end_of, position
 from dynamo_plugin_router_slot_tracker.refusals import Malformed, Refusal, WrongContentType, WrongSchema
+from dynamo_plugin_router_slot_tracker.strict import StrictFields
 
-BodyT = TypeVar("BodyT")
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 _SYNTAX = "Failed to parse the request body as JSON: "
 _SCHEMA = "Failed to deserialize the JSON body into the target type: "
@@ -26,6 +27,7 @@ class BodyOf(Generic[BodyT]):
 
     def __init__(self, type: type[BodyT]) -> None:
         self._decoder = msgspec.json.Decoder(type)
+        self._strict = StrictFields(type.__struct_encode_fields__)
 
     async def read(self, http: web.Request) -> BodyT:
         """The body of a call.
@@ -38,9 +40,13 @@ class BodyOf(Generic[BodyT]):
             raise WrongContentType("Expected request with `Content-Type: application/json`")
         body = await http.read()
         try:
-            return self._decoder.decode(body)
+            value = self._decoder.decode(body)
+            fault = self._strict.fault(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _refusal(body, error) from error
+        if fault is not None:
+            raise _wrong(body, *fault)
+        return value
 
 
 def _is_json(content_type: str) -> bool:
@@ -62,7 +68,11 @@ def _refusal(body: bytes, error: Exception) -> Refusal:
         path = [own[1]]
     text = text.replace("Object missing required field", "missing field").replace("Expected", "expected")
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
-    return WrongSchema(f"{_SCHEMA}{where + ': ' if where else ''}{text} at {position(body, end_of(body, path))}")
+    return _wrong(body, f"{where}: {text}" if where else text, path)
+
+
+def _wrong(body: bytes, text: str, path: list[str | int]) -> WrongSchema:
+    return WrongSchema(f"{_SCHEMA}{text} at {position(body, end_of(body, path))}")
 
 
 def _syntax(body: bytes, error: Exception) -> Refusal:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
 from dynamo_core.errors import ConfigError
-from dynamo_plugin_router_slot_tracker.addresses import check_endpoint
+from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration, RequestKey
 from dynamo_plugin_router_slot_tracker.events import TOPIC, Added, AddRequest, Event, Message, WorkerRank
 from dynamo_plugin_router_slot_tracker.refusals import Malformed, Unknown, Unusable
@@ -428,7 +429,7 @@ def test_a_taken_port_is_an_error_of_the_set_up() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://host:1", "tcp://[::1]:8092", "tcp://*:8092", "ipc:///tmp/x", "tcp://h:*"])
-def test_endpoints_of_other_processes_are_accepted(endpoint: str) -> None:
+def test_an_operator_may_name_any_endpoint_of_another_process(endpoint: str) -> None:
     check_endpoint(endpoint)
 
 
@@ -447,12 +448,74 @@ def test_endpoints_of_other_processes_are_accepted(endpoint: str) -> None:
         ("tcp://[::1]", "missing TCP port"),
         ("tcp://host:65536", "invalid TCP port"),
         ("tcp://host:http", "invalid TCP port"),
+        pytest.param("tcp://host:" + "9" * 5000, "invalid TCP port", id="a port of 5000 digits"),
         ("ipc://", "missing address"),
         ("ipc://a\0b", "missing address"),
     ],
 )
-def test_other_endpoints_are_not(endpoint: str, reason: str) -> None:
+def test_other_endpoints_are_refused(endpoint: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
         check_endpoint(endpoint)
 
+    assert str(raised.value).endswith(f": {reason}")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://host:1", "tcp://slot_tracker-a.svc.cluster.local.:8092", "tcp://10.0.0.1:65535", "tcp://[fe80::1]:8092"],
+)
+def test_a_client_may_register_tcp_peers(endpoint: str) -> None:
+    check_peer(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("ipc:///tmp/x", "unsupported scheme `ipc`"),
+        ("inproc://x", "unsupported scheme `inproc`"),
+        ("pgm://eth0;239.0.0.1:1", "unsupported scheme `pgm`"),
+        ("/tmp/x", "missing scheme"),
+        ("TCP://x:1", "unsupported scheme `TCP`"),
+        ("tcp://host:*", "invalid TCP port"),
+        ("tcp://host:0", "invalid TCP port"),
+        ("tcp://host:+1", "invalid TCP port"),
+        ("tcp://host:\u0661", "invalid TCP port"),
+        # What the library takes for a source address and a destination.
+        ("tcp://10.0.0.1:5555;10.0.0.2:5555", "invalid host"),
+        ("tcp:///tmp/x:1", "invalid host"),
+        ("tcp://user@host:1", "invalid host"),
+        ("tcp://a b:1", "invalid host"),
+        ("tcp://-host:1", "invalid host"),
+        ("tcp://host..b:1", "invalid host"),
+        ("tcp://b\u00fccher:1", "invalid host"),
+        ("tcp://999.1.1.1:1", "invalid host"),
+        ("tcp://1.2.3:1", "invalid host"),
+        ("tcp://[::g]:1", "invalid host"),
+        ("tcp://::1:1", "invalid host"),
+        pytest.param(f"tcp://{'a' * 64}:1", "invalid host", id="a label of 64 characters"),
+        pytest.param("tcp://" + "a." * 200 + "b:1", "invalid host", id="a host of 401 characters"),
+    ],
+)
+def test_a_client_may_register_nothing_else(endpoint: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as raised:
+        check_peer(endpoint)
+
     assert str(raised.value) == f"invalid ZMQ endpoint `{endpoint}`: {reason}"
+
+
+def test_an_endpoint_without_end_is_not_repeated_to_the_client() -> None:
+    with pytest.raises(ValueError, match="invalid host") as raised:
+        check_peer("tcp://" + "x" * 1_000_000 + ":1")
+
+    assert len(str(raised.value)) < 1000
+
+
+async def test_an_ipc_peer_of_the_options_is_listened_to(replica: Make, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path / 'peer'}"
+    one = replica(peers=(endpoint,))
+
+    assert one.sync.peers == [endpoint]
+    with pytest.raises(Malformed, match="unsupported scheme `ipc`"):
+        one.sync.add_peer(endpoint)
+    one.sync.remove_peer(endpoint)
+    assert one.sync.peers == []

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 from dynamo_core.errors import ConfigError
 
-from dynamo_plugin_router_slot_tracker.addresses import check_endpoint
+from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.bodies import Addition, RequestKey
 from dynamo_plugin_router_slot_tracker.events import (
     FREE,
@@ -135,7 +135,8 @@ class Replicas:
         self._subscriber.setsockopt(zmq.SUBSCRIBE, TOPIC)
         for peer in settings.peers:
             try:
-                self.add_peer(peer)
+                _accepted(check_endpoint, peer)
+                self._connect(peer)
             except Refusal as refusal:
                 self.close()
                 raise ConfigError(f"--replica-sync-peers: {refusal.text}") from refusal
@@ -167,16 +168,16 @@ class Replicas:
     # Peers.
 
     def add_peer(self, endpoint: str) -> bool:
-        """Listens to a peer from now on, whether it is there yet or not; False if it did already.
+        """Listens to a peer that a client names from now on, whether it is there yet or not; False if it did already.
 
         Raises:
-            Malformed: the endpoint cannot be one of a peer, or is this process's own.
+            Malformed: the endpoint is no TCP one of a peer, or is this process's own.
             Unusable: the sockets are closed.
         """
-        try:
-            check_endpoint(endpoint)
-        except ValueError as error:
-            raise Malformed(str(error)) from error
+        _accepted(check_peer, endpoint)
+        return self._connect(endpoint)
+
+    def _connect(self, endpoint: str) -> bool:
         if endpoint == self._settings.advertise:
             raise Malformed("peer endpoint matches this replica's advertised endpoint")
         subscriber = self._open_subscriber()
@@ -332,6 +333,13 @@ class Replicas:
         if self._subscriber is None:
             raise Unusable("replica peer manager is unavailable")
         return self._subscriber
+
+
+def _accepted(check: Callable[[str], None], endpoint: str) -> None:
+    try:
+        check(endpoint)
+    except ValueError as error:
+        raise Malformed(str(error)) from error
 
 
 def _checked(option: str, endpoint: str) -> None:

@@ -366,6 +366,47 @@ def test_ranks_are_bounded_and_room_comes_back() -> None:
     registry.register(worker(2, dp_size=4))
 
 
+def test_hashes_of_a_request_are_bounded() -> None:
+    registry = Registry(max_hashes=3)
+    registry.register(worker())
+    says = "sequence_hashes has 4 entries: at most 3 are taken"
+
+    with pytest.raises(Malformed, match=says):
+        registry.add(addition("r", [1, 2, 3, 4]))
+    with pytest.raises(Malformed, match=says):
+        registry.potential_loads(Projection(model_name="m", sequence_hashes=[1] * 4))
+
+    assert registry.add(addition("r", [1, 2, 3])) == 16
+    # A snapshot of a service with wider bounds.
+    wide = Registry()
+    wide.register(worker())
+    wide.add(addition("s", [1, 2, 3, 4]))
+    assert registry.restore(wide.held()) == 0
+    assert [load.active_decode_blocks for load in registry.loads()] == [3]
+
+
+def test_an_unknown_model_is_told_before_too_many_hashes() -> None:
+    with pytest.raises(Unknown):
+        Registry(max_hashes=1).add(addition("r", [1, 2]))
+
+
+def test_trackers_are_bounded_and_room_comes_back() -> None:
+    registry = Registry(max_trackers=2)
+    registry.register(worker(1, tenant="a"))
+    registry.register(worker(1, tenant="b"))
+
+    with pytest.raises(Malformed, match="at most 2 pairs of model and tenant can be tracked"):
+        registry.register(worker(1, tenant="c"))
+    with pytest.raises(Malformed, match="at most 2 pairs of model and tenant can be tracked"):
+        registry.register(worker(1, model="n", tenant="a"))
+    # Another worker of a pair that is there needs no room.
+    registry.register(worker(2, tenant="a"))
+
+    registry.unregister(Unregistration(worker_id=1, model_name="m", tenant_id="b"))
+    registry.register(worker(1, tenant="c"))
+    assert {key for key, _ in registry.scopes()} == {("m", "a"), ("m", "c")}
+
+
 def test_the_ids_of_a_removed_worker_are_free_while_others_stay() -> None:
     registry = Registry()
     registry.register(worker(1))

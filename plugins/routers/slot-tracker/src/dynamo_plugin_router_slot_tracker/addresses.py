@@ -30,7 +30,7 @@ def check_endpoint(endpoint: str) -> None:
 def check_peer(endpoint: str) -> None:
     """Refuses what a client may not register: all but the host and port of a TCP socket.
 
-    Files and multicast groups of this host are no affair of a client. The host ``*`` passes, for the library refuses it.
+    Files and multicast groups of this host are no affair of a client. The library itself refuses the host ``*``.
 
     Raises:
         ValueError: the text says what is wrong.

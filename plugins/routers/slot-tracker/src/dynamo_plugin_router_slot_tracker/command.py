@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_RANKS
+from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS
 from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
 from dynamo_plugin_router_slot_tracker.service import DEFAULT_PORT, ServiceSettings, Tls
 
@@ -49,6 +49,20 @@ def _listed(value: str | None) -> tuple[str, ...]:
     default=MAX_RANKS,
     show_default=True,
     help="Most ranks of all workers together.",
+)
+@click.option(
+    "--max-trackers",
+    type=click.IntRange(min=1),
+    default=MAX_TRACKERS,
+    show_default=True,
+    help="Most pairs of model and tenant.",
+)
+@click.option(
+    "--max-hashes",
+    type=click.IntRange(min=1),
+    default=MAX_HASHES,
+    show_default=True,
+    help="Most sequence hashes of one request.",
 )
 @click.option(
     "--token",

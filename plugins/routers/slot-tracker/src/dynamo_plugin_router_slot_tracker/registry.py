@@ -21,7 +21,7 @@ from dynamo_plugin_router_slot_tracker.bodies import (
     RequestKey,
     Unregistration,
 )
-from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed, Unknown
+from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed, Refusal, Unknown
 
 #: Seconds after which a request may be taken for one that nobody will free.
 EXPIRY = 300.0
@@ -29,6 +29,10 @@ EXPIRY = 300.0
 SWEEP = 30.0
 #: Most ranks of all workers together.
 MAX_RANKS = 65_536
+#: Most pairs of model and tenant. Each is a row of every metric, too.
+MAX_TRACKERS = 4096
+#: Most hashes of one request. More than this many of 64 bits do not fit into a body.
+MAX_HASHES = 131_072
 
 
 class Rank:
@@ -65,11 +69,19 @@ class Registry:
     """
 
     def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, expiry: float = EXPIRY, max_ranks: int = MAX_RANKS
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        expiry: float = EXPIRY,
+        max_ranks: int = MAX_RANKS,
+        max_trackers: int = MAX_TRACKERS,
+        max_hashes: int = MAX_HASHES,
     ) -> None:
         self._clock = clock
         self._expiry = expiry
         self._max_ranks = max_ranks
+        self._max_trackers = max_trackers
+        self._max_hashes = max_hashes
         self._ranks = 0
         self._scopes: dict[tuple[str, str], Scope] = {}
         #: Seconds between two looks for requests that are too old.
@@ -84,7 +96,7 @@ class Registry:
         """Adds a worker with its ranks.
 
         Raises:
-            Malformed: its sizes or its range are impossible, or there would be too many ranks.
+            Malformed: its sizes or its range are impossible, or there would be too many ranks or scopes.
             Conflict: it is there already, or others of its scope have another block size.
         """
         if worker.block_size == 0:
@@ -108,6 +120,11 @@ class Registry:
                 f"and {self._ranks} are"
             )
         if scope is None:
+            if len(self._scopes) >= self._max_trackers:
+                raise Malformed(
+                    f"no slot tracker for {_scope_name(*key)}: at most {self._max_trackers} pairs of model and tenant "
+                    "can be tracked"
+                )
             scope = self._scopes[key] = Scope(worker.block_size)
         scope.workers[worker.worker_id] = worker
         for dp_rank in _range_of(worker):
@@ -148,6 +165,7 @@ class Registry:
 
         Raises:
             Unknown: the scope or the rank is not there.
+            Malformed: it has too many hashes.
             Conflict: a request of that id is active.
         """
         return self._add(addition, self._now())
@@ -200,9 +218,11 @@ class Registry:
 
         Raises:
             Unknown: the scope is not there.
+            Malformed: the request has too many hashes.
         """
         self._now()
         scope = self.scope(projection.model_name, projection.tenant_id)
+        self._check_number(projection.sequence_hashes)
         # As in `add`, a hash counts once.
         keys = prefix_keys(list(dict.fromkeys(projection.sequence_hashes)))
         tokens = projection.new_isl_tokens
@@ -290,7 +310,7 @@ class Registry:
             )
             try:
                 self._add(addition, now - held.age)
-            except (Unknown, Conflict):
+            except Refusal:
                 continue
             restored += 1
         return restored
@@ -302,6 +322,7 @@ class Registry:
         rank = scope.ranks.get((addition.worker_id, addition.dp_rank))
         if rank is None:
             raise Unknown(f"Worker {_rank_name(addition.worker_id, addition.dp_rank)} not found")
+        self._check_number(addition.sequence_hashes)
         request_id = addition.request_id
         holder = scope.requests.get(request_id)
         if holder is not None:
@@ -309,6 +330,10 @@ class Registry:
         rank.active.add(request_id, addition.sequence_hashes, addition.new_isl_tokens, added)
         scope.requests[request_id] = rank
         return scope.block_size
+
+    def _check_number(self, hashes: list[int]) -> None:
+        if len(hashes) > self._max_hashes:
+            raise Malformed(f"sequence_hashes has {len(hashes)} entries: at most {self._max_hashes} are taken")
 
     def _now(self) -> float:
         """The time. Who asks also does the sweep that is due, so that no answer is later than that."""

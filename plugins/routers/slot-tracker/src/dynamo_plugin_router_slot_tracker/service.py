@@ -18,7 +18,7 @@ from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, refusal, unauthorized
 from dynamo_plugin_router_slot_tracker.figures import Figures
-from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_RANKS, Registry
+from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS, Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
 from dynamo_plugin_router_slot_tracker.snapshot import snapshot_route, take_snapshot
 
@@ -48,6 +48,8 @@ class ServiceSettings:
     port: int = DEFAULT_PORT
     expiry: float = EXPIRY
     max_ranks: int = MAX_RANKS
+    max_trackers: int = MAX_TRACKERS
+    max_hashes: int = MAX_HASHES
     sync: SyncSettings | None = None
     token: str | None = None
     tls: Tls = Tls()
@@ -71,7 +73,13 @@ class Service:
     def __init__(self, settings: ServiceSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         settings.check()
         self._settings = settings
-        self.registry = Registry(clock=clock, expiry=settings.expiry, max_ranks=settings.max_ranks)
+        self.registry = Registry(
+            clock=clock,
+            expiry=settings.expiry,
+            max_ranks=settings.max_ranks,
+            max_trackers=settings.max_trackers,
+            max_hashes=settings.max_hashes,
+        )
         self.replicas = None if settings.sync is None else Replicas(settings.sync, self.registry)
         figures = Figures(self.registry, self.replicas) if settings.metrics else None
         routes = Api(self.registry, self.replicas, None if figures is None else figures.count).routes()

@@ -1098,6 +1098,36 @@ workers:
     )
 
 
+def test_requests_that_end_while_the_service_hangs_leave_nothing_there(start: Start, serve: Any) -> None:
+    tracker = start(*local())
+    config = f"""
+frontend: {{use: openai}}
+router: {{use: slot-tracker, url: "http://127.0.0.1:{tracker.port}", pause: 2}}
+workers:
+  mock: {{model: {{name: mock-model}}, engine: {{use: mocker, fixed_itl_ms: 50}}, grace_period: 0}}
+"""
+    server = serve(config)
+    until(lambda: len(tracker.get("/workers")) == 1)
+    body = {"model": "mock-model", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 4000}
+    streams = [server.raw("POST", "/v1/chat/completions", body | {"stream": True}) for _ in range(8)]
+    until(lambda: tracker.potential("mock-model", []).popitem()[1]["active_requests"] == 8)
+
+    tracker.process.send_signal(signal.SIGSTOP)
+    try:
+        for stream in streams[:4]:
+            stream.close()
+        assert server.until(lambda: "does not answer" in server.log, DEADLINE)
+        # What ends now is not even tried.
+        for stream in streams[4:]:
+            stream.close()
+        assert server.until(lambda: server.metric("dynamo_frontend_inflight_requests") == 0, DEADLINE)
+    finally:
+        tracker.process.send_signal(signal.SIGCONT)
+
+    until(lambda: tracker.potential("mock-model", []).popitem()[1]["active_requests"] == 0)
+    assert {(load["active_prefill_tokens"], load["active_decode_blocks"]) for load in tracker.get("/loads")} == {(0, 0)}
+
+
 # Many calls.
 
 

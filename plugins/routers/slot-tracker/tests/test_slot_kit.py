@@ -16,7 +16,7 @@ from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
 def _unknown(router: Router) -> int:
     """Requests that the service is still to be told of."""
     reservations = cast(SlotTrackerRouter, router)._reservations
-    return len(reservations.unknown) + reservations._changed.qsize()
+    return len(reservations.unknown) + reservations._changed.qsize() + reservations.pending
 
 
 class TestWithAService(RouterKit):

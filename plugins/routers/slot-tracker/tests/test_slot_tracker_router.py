@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
+import aiohttp
 import pytest
 from aiohttp import web
 from dynamo_core.client.board import LoadBoard
@@ -18,6 +19,7 @@ from dynamo_core.errors import ConfigError, InvalidArgument, ServiceOverloaded, 
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.faults import BlackHole, Direction, FaultProxy, HalfOpen, Raw
 from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration, Unregistration
 from dynamo_plugin_router_slot_tracker.router import SlotTrackerConfig, SlotTrackerRouter
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
@@ -87,6 +89,12 @@ class House:
             for load in self.service.registry.loads()
         }
 
+    async def proxied(self) -> FaultProxy:
+        """A service, and a network before it that may fail."""
+        service = await self.serve()
+        proxy = FaultProxy("127.0.0.1", service.listener.port, framing=Raw())
+        return await self._stack.enter_async_context(proxy)
+
     def elsewhere(self, worker_id: int, blocks: int, tokens: int = 0) -> None:
         """A request that another client of the service placed."""
         assert self.service is not None
@@ -111,6 +119,44 @@ class House:
             if line.startswith(f'dynamo_router_slot_tracker_decisions_total{{source="{source}"}}'):
                 return float(line.split()[-1])
         return 0.0
+
+
+class LateAdd:
+    """Stands before a service, and passes each call on; `/add` late, and without an answer."""
+
+    def __init__(self, service: str, when: asyncio.Event) -> None:
+        self._service, self._when = service, when
+        self._runner = web.ServerRunner(web.Server(self._pass))
+        self._adds: list[asyncio.Task[None]] = []
+        self.freed = 0
+        self.url = ""
+
+    async def __aenter__(self) -> LateAdd:
+        self._session = aiohttp.ClientSession()
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self._adds)
+        await self._session.close()
+        await self._runner.cleanup()
+
+    async def _pass(self, http: web.BaseRequest) -> web.Response:
+        body = await http.read()
+        if http.path == "/add":
+            self._adds.append(asyncio.create_task(self._add(body)))
+            await self._when.wait()
+        async with self._session.post(self._service + http.path, data=body, headers=http.headers) as answer:
+            self.freed += http.path == "/free"
+            return web.Response(status=answer.status, body=await answer.read(), content_type="application/json")
+
+    async def _add(self, body: bytes) -> None:
+        await self._when.wait()
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(f"{self._service}/add", data=body, headers=headers):
+            pass
 
 
 def ask(tokens: list[int], *excluded: int, phase: Phase = Phase.AGGREGATED) -> RoutingRequest:
@@ -460,6 +506,124 @@ async def test_workers_may_leave_while_the_service_is_asked(house: House) -> Non
     house.pool.remove(2)
     with pytest.raises(Unavailable):
         await asking
+
+
+async def placed(house: House, router: SlotTrackerRouter, number: int) -> list[Any]:
+    """Requests of two blocks each that the service counts."""
+    tickets = []
+    for one in range(number):
+        prompt = list(range(100 * one, 100 * one + 8))
+        tickets.append(house.enter(await router.route(ask(prompt), house.pool), f"r{one}", prompt))
+    await until(lambda: sum(blocks for _, blocks in house.loads.values()) == 2 * number)
+    return tickets
+
+
+async def test_requests_that_end_while_the_service_hangs_are_freed_afterwards(house: House) -> None:
+    house.worker(1)
+    proxy = await house.proxied()
+    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=0.2)
+    await house.known()
+    tickets = await placed(house, router, 20)
+    hang = proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
+    for ticket in tickets:
+        ticket.leave()
+    await hang.hit()
+    await until(lambda: not router._client.present and router._reservations.pending == 20)
+    # A request is routed meanwhile, and waits for nothing.
+    assert (await router.route(ask([1]), house.pool)).instance.instance_id == 1
+
+    proxy.plan.clear()
+
+    await until(lambda: house.loads == {(1, 0): (0, 0)})
+    await until(lambda: router._reservations.pending == 0)
+
+
+async def test_a_request_whose_add_was_not_answered_is_freed_all_the_same(house: House) -> None:
+    house.worker(1)
+    proxy = await house.proxied()
+    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=0.2)
+    await house.known()
+    prompt = list(range(8))
+    route = await router.route(ask(prompt), house.pool)
+    proxy.plan.inject(HalfOpen(), direction=Direction.DOWN)
+    ticket = house.enter(route, "r", prompt)
+    await until(lambda: house.loads[1, 0] == (8, 2) and not router._client.present)
+    hang = proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
+
+    ticket.leave()
+    await until(lambda: router._reservations.pending == 1)
+    proxy.plan.remove(hang)
+
+    await until(lambda: house.loads == {(1, 0): (0, 0)})
+
+
+async def test_an_add_that_its_free_has_overtaken_is_freed_again(house: House) -> None:
+    house.worker(1)
+    service = await house.serve()
+    overtaken = asyncio.Event()
+    async with LateAdd(service.listener.url, overtaken) as late:
+        router = await house.router(late.url, timeout=0.2, pause=0)
+        await house.known()
+        prompt = list(range(8))
+        ticket = house.enter(await router.route(ask(prompt), house.pool), "r", prompt)
+        await until(lambda: not router._client.present)
+        ticket.leave()
+        await until(lambda: late.freed == 1)
+        overtaken.set()
+        await until(lambda: house.loads == {(1, 0): (8, 2)})
+
+        await until(lambda: house.loads == {(1, 0): (0, 0)})
+
+
+async def test_a_request_that_the_service_never_heard_of_is_not_freed_there(house: House) -> None:
+    house.worker(1)
+    first = await house.serve()
+    router = await house.router(pause=60)
+    await house.known()
+    await first.aclose()
+    prompt = list(range(8))
+    for one in range(3):
+        # The first finds the port closed, the others are not tried.
+        ticket = house.enter(await router.route(ask(prompt), house.pool), f"r{one}", prompt)
+        await until(lambda: not router._reservations.unknown)
+        ticket.leave()
+
+    await until(lambda: not router._reservations._changed.qsize())
+    assert router._reservations.pending == 0
+
+
+async def test_what_waits_is_told_when_the_router_ends(house: House) -> None:
+    house.worker(1)
+    proxy = await house.proxied()
+    # Left alone for a minute: only the end of the router does not wait that long.
+    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=60)
+    await house.known()
+    tickets = await placed(house, router, 20)
+    proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
+    for ticket in tickets:
+        ticket.leave()
+    await until(lambda: router._reservations.pending == 20)
+    proxy.plan.clear()
+
+    await router.aclose()
+
+    assert house.loads == {(1, 0): (0, 0)}
+
+
+async def test_a_service_that_hangs_does_not_hold_up_the_end(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.worker(1)
+    proxy = await house.proxied()
+    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=0.2)
+    await house.known()
+    tickets = await placed(house, router, 5)
+    proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
+    for ticket in tickets:
+        ticket.leave()
+
+    async with asyncio.timeout(20):
+        await router.aclose()
+
+    assert "5 requests could not be told to the slot tracker" in caplog.text
 
 
 async def test_nothing_is_left_when_it_ends(house: House) -> None:

@@ -31,7 +31,11 @@ _loads = msgspec.json.Decoder(list[PotentialLoad])
 
 
 class Away(Exception):
-    """The service did not answer, or not as one does. What was asked may have been done all the same."""
+    """The service did not answer, or not as one does. If this is `uncertain`, it may have done what was asked."""
+
+    def __init__(self, *, uncertain: bool = True) -> None:
+        super().__init__()
+        self.uncertain = uncertain
 
 
 class Refused(Exception):
@@ -92,9 +96,14 @@ class ServiceClient:
         """Raises `Away` or `Refused`."""
         await self._post("/prefill_complete", key)
 
-    async def free(self, key: RequestKey) -> None:
-        """Counts a request out. Raises `Away` or `Refused`."""
-        await self._post("/free", key)
+    async def free(self, key: RequestKey, *, urgent: bool = False) -> None:
+        """Counts a request out; an `urgent` call is also made while the service is to be left alone.
+
+        Raises:
+            Away: no answer.
+            Refused: the service knows no such model any more.
+        """
+        await self._post("/free", key, urgent=urgent)
 
     async def potential_loads(self, projection: Projection) -> list[PotentialLoad]:
         """What each rank would be busy with. Raises `Away` or `Refused`."""
@@ -111,9 +120,9 @@ class ServiceClient:
         if session is not None:
             await session.close()
 
-    async def _post(self, path: str, body: msgspec.Struct) -> bytes:
-        if not self.usable:
-            raise Away
+    async def _post(self, path: str, body: msgspec.Struct, *, urgent: bool = False) -> bytes:
+        if not (urgent or self.usable):
+            raise Away(uncertain=False)
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self._ssl)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
@@ -124,10 +133,10 @@ class ServiceClient:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._failed(error)
-            raise Away from error
+            raise Away(uncertain=not isinstance(error, aiohttp.ClientConnectorError)) from error
         if response.status >= 500 or response.status in (401, 403):
             self._failed(Refused(response.status, _text_of(answer)))
-            raise Away
+            raise Away(uncertain=response.status >= 500)
         if not self.present:
             log.info("the slot tracker at %s answers again", self._url)
             self.present = True

@@ -11,11 +11,14 @@ from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_router_slot_tracker.bodies import Addition, RequestKey
 from dynamo_plugin_router_slot_tracker.client import Away, Refused, ServiceClient
+from dynamo_plugin_router_slot_tracker.pending_frees import PendingFrees
 
 log = logging.getLogger(__name__)
 
 #: Calls that are made at the same time.
 _LANES = 8
+#: Requests that wait to be told of. The service is not told of more, but for those that it is to free.
+_MAX_CHANGED = 16_384
 #: Seconds for what still has to be told when the router ends.
 _FLUSH = 2.0
 
@@ -32,7 +35,19 @@ class Stage(enum.IntEnum):
 class Reservation:
     """One request on one rank; watches its route. `make` gives what is added, once the id of the attempt is known."""
 
-    __slots__ = ("_add", "_queue", "addition", "known", "queued", "rank", "wanted", "weight")
+    __slots__ = (
+        "_make",
+        "_queue",
+        "added",
+        "addition",
+        "key",
+        "known",
+        "queued",
+        "rank",
+        "uncertain",
+        "wanted",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -42,19 +57,29 @@ class Reservation:
         make: Callable[[str], Addition],
     ) -> None:
         self._queue = reservations
-        self._add = make
+        self._make: Callable[[str], Addition] | None = make
         self.rank = rank
         #: What it adds to the cost of its rank until the service knows it.
         self.weight = weight
+        #: What is to be added, until it has been.
         self.addition: Addition | None = None
+        self.key: RequestKey | None = None
         #: What has happened, and what of it the service has been told.
         self.wanted = Stage.ROUTED
         self.known = Stage.ROUTED
         self.queued = False
+        #: When it was added, as a time of the loop, and whether the answer to that was lost.
+        self.added = 0.0
+        self.uncertain = False
 
     def entered(self, attempt_id: str) -> None:
         """The request counts from now on."""
-        self.addition = self._add(attempt_id)
+        if self._make is None:
+            return
+        addition = self.addition = self._make(attempt_id)
+        self.key = RequestKey(
+            model_name=addition.model_name, tenant_id=addition.tenant_id, request_id=addition.request_id
+        )
         self._want(Stage.ADDED)
 
     def prefilled(self) -> None:
@@ -62,7 +87,8 @@ class Reservation:
         self._want(Stage.PREFILLED)
 
     def left(self) -> None:
-        """It is over."""
+        """It is over. Its hashes, of which there may be many, are not kept any longer."""
+        self._make = self.addition = None
         self._want(Stage.FREED)
 
     def _want(self, stage: Stage) -> None:
@@ -72,38 +98,65 @@ class Reservation:
 
 
 class Reservations:
-    """Tells the service of every change, each request's in order. What it cannot be told it forgets by itself."""
+    """Tells the service of every change, each request's in order.
 
-    def __init__(self, client: ServiceClient) -> None:
+    A `/free` is repeated until the service answers or, `expiry` seconds after its `/add`, has expired the request by
+    itself. Other calls are not: `/add` may have been done although its answer was lost, and what a lost
+    `/prefill_complete` leaves goes with the `/free`.
+    """
+
+    def __init__(self, client: ServiceClient, *, expiry: float) -> None:
         self._client = client
-        #: No longer than the number of requests: each is in it once.
         self._changed: asyncio.Queue[Reservation] = asyncio.Queue()
+        self._frees = PendingFrees(client, expiry)
         self._tasks = TaskSet()
+        self._repeating = TaskSet()
         #: By rank: the weight of requests that were placed there and that the service does not know yet.
         self.unknown: dict[tuple[int, int], float] = {}
+
+    @property
+    def pending(self) -> int:
+        """Requests that are over, and that the service may count until a repeated `/free` is answered."""
+        return len(self._frees)
 
     def start(self) -> None:
         """Begins to tell."""
         for number in range(_LANES):
             self._tasks.spawn(self._tell(), name=f"slot-tracker-{number}")
+        self._repeating.spawn(self._frees.run(), name="slot-tracker-frees")
 
     async def aclose(self) -> None:
         """Tells what is left, for a moment, and ends. Safe twice, and without `start`."""
+        await self._repeating.aclose()
         if len(self._tasks):
             try:
                 async with asyncio.timeout(_FLUSH):
                     await self._changed.join()
+                    await self._frees.flush()
             except TimeoutError:
-                log.warning("%d requests could not be told to the slot tracker", self._changed.qsize())
+                left = self._changed.qsize() + len(self._frees)
+                log.warning("%d requests could not be told to the slot tracker", left)
         await self._tasks.aclose()
 
     def changed(self, reservation: Reservation) -> None:
         """A request has come further."""
+        if reservation.queued or reservation.known >= reservation.wanted:
+            return
+        if self._changed.qsize() >= _MAX_CHANGED:
+            self._skip(reservation)
+            return
         if reservation.wanted is Stage.ADDED:
             self.unknown[reservation.rank] = self.unknown.get(reservation.rank, 0.0) + reservation.weight
-        if not reservation.queued:
-            reservation.queued = True
-            self._changed.put_nowait(reservation)
+        reservation.queued = True
+        self._changed.put_nowait(reservation)
+
+    def _skip(self, reservation: Reservation) -> None:
+        """Too much waits: the service is not told of this, unless it would go on counting what is over."""
+        if reservation.known is Stage.ROUTED:
+            reservation.known, reservation.addition = Stage.FREED, None
+        elif reservation.wanted is Stage.FREED:
+            reservation.known = Stage.FREED
+            self._repeat_free(reservation)
 
     async def _tell(self) -> None:
         while True:
@@ -116,32 +169,57 @@ class Reservations:
                 self._changed.task_done()
 
     async def _step(self, reservation: Reservation) -> None:
-        """Tells the next thing. What does not work is not tried again: the service is left with what it has."""
-        addition = reservation.addition
-        known, wanted = reservation.known, reservation.wanted
-        if known is Stage.ROUTED:
-            # Until it is known what the service knows: nothing, should this be given up.
+        """Tells the next thing."""
+        if reservation.known is Stage.ROUTED:
+            await self._add(reservation)
+        elif reservation.wanted is Stage.FREED:
             reservation.known = Stage.FREED
-            try:
-                if wanted is not Stage.FREED and addition is not None:
-                    await self._client.add(addition)
-                    reservation.known = Stage.ADDED
-            except Refused as refused:
-                log.debug("the slot tracker did not take a request: %s", refused)
-            except Away:
-                # It may have been counted in all the same.
-                reservation.known = Stage.PREFILLED
-            finally:
-                self._no_longer_unknown(reservation)
-            return
-        reservation.known = wanted
-        if addition is None:
-            return
-        key = RequestKey(model_name=addition.model_name, tenant_id=addition.tenant_id, request_id=addition.request_id)
+            await self._free(reservation)
+        else:
+            reservation.known = Stage.PREFILLED
+            await self._complete_prefill(reservation)
+
+    async def _add(self, reservation: Reservation) -> None:
+        addition, reservation.addition = reservation.addition, None
+        # Until it is known what the service knows: nothing, should this be given up.
+        reservation.known = Stage.FREED
         try:
-            await (self._client.free(key) if wanted is Stage.FREED else self._client.complete_prefill(key))
-        except (Away, Refused) as error:
-            log.debug("the slot tracker was not told of a request: %r", error)
+            if addition is not None:
+                reservation.added = asyncio.get_running_loop().time()
+                await self._client.add(addition)
+                reservation.known = Stage.ADDED
+        except Refused as refused:
+            log.debug("the slot tracker did not take a request: %s", refused)
+        except Away as away:
+            if away.uncertain:
+                # It may have been added all the same. Only `/free` is worth a call then.
+                reservation.known, reservation.uncertain = Stage.PREFILLED, True
+        finally:
+            self._no_longer_unknown(reservation)
+
+    async def _complete_prefill(self, reservation: Reservation) -> None:
+        if reservation.key is not None:
+            try:
+                await self._client.complete_prefill(reservation.key)
+            except (Away, Refused) as error:
+                log.debug("the slot tracker was not told of a prefill: %r", error)
+
+    async def _free(self, reservation: Reservation) -> None:
+        if reservation.key is None:
+            return
+        try:
+            await self._client.free(reservation.key)
+        except Refused as refused:
+            log.debug("the slot tracker did not free a request: %s", refused)
+        except Away:
+            self._repeat_free(reservation)
+        else:
+            if reservation.uncertain:
+                self._frees.put(reservation.key, reservation.added)
+
+    def _repeat_free(self, reservation: Reservation) -> None:
+        if reservation.key is not None:
+            self._frees.put(reservation.key, reservation.added, answers=2 if reservation.uncertain else 1)
 
     def _no_longer_unknown(self, reservation: Reservation) -> None:
         left = self.unknown[reservation.rank] - reservation.weight

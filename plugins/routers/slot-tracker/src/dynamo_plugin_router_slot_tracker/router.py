@@ -52,6 +52,11 @@ class SlotTrackerConfig(PluginConfig):
         ge=0,
         description="Seconds that a service which did not answer is left alone; loads decide meanwhile.",
     )
+    expiry: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds after which the service expires a request, its `--expiry`: so long a `/free` is repeated.",
+    )
     block_size: int = Field(default=16, ge=1, description="Tokens of a block for workers that do not say it.")
     seed: int | None = Field(default=None, description="Makes the choice among equals repeatable, for tests.")
 
@@ -78,7 +83,7 @@ class SlotTrackerRouter(Router):
         self._client = ServiceClient(
             config.url, token=config.token, ca=config.ca, timeout=config.timeout, pause=config.pause
         )
-        self._reservations = Reservations(self._client)
+        self._reservations = Reservations(self._client, expiry=config.expiry)
         self._tasks = TaskSet()
         self._watching = TaskSet()
         #: Workers that the service should know, those that it will not, and the pool's version that they are of.

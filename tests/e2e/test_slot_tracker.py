@@ -1063,6 +1063,30 @@ def test_over_tls_with_a_snapshot_of_a_peer(start: Start, tmp_path: Path) -> Non
     until(lambda: bool(second.ask("GET", "/loads", **header)[1][0]["active_prefill_tokens"] != before))
 
 
+def test_with_gaps_a_replica_that_lost_events_comes_back_to_what_is_active(start: Start) -> None:
+    options = local(*SYNC, "--replica-sync-gaps", "--metrics")
+    teller, listener = start(*options), start(*options)
+    listens(listener, teller)
+    for one in (teller, listener):
+        one.register("m")
+    for number in range(56):
+        assert teller.add("m", f"r{number}", range(1000 * number, 1000 * number + 1000))[0] == 201
+    until(lambda: listener.load("m") == (0, 56_000))
+
+    # None of these events arrives.
+    assert listener.post("/deregister_peer", url=teller.sync) == (200, OK)
+    for number in range(53):
+        teller.post("/free", model_name="m", request_id=f"r{number}")
+    assert listener.load("m") == (0, 56_000)
+    assert listener.post("/register_peer", url=teller.sync) == (201, OK)
+
+    until(lambda: listener.load("m") == teller.load("m") == (0, 3_000))
+    assert "events of replica" in listener.log
+    assert "dynamo_slot_tracker_replica_repairs" in listener.exchange("GET", "/metrics")[2].decode()
+    # Clients ask for nothing else than before.
+    assert listener.ask("GET", "/snapshot") == (404, {"error": "route not found"})
+
+
 # The router.
 
 

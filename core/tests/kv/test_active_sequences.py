@@ -101,6 +101,9 @@ class ActiveSequencesModel(RuleBasedStateMachine):
         assert self.sequences.requests == len(self.active)
         assert self.sequences.prefill_tokens == sum(self.prefill.values())
         assert all((request in self.sequences) == (request in self.active) for request in "abcd")
+        assert {request: self.sequences.get(request) for request in "abcd"} == dict.fromkeys("abcd") | {
+            one.request_id: one for one in self.sequences
+        }
         assert [(one.request_id, list(one.hashes), one.prefill_tokens, one.added) for one in self.sequences] == [
             (request, list(dict.fromkeys(hashes)), self.prefill.get(request, 0), self.added[request])
             for request, hashes in self.active.items()

@@ -46,6 +46,11 @@ class ActiveSequences:
         for request_id, entry in self._requests.items():
             yield ActiveSequence(request_id, *entry)
 
+    def get(self, request_id: str) -> ActiveSequence | None:
+        """An active request."""
+        entry = self._requests.get(request_id)
+        return None if entry is None else ActiveSequence(request_id, *entry)
+
     def add(self, request_id: str, hashes: Sequence[int], new_tokens: int, now: float = 0.0) -> None:
         """Counts a request in. A hash repeated within one request counts once.
 

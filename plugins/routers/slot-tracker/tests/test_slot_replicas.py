@@ -11,12 +11,23 @@ import msgspec
 import pytest
 import zmq
 from dynamo_core.errors import ConfigError
+from dynamo_plugin_router_slot_tracker import replicas, replication
 from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration, RequestKey
-from dynamo_plugin_router_slot_tracker.events import TOPIC, Added, AddRequest, Event, Message, WorkerRank
+from dynamo_plugin_router_slot_tracker.events import (
+    PROGRESS_TOPIC,
+    TOPIC,
+    Added,
+    AddRequest,
+    Event,
+    Message,
+    WorkerRank,
+)
 from dynamo_plugin_router_slot_tracker.refusals import Malformed, Unknown, Unusable
 from dynamo_plugin_router_slot_tracker.registry import Registry
-from dynamo_plugin_router_slot_tracker.replicas import BATCH, MAX_SOURCES, Replicas, SyncSettings
+from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
+from dynamo_plugin_router_slot_tracker.resync import MAX_SOURCES
+from dynamo_plugin_router_slot_tracker.sockets import BATCH
 
 ANYWHERE = "tcp://127.0.0.1:*"
 
@@ -40,17 +51,17 @@ class Replica:
             sequence_hashes=hashes,
             new_isl_tokens=tokens,
         )
-        self.sync.added(one, self.registry.add(one))
+        self.sync.replication.added(one, self.registry.add(one))
 
     def prefilled(self, request_id: str) -> None:
         key = RequestKey(model_name="m", request_id=request_id)
-        self.sync.prefill_completed(key, self.registry.complete_prefill(key), 16)
+        self.sync.replication.prefill_completed(key, self.registry.complete_prefill(key), 16)
 
     def free(self, request_id: str) -> None:
         key = RequestKey(model_name="m", request_id=request_id)
         rank = self.registry.free(key)
         assert rank is not None
-        self.sync.freed(key, rank, 16)
+        self.sync.replication.freed(key, rank, 16)
 
     @property
     def load(self) -> tuple[int, int]:
@@ -72,8 +83,8 @@ async def listens(listener: Replica, teller: Replica) -> None:
     """Connects, and returns once what the teller says arrives."""
     listener.sync.add_peer(teller.sync.endpoint)
     number = 0
-    before = listener.sync.counts.applied
-    while listener.sync.counts.applied == before:
+    before = listener.sync.replication.counts.applied
+    while listener.sync.replication.counts.applied == before:
         number += 1
         teller.add(f"probe{number}", [])
         await asyncio.sleep(0.01)
@@ -113,7 +124,11 @@ class Stranger:
         listener.sync.add_peer(endpoint.rstrip(b"\0").decode())
 
     async def subscribed(self) -> None:
-        await asyncio.to_thread(self._socket.recv)
+        await self.subscription()
+
+    async def subscription(self) -> bytes:
+        """The next topic that the listener subscribes to."""
+        return await asyncio.to_thread(self._socket.recv)
 
     def send(self, *frames: bytes) -> None:
         self._socket.send_multipart(frames)
@@ -182,7 +197,7 @@ def test_without_tokens_to_prefill_none_are_tracked() -> None:
 async def test_every_lifecycle_event_arrives_in_order(replica: Make) -> None:
     teller, listener = replica(), replica()
     await listens(listener, teller)
-    before = listener.sync.counts.dropped
+    before = listener.sync.replication.counts.dropped
     teller.add("a", [1, -2], 48)
     teller.add("b", [1, 5], 3)
     await until(lambda: listener.load == (51, 3))
@@ -192,8 +207,8 @@ async def test_every_lifecycle_event_arrives_in_order(replica: Make) -> None:
     teller.free("b")
     await until(lambda: listener.load == (0, 0))
 
-    assert teller.sync.identity != listener.sync.identity
-    assert (listener.sync.counts.malformed, listener.sync.counts.dropped) == (0, before)
+    assert teller.sync.replication.identity != listener.sync.replication.identity
+    assert (listener.sync.replication.counts.malformed, listener.sync.replication.counts.dropped) == (0, before)
 
 
 async def test_three_replicas_agree_and_no_event_goes_round(replica: Make) -> None:
@@ -202,14 +217,14 @@ async def test_three_replicas_agree_and_no_event_goes_round(replica: Make) -> No
         for other in three:
             if one is not other:
                 await listens(one, other)
-    before = [one.sync.counts.published for one in three]
+    before = [one.sync.replication.counts.published for one in three]
     for number, one in enumerate(three):
         one.add(f"r{number}", [number, 10], 1)
 
     await until(lambda: all(one.load == (3, 4) for one in three))
 
     # Each told of its own only.
-    assert [one.sync.counts.published for one in three] == [count + 1 for count in before]
+    assert [one.sync.replication.counts.published for one in three] == [count + 1 for count in before]
 
 
 async def test_a_replica_that_hears_itself_does_not_listen(replica: Make) -> None:
@@ -218,13 +233,13 @@ async def test_a_replica_that_hears_itself_does_not_listen(replica: Make) -> Non
     one.sync.add_peer(one.sync.endpoint)
     await listens(other, one)
     await listens(one, other)
-    applied, dropped = one.sync.counts.applied, one.sync.counts.dropped
+    applied, dropped = one.sync.replication.counts.applied, one.sync.replication.counts.dropped
 
     one.add("r", [1])
     other.add("s", [2])
     await until(lambda: "s" in one.active)
 
-    assert (one.sync.counts.applied, one.sync.counts.dropped) == (applied + 1, dropped)
+    assert (one.sync.replication.counts.applied, one.sync.replication.counts.dropped) == (applied + 1, dropped)
 
 
 async def test_more_than_one_batch_is_read_without_another_sign(replica: Make) -> None:
@@ -258,8 +273,8 @@ async def test_what_is_no_event_is_counted_and_ignored(heard: tuple[Replica, Str
 
     await until(lambda: listener.load == (0, 2))
 
-    assert listener.sync.counts.malformed == 11
-    assert listener.sync.counts.dropped == 0
+    assert listener.sync.replication.counts.malformed == 11
+    assert listener.sync.replication.counts.dropped == 0
 
 
 async def test_what_does_not_fit_is_dropped(heard: tuple[Replica, Stranger]) -> None:
@@ -281,7 +296,7 @@ async def test_what_does_not_fit_is_dropped(heard: tuple[Replica, Stranger]) -> 
 
     await until(lambda: "r1" in listener.active)
 
-    assert listener.sync.counts.dropped == 8
+    assert listener.sync.replication.counts.dropped == 8
     assert listener.active == {"mine", "r1"}
     assert len(listener.registry.workers()) == 1
 
@@ -321,7 +336,7 @@ async def test_lost_events_are_counted(heard: tuple[Replica, Stranger], caplog: 
 
     await until(lambda: "another" in listener.active)
 
-    assert listener.sync.counts.missed == 3
+    assert listener.sync.replication.counts.missed == 3
     assert "2 events of replica 0000000000000005 were lost" in caplog.text
 
 
@@ -332,23 +347,195 @@ async def test_only_so_many_processes_are_remembered(heard: tuple[Replica, Stran
 
     await until(lambda: f"s{MAX_SOURCES + 9}" in listener.active)
 
-    assert len(listener.sync._heard) == MAX_SOURCES
+    resync = listener.sync.replication.resync
+    assert resync is not None
+    assert len(resync) == MAX_SOURCES
 
 
 async def test_numbers_are_sent_and_looked_at_only_if_asked_for(replica: Make) -> None:
     teller, listener = replica(gaps=True), replica()
     await listens(listener, teller)
-    teller.sync._numbers += 100
+    teller.sync.replication._numbers += 100
     teller.add("r", [1])
     await until(lambda: "r" in listener.active)
-    assert listener.sync.counts.missed == 0
+    assert listener.sync.replication.counts.missed == 0
 
     watchful = replica(gaps=True)
     await listens(watchful, teller)
-    teller.sync._numbers += 100
+    teller.sync.replication._numbers += 100
     teller.add("s", [1])
     await until(lambda: "s" in watchful.active)
-    assert watchful.sync.counts.missed == 100
+    assert watchful.sync.replication.counts.missed == 100
+
+
+async def test_what_was_lost_is_fetched_from_the_replica_that_has_it(replica: Make) -> None:
+    teller, listener = replica(gaps=True), replica(gaps=True)
+    await listens(listener, teller)
+    for number in range(100):
+        teller.add(f"old{number}", [1, number + 10], 3)
+    await until(lambda: len(listener.active) == 100)
+    listener.add("mine", [7])
+
+    # As good as a network that is down: nothing of this arrives.
+    listener.sync.remove_peer(teller.sync.endpoint)
+    for number in range(97):
+        teller.free(f"old{number}")
+    teller.prefilled("old98")
+    teller.add("new", [2, 3], 5)
+    listener.sync.add_peer(teller.sync.endpoint)
+
+    await until(lambda: listener.active == {"old97", "old98", "old99", "new", "mine"})
+    assert listener.load == (3 + 0 + 3 + 5, 1 + 3 + 2 + 1)
+    assert "mine" not in teller.active
+
+
+async def test_a_listener_whose_queue_overflowed_comes_back_to_what_is_active(
+    replica: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "QUEUE", 10)
+    teller, listener = replica(gaps=True), replica(gaps=True)
+    await listens(listener, teller)
+    # No turn of the loop in between, so that nothing is read: 20 MB are more than the sockets hold.
+    for number in range(100):
+        teller.add(f"r{number}", list(range(2**40 + number, 2**40 + number + 20_000)))
+        if number >= 3:
+            teller.free(f"r{number - 3}")
+
+    await until(lambda: listener.active == teller.active == {"r97", "r98", "r99"})
+
+    assert listener.sync.replication.counts.missed > 0
+    assert listener.load == teller.load
+
+
+class Eavesdropper:
+    """A SUB socket of another kind of replica, which keeps all that it is sent."""
+
+    def __init__(self, teller: Replica, topic: bytes) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+        self._socket.connect(teller.sync.endpoint)
+
+    async def heard(self, number: int) -> list[tuple[bytes, dict[str, Any]]]:
+        """So many messages, which must come."""
+        messages = []
+        async with asyncio.timeout(10):
+            for _ in range(number):
+                while not self._socket.poll(0):  # noqa: ASYNC110 - this socket tells nobody
+                    await asyncio.sleep(0.005)
+                topic, body = self._socket.recv_multipart()
+                messages.append((topic, msgspec.msgpack.decode(body)))
+        return messages
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+async def heard_after(teller: Replica, topic: bytes, number: int) -> list[tuple[bytes, dict[str, Any]]]:
+    """Of what a replica says once somebody has subscribed, the next so many messages."""
+    listener = Eavesdropper(teller, topic)
+    try:
+        probe = 0
+        while not listener._socket.poll(10):
+            probe += 1
+            teller.add(f"subscribed{probe}", [])
+            await asyncio.sleep(0)
+        teller.add("r", [1, -2], 5)
+        teller.prefilled("r")
+        teller.free("r")
+        heard = await listener.heard(1)
+        while heard[-1][1].get("event", {}).get("request_id") != "r":
+            heard = await listener.heard(1)
+        return heard + await listener.heard(number - 1)
+    finally:
+        listener.close()
+
+
+async def test_without_the_option_nothing_but_events_is_told(replica: Make) -> None:
+    heard = await heard_after(replica(), b"", 3)
+
+    assert [topic for topic, _ in heard] == [TOPIC] * 3
+    assert [body.keys() for _, body in heard] == [{"model_name", "tenant_id", "block_size", "event"}] * 3
+
+
+async def test_with_the_option_other_replicas_hear_the_same_events_with_a_number(
+    replica: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "PROGRESS", 0.01)
+    teller, listener = replica(gaps=True), replica(gaps=True)
+    teller.add("early", [1])
+    # What is repaired here is nothing to others.
+    listener.sync.add_peer(teller.sync.endpoint)
+    await until(lambda: listener.active == {"early"})
+
+    heard = await heard_after(teller, TOPIC, 3)
+
+    assert {topic for topic, _ in heard} == {TOPIC}
+    numbers = [body.pop("number") for _, body in heard]
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
+    assert [body["event"]["data"] for _, body in heard][1:] == ["MarkPrefillCompleted", "Free"]
+    assert [body.keys() for _, body in heard] == [{"model_name", "tenant_id", "block_size", "event"}] * 3
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+async def test_only_with_the_option_more_than_events_is_subscribed_to(replica: Make, gaps: bool) -> None:
+    listener = replica(gaps=gaps)
+    stranger = Stranger(listener)
+    try:
+        wanted = {await stranger.subscription() for _ in range(2 if gaps else 1)}
+        stranger.event(7 * gaps)
+        stranger.event(7 * gaps + 3 * gaps, event={"request_id": "s"})
+        await until(lambda: len(listener.active) == 2)
+
+        assert wanted == ({b"\x01" + TOPIC, b"\x01" + PROGRESS_TOPIC} if gaps else {b"\x01" + TOPIC})
+        # Who tells no progress, as replicas without the option, is asked for nothing.
+        assert not stranger._socket.poll(100)
+    finally:
+        stranger.close()
+
+
+async def test_replicas_with_and_without_the_option_hear_each_other(replica: Make) -> None:
+    plain, numbered = replica(), replica(gaps=True)
+    await listens(plain, numbered)
+    await listens(numbered, plain)
+
+    plain.add("a", [1])
+    numbered.add("b", [2])
+
+    await until(lambda: plain.active == numbered.active == {"a", "b"})
+    assert plain.sync.replication.counts.malformed == numbered.sync.replication.counts.malformed == 0
+
+
+async def test_all_of_a_replica_comes_in_several_parts(replica: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "_PART", 2000)
+    monkeypatch.setattr(replicas, "PROGRESS", 0.05)
+    teller, listener = replica(gaps=True), replica(gaps=True)
+    for number in range(300):
+        teller.add(f"r{number}", [number])
+
+    listener.sync.add_peer(teller.sync.endpoint)
+
+    await until(lambda: listener.load == (0, 300))
+    assert listener.sync.replication.counts.repaired == 1
+
+
+async def test_a_worker_that_is_registered_late_gets_its_requests(
+    replica: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "PROGRESS", 0.05)
+    teller, listener = replica(gaps=True), replica(gaps=True)
+    await listens(listener, teller)
+    late = Registration(worker_id=8, model_name="m", block_size=16, dp_start=0, dp_size=1)
+    teller.registry.register(late)
+    one = Addition(model_name="m", request_id="late", worker_id=8, dp_rank=0, sequence_hashes=[1, 2])
+    teller.sync.replication.added(one, teller.registry.add(one))
+    await until(lambda: listener.sync.replication.counts.dropped == 1)
+
+    listener.registry.register(late)
+    listener.sync.replication.worker_registered()
+
+    await until(lambda: listener.active == {"late"})
 
 
 async def test_a_peer_can_come_after_those_that_listen_to_it(replica: Make) -> None:
@@ -366,7 +553,7 @@ async def test_a_peer_can_come_after_those_that_listen_to_it(replica: Make) -> N
         while not listener.active:
             number += 1
             one = Addition(model_name="m", request_id=f"n{number}", worker_id=7, dp_rank=0, sequence_hashes=[1])
-            sync.added(one, 16)
+            sync.replication.added(one, 16)
             await asyncio.sleep(0.02)
             assert number < 1000
     finally:
@@ -381,9 +568,9 @@ def test_a_closed_replica_refuses_peers_and_tells_nobody() -> None:
         sync.add_peer("tcp://x:1")
     with pytest.raises(Unusable, match="replica peer manager is unavailable"):
         sync.remove_peer("tcp://x:1")
-    sync.added(Addition(model_name="m", request_id="r", worker_id=7, dp_rank=0, sequence_hashes=[1]), 16)
+    sync.replication.added(Addition(model_name="m", request_id="r", worker_id=7, dp_rank=0, sequence_hashes=[1]), 16)
 
-    assert sync.counts.published == 0
+    assert sync.replication.counts.published == 0
     assert sync.endpoint == ANYWHERE
 
 

@@ -160,10 +160,10 @@ async def test_what_happens_after_the_snapshot_is_heard(services: Services) -> N
     assert second.replicas is not None
     number = 1
     async with asyncio.timeout(10):
-        while not second.replicas.counts.applied:
+        while not second.replicas.replication.counts.applied:
             number += 1
             one = Addition(model_name="m", request_id=f"r{number}", worker_id=0, dp_rank=0, sequence_hashes=[number])
-            first.replicas.added(one, first.registry.add(one))
+            first.replicas.replication.added(one, first.registry.add(one))
             await asyncio.sleep(0.01)
 
     assert {"r0", f"r{number}"} <= set(second.registry.scope("m", "default").requests)

@@ -105,6 +105,8 @@ class Api:
 
     async def _register(self, http: web.Request) -> web.Response:
         self._registry.register(await self._registration.read(http))
+        if self._replicas is not None:
+            self._replicas.replication.worker_registered()
         return _done(HTTPStatus.CREATED)
 
     async def _unregister(self, http: web.Request) -> web.Response:
@@ -120,21 +122,21 @@ class Api:
         addition = await self._addition.read(http)
         block_size = self._registry.add(addition)
         if self._replicas is not None:
-            self._replicas.added(addition, block_size)
+            self._replicas.replication.added(addition, block_size)
         return _done(HTTPStatus.CREATED)
 
     async def _prefill_complete(self, http: web.Request) -> web.Response:
         key = await self._key.read(http)
         rank = self._registry.complete_prefill(key)
         if self._replicas is not None:
-            self._replicas.prefill_completed(key, rank, self._block_size(key))
+            self._replicas.replication.prefill_completed(key, rank, self._block_size(key))
         return _done()
 
     async def _free(self, http: web.Request) -> web.Response:
         key = await self._key.read(http)
         rank = self._registry.free(key)
         if self._replicas is not None and rank is not None:
-            self._replicas.freed(key, rank, self._block_size(key))
+            self._replicas.replication.freed(key, rank, self._block_size(key))
         return _done()
 
     def _block_size(self, key: RequestKey) -> int:

@@ -35,7 +35,11 @@ def _listed(value: str | None) -> tuple[str, ...]:
 @click.option(
     "--replica-sync-peers", metavar="ENDPOINTS", help="Endpoints of the replicas to listen to, with commas between."
 )
-@click.option("--replica-sync-gaps", is_flag=True, help="Number what replicas are told, and look for what was lost.")
+@click.option(
+    "--replica-sync-gaps",
+    is_flag=True,
+    help="Number what replicas are told, and fetch what was lost from those that have this option too.",
+)
 @click.option(
     "--expiry",
     type=click.FloatRange(min=0, min_open=True),

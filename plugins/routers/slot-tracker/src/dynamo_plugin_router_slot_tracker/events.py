@@ -1,15 +1,23 @@
-"""What replicas tell each other: one message per lifecycle event, as two frames, a topic and a msgpack map."""
+"""What replicas tell each other, as two frames, a topic and a msgpack map: one message per lifecycle event, and between
+replicas that repair gaps what that takes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from struct import Struct
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from zlib import crc32
 
 import msgspec
 from dynamo_core.kv import to_signed, to_unsigned
 
-from dynamo_plugin_router_slot_tracker.bodies import U32
+from dynamo_plugin_router_slot_tracker.bodies import U32, Held
 
 TOPIC = b"dynamo.slot-tracker.v1"
+#: Only replicas that repair gaps subscribe to these. Neither begins with `TOPIC`, which would reach all others too.
+PROGRESS_TOPIC = b"dynamo.slot-tracker.progress.v1"
+PARTS_TOPIC = b"dynamo.slot-tracker.parts.v1"
+
+_part_topic = Struct(">QQII")
 
 FREE: Literal["Free"] = "Free"
 PREFILL_COMPLETED: Literal["MarkPrefillCompleted"] = "MarkPrefillCompleted"
@@ -84,3 +92,61 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     block_size: U32
     event: Event
     number: U64 = 0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """The number of a replica's last event."""
+
+    router_id: U64
+    number: U64
+
+
+class TrackerPart(msgspec.Struct, frozen=True):
+    """Requests of one model and tenant."""
+
+    model_name: str
+    tenant_id: str
+    block_size: U32
+    requests: list[Held]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """All requests of a replica's own clients whose ids are in one of `of` buckets, as they are after event `number`.
+
+    It comes after that event and before the next one, so that it is exact for its bucket.
+    """
+
+    router_id: U64
+    number: U64
+    bucket: U32
+    of: U32
+    trackers: list[TrackerPart]
+
+
+class PartTopic(NamedTuple):
+    """The topic on which a part is published: subscribing to it is the request for the part.
+
+    `of` is 0 where the other replica is to choose the number of buckets. `nonce` makes each topic another one, as the
+    library passes on only the first subscription to a topic.
+    """
+
+    replica: int
+    nonce: int
+    bucket: int
+    of: int
+
+    def encode(self) -> bytes:
+        """The topic."""
+        return PARTS_TOPIC + _part_topic.pack(*self)
+
+    @classmethod
+    def decode(cls, topic: bytes) -> PartTopic | None:
+        """What a topic asks for; None if it is not one of these."""
+        if len(topic) != len(PARTS_TOPIC) + _part_topic.size or not topic.startswith(PARTS_TOPIC):
+            return None
+        asked = cls(*_part_topic.unpack_from(topic, len(PARTS_TOPIC)))
+        return asked if asked.bucket < max(asked.of, 1) else None
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is in this bucket."""
+        return self.of <= 1 or crc32(request_id.encode()) % self.of == self.bucket

@@ -38,11 +38,17 @@ class Figures:
                 f"{_PREFIX}_replica_events", "Events of replicas, by what became of them.", ("kind",)
             )
             self._sync = [
-                (events.labels("published"), lambda replicas: replicas.counts.published),
-                (events.labels("applied"), lambda replicas: replicas.counts.applied),
-                (events.labels("dropped"), lambda replicas: replicas.counts.dropped),
-                (events.labels("malformed"), lambda replicas: replicas.counts.malformed),
-                (events.labels("missed"), lambda replicas: replicas.counts.missed),
+                (events.labels("published"), lambda replicas: replicas.replication.counts.published),
+                (events.labels("applied"), lambda replicas: replicas.replication.counts.applied),
+                (events.labels("dropped"), lambda replicas: replicas.replication.counts.dropped),
+                (events.labels("malformed"), lambda replicas: replicas.replication.counts.malformed),
+                (events.labels("missed"), lambda replicas: replicas.replication.counts.missed),
+                (
+                    metrics.gauge(
+                        f"{_PREFIX}_replica_repairs", "Times that all of a replica was fetched after a gap."
+                    ).labels(),
+                    lambda replicas: replicas.replication.counts.repaired,
+                ),
                 (
                     metrics.gauge(f"{_PREFIX}_peers", "Replicas listened to.").labels(),
                     lambda replicas: len(replicas.peers),

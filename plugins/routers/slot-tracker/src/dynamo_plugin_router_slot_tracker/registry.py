@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from dynamo_core.kv import ActivePrefixes, prefix_keys
+from dynamo_core.kv import ActivePrefixes, ActiveSequence, prefix_keys
 
 from dynamo_plugin_router_slot_tracker.bodies import (
     U32_MAX,
@@ -33,6 +33,8 @@ MAX_RANKS = 65_536
 MAX_TRACKERS = 4096
 #: Most hashes of one request. More than this many of 64 bits do not fit into a body.
 MAX_HASHES = 131_072
+#: The owner of a request that came with a snapshot of the whole service: some other replica.
+RESTORED = 0
 
 
 class Rank:
@@ -45,6 +47,13 @@ class Rank:
         self.dp_rank = dp_rank
         self.active = ActivePrefixes()
 
+    def insert(self, sequences: Iterable[ActiveSequence]) -> None:
+        """Adds requests of any age, where `active.add` takes younger ones than it has only."""
+        ordered = sorted([*self.active, *sequences], key=lambda sequence: sequence.added)
+        self.active = ActivePrefixes()
+        for sequence in ordered:
+            self.active.add(*sequence)
+
     def __str__(self) -> str:
         return _rank_name(self.worker_id, self.dp_rank)
 
@@ -52,7 +61,7 @@ class Rank:
 class Scope:
     """The workers of one model and tenant."""
 
-    __slots__ = ("block_size", "ranks", "requests", "workers")
+    __slots__ = ("block_size", "owners", "ranks", "requests", "workers")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -60,6 +69,13 @@ class Scope:
         self.ranks: dict[tuple[int, int], Rank] = {}
         #: Where each active request is. Ids are unique in a scope.
         self.requests: dict[str, Rank] = {}
+        #: The replica that took the `/add` of a request; those that are not here are this process's own.
+        self.owners: dict[str, int] = {}
+
+    def forget(self, request_id: str) -> Rank | None:
+        """Takes a request off the lists of this scope; the rank that still counts it, or None if it is not active."""
+        self.owners.pop(request_id, None)
+        return self.requests.pop(request_id, None)
 
 
 class Registry:
@@ -77,11 +93,11 @@ class Registry:
         max_trackers: int = MAX_TRACKERS,
         max_hashes: int = MAX_HASHES,
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._expiry = expiry
         self._max_ranks = max_ranks
         self._max_trackers = max_trackers
-        self._max_hashes = max_hashes
+        self.max_hashes = max_hashes
         self._ranks = 0
         self._scopes: dict[tuple[str, str], Scope] = {}
         #: Seconds between two looks for requests that are too old.
@@ -148,7 +164,7 @@ class Registry:
             return
         for dp_rank in _range_of(registration):
             for sequence in scope.ranks.pop((worker.worker_id, dp_rank)).active:
-                del scope.requests[sequence.request_id]
+                scope.forget(sequence.request_id)
 
     def workers(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Registration]:
         """All workers, or those of a model, of a tenant, or of both; sorted by model, tenant and id."""
@@ -160,15 +176,15 @@ class Registry:
 
     # Requests.
 
-    def add(self, addition: Addition) -> int:
-        """Counts a request in on a rank; the block size of the scope.
+    def add(self, addition: Addition, owner: int | None = None) -> int:
+        """Counts a request in on a rank; the block size of the scope. `owner` is the replica that took it, if another.
 
         Raises:
             Unknown: the scope or the rank is not there.
             Malformed: it has too many hashes.
             Conflict: a request of that id is active.
         """
-        return self._add(addition, self._now())
+        return self._add(addition, self._now(), owner)
 
     def complete_prefill(self, key: RequestKey) -> Rank:
         """Takes the request's tokens off the prefill count of its rank, which is returned. Repeating changes nothing.
@@ -190,7 +206,7 @@ class Registry:
             Unknown: the scope is not there.
         """
         self._now()
-        rank = self.scope(key.model_name, key.tenant_id).requests.pop(key.request_id, None)
+        rank = self.scope(key.model_name, key.tenant_id).forget(key.request_id)
         if rank is not None:
             rank.active.free(key.request_id)
         return rank
@@ -259,14 +275,14 @@ class Registry:
 
     def sweep(self) -> int:
         """Counts out the requests that are older than `expiry`; how many."""
-        now = self._clock()
+        now = self.clock()
         self._next_sweep = now + self.sweep_interval
         before = now - self._expiry
         swept = 0
         for scope in self._scopes.values():
             for rank in scope.ranks.values():
                 for request_id in rank.active.expire(before):
-                    del scope.requests[request_id]
+                    scope.forget(request_id)
                     swept += 1
         self.expired += swept
         return swept
@@ -275,27 +291,27 @@ class Registry:
 
     def held(self) -> Iterator[Held]:
         """Every active request, with its age. Nothing may change while this is read."""
-        now = self._clock()
-        for (model, tenant), scope in self._scopes.items():
+        now = self.clock()
+        for key, scope in self._scopes.items():
             for rank in scope.ranks.values():
                 for sequence in rank.active:
-                    yield Held(
-                        model_name=model,
-                        tenant_id=tenant,
-                        request_id=sequence.request_id,
-                        worker_id=rank.worker_id,
-                        dp_rank=rank.dp_rank,
-                        sequence_hashes=list(sequence.hashes),
-                        new_isl_tokens=sequence.prefill_tokens,
-                        age=now - sequence.added,
-                    )
+                    yield _held(key, rank, sequence, now)
+
+    def own(self, key: tuple[str, str], chosen: Callable[[str], bool]) -> Iterator[Held]:
+        """As `held`, of one scope: the requests that this process's own clients added and whose ids are `chosen`."""
+        now = self.clock()
+        scope = self._scopes[key]
+        for rank in scope.ranks.values():
+            for sequence in rank.active:
+                if sequence.request_id not in scope.owners and chosen(sequence.request_id):
+                    yield _held(key, rank, sequence, now)
 
     def restore(self, requests: Iterable[Held]) -> int:
         """Counts in the requests of a snapshot, as old as they are; how many. Those that do not fit are left out.
 
         For a registry without requests: those that come later are younger.
         """
-        now = self._clock()
+        now = self.clock()
         restored = 0
         # The oldest first, as they would have come.
         for held in sorted(requests, key=lambda held: -held.age):
@@ -309,7 +325,7 @@ class Registry:
                 new_isl_tokens=held.new_isl_tokens,
             )
             try:
-                self._add(addition, now - held.age)
+                self._add(addition, now - held.age, RESTORED)
             except Refusal:
                 continue
             restored += 1
@@ -317,7 +333,7 @@ class Registry:
 
     # Inside.
 
-    def _add(self, addition: Addition, added: float) -> int:
+    def _add(self, addition: Addition, added: float, owner: int | None) -> int:
         scope = self.scope(addition.model_name, addition.tenant_id)
         rank = scope.ranks.get((addition.worker_id, addition.dp_rank))
         if rank is None:
@@ -329,15 +345,17 @@ class Registry:
             raise Conflict(f"Request {request_id} already exists (assigned to worker {holder})")
         rank.active.add(request_id, addition.sequence_hashes, addition.new_isl_tokens, added)
         scope.requests[request_id] = rank
+        if owner is not None:
+            scope.owners[request_id] = owner
         return scope.block_size
 
     def _check_number(self, hashes: list[int]) -> None:
-        if len(hashes) > self._max_hashes:
-            raise Malformed(f"sequence_hashes has {len(hashes)} entries: at most {self._max_hashes} are taken")
+        if len(hashes) > self.max_hashes:
+            raise Malformed(f"sequence_hashes has {len(hashes)} entries: at most {self.max_hashes} are taken")
 
     def _now(self) -> float:
         """The time. Who asks also does the sweep that is due, so that no answer is later than that."""
-        now = self._clock()
+        now = self.clock()
         if now >= self._next_sweep:
             self.sweep()
         return now
@@ -346,6 +364,19 @@ class Registry:
         for key in sorted(self._scopes):
             if (model_name is None or key[0] == model_name) and (tenant_id is None or key[1] == tenant_id):
                 yield key, self._scopes[key]
+
+
+def _held(key: tuple[str, str], rank: Rank, sequence: ActiveSequence, now: float) -> Held:
+    return Held(
+        model_name=key[0],
+        tenant_id=key[1],
+        request_id=sequence.request_id,
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        sequence_hashes=list(sequence.hashes),
+        new_isl_tokens=sequence.prefill_tokens,
+        age=now - sequence.added,
+    )
 
 
 def _range_of(worker: Registration) -> range:

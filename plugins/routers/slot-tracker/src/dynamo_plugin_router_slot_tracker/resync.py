@@ -1,0 +1,172 @@
+"""Repairs what was lost between two replicas: notices gaps in the numbers of events, and requests what is active now.
+
+A replica that repairs gaps publishes its last number every second. A listener that has not heard that number, or that
+hears an event which does not follow the last one, has lost something. It then subscribes to a topic that names the
+other replica and a bucket of request ids. The other replica publishes on that topic all requests of its own clients in
+that bucket, as they are after its last event. So each part is exact by itself, and one part at a time is on its way.
+Once all parts have come without another gap, both replicas hold the same requests. Pure: no I/O, no timer.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dynamo_plugin_router_slot_tracker.events import Part, PartTopic, Progress
+from dynamo_plugin_router_slot_tracker.reconciliation import reconcile
+from dynamo_plugin_router_slot_tracker.registry import Registry
+
+log = logging.getLogger(__name__)
+
+#: Replicas whose numbers are remembered. One that was restarted is another replica.
+MAX_SOURCES = 1024
+#: Seconds after which a part that has not come is requested again, from the first bucket on.
+PATIENCE = 5.0
+
+
+@dataclass(slots=True)
+class SyncCounts:
+    """What has happened. `dropped` are events of others for what is not here; `malformed` are no events at all.
+
+    `missed` are those that never came; `repaired` is how often all that a replica has was fetched because of that.
+    """
+
+    published: int = 0
+    applied: int = 0
+    dropped: int = 0
+    malformed: int = 0
+    missed: int = 0
+    repaired: int = 0
+
+
+class Subscriptions(Protocol):
+    """How a part is requested."""
+
+    def subscribe(self, topic: bytes) -> None:
+        """Subscribes to a topic at all peers."""
+
+    def unsubscribe(self, topic: bytes) -> None:
+        """Ends the subscription."""
+
+
+class _Source:
+    """A replica that numbers its events."""
+
+    __slots__ = ("behind", "last", "misfits", "requested", "requested_at")
+
+    def __init__(self, last: int, behind: bool) -> None:
+        self.last = last
+        #: Whether something before `last` has been missed.
+        self.behind = behind
+        #: The part that is on its way, and when it was requested.
+        self.requested: PartTopic | None = None
+        self.requested_at = 0.0
+        #: Requests of it that could not be held here, lately.
+        self.misfits = 0
+
+
+class Resync:
+    """Follows the numbers of other replicas. `clock` gives seconds and never goes back."""
+
+    def __init__(
+        self, registry: Registry, subscriptions: Subscriptions, counts: SyncCounts, clock: Callable[[], float]
+    ) -> None:
+        self._registry = registry
+        self._counts = counts
+        self._subscriptions = subscriptions
+        self._clock = clock
+        #: The one heard last is the last.
+        self._sources: OrderedDict[int, _Source] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def on_event(self, replica: int, number: int) -> bool:
+        """An event has come; False if it has been heard before, over another connection."""
+        source = self._sources.get(replica)
+        if source is None:
+            self._remember(replica, _Source(number, behind=number > 1))
+            return True
+        self._sources.move_to_end(replica)
+        if number <= source.last:
+            return False
+        self._advance(replica, source, number, number - source.last - 1)
+        return True
+
+    def on_progress(self, progress: Progress) -> None:
+        """A replica has published its number, and thereby that it answers requests for parts."""
+        replica, number = progress.router_id, progress.number
+        source = self._sources.get(replica)
+        if source is None:
+            source = _Source(number, behind=number > 0)
+            self._remember(replica, source)
+        else:
+            self._sources.move_to_end(replica)
+            self._advance(replica, source, number, number - source.last)
+        if source.behind and (source.requested is None or self._clock() - source.requested_at >= PATIENCE):
+            source.misfits = 0
+            self._request(replica, source, bucket=0, of=0)
+
+    def on_part(self, topic: PartTopic, part: Part) -> None:
+        """A part has come."""
+        source = self._sources.get(topic.replica)
+        if source is None or source.requested != topic:
+            return
+        self._cancel(source)
+        if part.number != source.last:
+            # Something was lost just before it: what came of the other buckets is out of date.
+            self._advance(topic.replica, source, part.number, part.number - source.last)
+            return
+        source.misfits += reconcile(self._registry, part)
+        if part.bucket + 1 < part.of:
+            self._request(topic.replica, source, part.bucket + 1, part.of)
+            return
+        source.behind = False
+        self._counts.repaired += 1
+        log.info("the active requests of replica %016x were fetched after a gap", topic.replica)
+
+    def on_misfit(self, replica: int) -> None:
+        """An event did not fit what is here."""
+        source = self._sources.get(replica)
+        if source is not None:
+            source.misfits += 1
+
+    def on_worker_registered(self) -> None:
+        """A worker has been registered: what did not fit before may now."""
+        for source in self._sources.values():
+            if source.misfits:
+                source.behind = True
+                self._cancel(source)
+
+    def _advance(self, replica: int, source: _Source, number: int, missing: int) -> None:
+        if missing > 0:
+            self._counts.missed += missing
+            source.behind = True
+            self._cancel(source)
+            log.warning(
+                "%d events of replica %016x were lost; its loads are off until they are fetched, or those requests expire",
+                missing,
+                replica,
+            )
+        source.last = max(source.last, number)
+
+    def _request(self, replica: int, source: _Source, bucket: int, of: int) -> None:
+        self._cancel(source)
+        source.requested = PartTopic(replica, secrets.randbits(64), bucket, of)
+        source.requested_at = self._clock()
+        self._subscriptions.subscribe(source.requested.encode())
+
+    def _cancel(self, source: _Source) -> None:
+        if source.requested is not None:
+            self._subscriptions.unsubscribe(source.requested.encode())
+            source.requested = None
+
+    def _remember(self, replica: int, source: _Source) -> None:
+        self._sources[replica] = source
+        if len(self._sources) > MAX_SOURCES:
+            _, oldest = self._sources.popitem(last=False)
+            self._cancel(oldest)

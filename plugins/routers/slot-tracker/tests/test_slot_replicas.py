@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,53 @@ from dynamo_plugin_router_slot_tracker.resync import MAX_SOURCES
 from dynamo_plugin_router_slot_tracker.sockets import BATCH
 
 ANYWHERE = "tcp://127.0.0.1:*"
+
+#: Two replicas of one process, of which one does not read for longer than heartbeats would wait.
+STALL = """
+import asyncio, time
+from dynamo_plugin_router_slot_tracker import replicas, replication
+from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration
+from dynamo_plugin_router_slot_tracker.registry import Registry
+
+replicas.QUEUE = 10
+
+def replica():
+    registry = Registry()
+    registry.register(Registration(worker_id=7, model_name="m", block_size=16, dp_start=0, dp_size=2))
+    sync = replicas.Replicas(replicas.SyncSettings("tcp://127.0.0.1:*"), registry)
+    sync.open()
+    sync.start()
+    return registry, sync
+
+async def main():
+    (teller, told), (listener, hears) = replica(), replica()
+    hears.add_peer(told.endpoint)
+    number = 0
+
+    def tell(blocks):
+        nonlocal number
+        number += 1
+        one = Addition(
+            model_name="m", request_id=f"r{number}", worker_id=7, dp_rank=0, sequence_hashes=list(range(blocks))
+        )
+        told.replication.added(one, teller.add(one))
+
+    while not listener.scope("m", "default").requests:
+        tell(1)
+        await asyncio.sleep(0.01)
+    for _ in range(300):
+        tell(20_000)
+    time.sleep(5)
+    async with asyncio.timeout(20):
+        while f"r{number}" not in listener.scope("m", "default").requests:
+            tell(1)
+            await asyncio.sleep(0.02)
+    print("alive")
+    told.close()
+    hears.close()
+
+asyncio.run(main())
+"""
 
 
 class Replica:
@@ -536,6 +585,14 @@ async def test_a_worker_that_is_registered_late_gets_its_requests(
     listener.sync.replication.worker_registered()
 
     await until(lambda: listener.active == {"late"})
+
+
+@pytest.mark.full
+def test_a_stall_with_a_full_queue_does_not_end_the_process() -> None:
+    """The library ends the process with a failed assertion where its heartbeats meet a queue that is full."""
+    done = subprocess.run([sys.executable, "-c", STALL], capture_output=True, text=True, timeout=50)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
 async def test_a_peer_can_come_after_those_that_listen_to_it(replica: Make) -> None:

@@ -24,8 +24,12 @@ log = logging.getLogger(__name__)
 QUEUE = 100_000
 #: Bytes of the longest topic that a peer may subscribe to.
 MAX_TOPIC = 4096
-#: Milliseconds between two signs of life of a connection, and most of them between two attempts to connect.
-HEARTBEAT = 2_000
+#: Most milliseconds between two attempts to connect.
+RECONNECT = 2_000
+#: Seconds of silence after which the system asks whether a peer's host is still there, and between two of these probes;
+#: and how many of them may stay without an answer.
+KEEPALIVE = 2
+PROBES = 3
 #: Seconds between two messages of how far the numbers have come.
 PROGRESS = 1.0
 
@@ -88,9 +92,14 @@ class Replicas:
         self._subscriber.setsockopt(zmq.RCVHWM, QUEUE)
         self._subscriber.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
         self._subscriber.setsockopt(zmq.LINGER, 0)
-        # A peer whose host has vanished is connected to anew.
-        self._subscriber.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT)
-        self._subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, HEARTBEAT)
+        # A peer whose host has vanished is connected to anew. The library's own heartbeats are no way to notice that: a
+        # full queue keeps their answers from being read, and the connection that is then made anew ends the process
+        # with a failed assertion (libzmq issue 3937).
+        self._subscriber.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._subscriber.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE)
+        self._subscriber.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE)
+        self._subscriber.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES)
+        self._subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT)
         for topic in (TOPIC, PROGRESS_TOPIC) if settings.gaps else (TOPIC,):
             self._subscriber.setsockopt(zmq.SUBSCRIBE, topic)
         self._event_reader = SocketReader(self._subscriber, self.replication.receive)

@@ -148,7 +148,7 @@ class Resync:
             source.behind = True
             self._cancel(source)
             log.warning(
-                "%d events of replica %016x were lost; its loads are off until they are fetched, or those requests expire",
+                "%d events of replica %016x were lost; its loads are off until it is asked, or until requests expire",
                 missing,
                 replica,
             )

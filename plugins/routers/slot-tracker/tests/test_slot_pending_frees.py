@@ -185,6 +185,22 @@ async def test_while_the_service_is_away_only_one_call_finds_that_out(monkeypatc
     assert len(waiting) == 50
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_round_that_is_cancelled_loses_none(turns: int) -> None:
+    service, waiting = frees(iter(()))
+    for number in range(20):
+        waiting.put(key_of(f"r{number}"), asyncio.get_running_loop().time())
+    task = asyncio.create_task(waiting._round())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+    await waiting.flush()
+
+    assert set(service.calls) == {f"free r{number}" for number in range(20)}
+
+
 async def test_a_model_that_the_service_has_forgotten_is_not_told_again() -> None:
     service, waiting = frees(iter(()))
     waiting.put(RequestKey(model_name="gone", request_id="r"), asyncio.get_running_loop().time(), answers=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from dataclasses import dataclass
 
 from dynamo_plugin_router_slot_tracker.bodies import RequestKey
@@ -42,7 +41,8 @@ class PendingFrees:
     def __init__(self, client: ServiceClient, expiry: float) -> None:
         self._client = client
         self._expiry = expiry
-        self._waiting: deque[_PendingFree] = deque()
+        #: The one that was put first, or repeated longest ago, is the first.
+        self._waiting: dict[RequestKey, _PendingFree] = {}
         self._filled = asyncio.Event()
         #: Dropped since the last message about it.
         self._dropped = 0
@@ -56,9 +56,9 @@ class PendingFrees:
         Two `answers` are needed after an `/add` that was not answered: it may come after the first of them.
         """
         if len(self._waiting) >= LIMIT:
-            self._waiting.popleft()
+            del self._waiting[next(iter(self._waiting))]
             self._dropped += 1
-        self._waiting.append(_PendingFree(key, added + self._expiry, answers))
+        self._waiting[key] = _PendingFree(key, added + self._expiry, answers)
         self._filled.set()
 
     async def run(self) -> None:
@@ -85,36 +85,37 @@ class PendingFrees:
 
     async def _round(self, *, urgent: bool = False) -> bool:
         """Repeats each call once, up to the first that is not answered; whether all were."""
-        left = len(self._waiting)
-        # One call finds out whether the service is there.
-        size = 1
-        while left:
-            batch = [self._waiting.popleft() for _ in range(min(size, left))]
+        # Each stays on the list until it is answered, so that one that is cancelled is repeated later.
+        waiting = list(self._waiting.values())
+        # The first call finds out whether the service is there.
+        for batch in (waiting[:1], *(waiting[at : at + _BATCH] for at in range(1, len(waiting), _BATCH))):
             if not all(await asyncio.gather(*(self._repeat(one, urgent) for one in batch))):
                 return False
-            left -= len(batch)
-            size = _BATCH
         return True
 
     async def _repeat(self, pending: _PendingFree, urgent: bool) -> bool:
         """Whether the service answered, or need not any more."""
         if pending.attempts >= ATTEMPTS or asyncio.get_running_loop().time() >= pending.deadline:
-            self._dropped += 1
+            self._dropped += self._waiting.pop(pending.key, None) is not None
             return True
         pending.attempts += 1
-        answered = False
         try:
             await self._client.free(pending.key, urgent=urgent)
-            pending.answers -= 1
-            answered = True
         except Refused as refused:
             # It has forgotten the model with all its requests.
             log.debug("the slot tracker did not free a request: %s", refused)
-            pending.answers = 0
-            answered = True
+            self._waiting.pop(pending.key, None)
         except Away as away:
             log.debug("the slot tracker was not told that a request is over: %r", away)
-        finally:
-            if pending.answers:
-                self._waiting.append(pending)
-        return answered
+            self._move_to_the_end(pending)
+            return False
+        else:
+            pending.answers -= 1
+            if not pending.answers:
+                self._waiting.pop(pending.key, None)
+        return True
+
+    def _move_to_the_end(self, pending: _PendingFree) -> None:
+        """One call that always fails does not keep the others waiting."""
+        if self._waiting.pop(pending.key, None) is not None:
+            self._waiting[pending.key] = pending

@@ -83,7 +83,7 @@ def key_of(request_id: str) -> RequestKey:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in tasks that tell nobody
+        while not condition():  # noqa: ASYNC110 - no event marks what is waited for
             await asyncio.sleep(0)
 
 

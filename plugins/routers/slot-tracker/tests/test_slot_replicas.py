@@ -470,7 +470,7 @@ class Eavesdropper:
         messages = []
         async with asyncio.timeout(10):
             for _ in range(number):
-                while not self._socket.poll(0):  # noqa: ASYNC110 - this socket tells nobody
+                while not self._socket.poll(0):  # noqa: ASYNC110 - this socket has no event
                     await asyncio.sleep(0.005)
                 topic, body = self._socket.recv_multipart()
                 messages.append((topic, msgspec.msgpack.decode(body)))
@@ -482,7 +482,7 @@ class Eavesdropper:
 
 
 async def heard_after(teller: Replica, topic: bytes, number: int) -> list[tuple[bytes, dict[str, Any]]]:
-    """Of what a replica says once somebody has subscribed, the next so many messages."""
+    """The first messages about request `r` that a subscriber of the replica hears."""
     listener = Eavesdropper(teller, topic)
     try:
         probe = 0

@@ -44,7 +44,7 @@ class Node:
         self.registry = Registry(clock=clock)
         self.registry.register(worker(EARLY))
         self.replication = Replication(self.registry, self, gaps=True, clock=clock)
-        #: What it says, and to whom; and what it wants of others.
+        #: Its listeners, its subscriptions, and the replicas that it listens to.
         self.links: list[Link] = []
         self.topics: set[bytes] = {b"dynamo.slot-tracker.v1", PROGRESS_TOPIC}
         self.hears: list[Link] = []

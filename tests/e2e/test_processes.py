@@ -358,8 +358,6 @@ def test_a_model_of_the_config_is_unavailable_and_not_unknown_while_its_workers_
 
     assert (late_status, unknown_status) == (503, 404)
     assert server.request("GET", "/ready")[0] == 503
-    # Engines that start are not waited for.
-    os.killpg(server.process.pid, signal.SIGKILL)
 
 
 def test_a_config_that_is_broken_while_running_does_not_take_the_whole_down(processes: Any) -> None:
@@ -367,8 +365,6 @@ def test_a_config_that_is_broken_while_running_does_not_take_the_whole_down(proc
     path = Path(server.process.args[4])
     good = path.read_text()
     assert server.until(lambda: "ready for requests" in server.log, 5)
-    # Only a part that has run for a while is trusted to have had a good config.
-    time.sleep(5)
 
     path.write_text(good + "nonsense: 1\n")
     os.kill(next(iter(server.instances().values())), signal.SIGKILL)

@@ -91,6 +91,21 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     assert "--http-port" in complaint[0]
 
 
+def test_a_set_up_that_parts_find_wrong_late_is_told_and_exit_code_2(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    # A machine on which a part needs many seconds to come to its error.
+    (slow / "sitecustomize.py").write_text("import os, time\nif 'DYN_SUPERVISOR_FD' in os.environ: time.sleep(6)\n")
+    (tmp_path / "records").write_text("a file where a folder is needed")
+    planes = f'transport: {{use: tcp}}\ndiscovery: {{use: file, path: "{tmp_path}/records"}}\n'
+
+    done = run_serve(tmp_path, GOOD + planes, PYTHONPATH=str(slow))
+
+    assert done.returncode == 2, done.stderr
+    assert "discovery.path: " in done.stderr
+    assert "cannot run with this config" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_an_idle_server_ends_in_order(serve: Any, number: int) -> None:
     server = serve()

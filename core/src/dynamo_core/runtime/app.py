@@ -104,12 +104,15 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     numbers = (signal.SIGINT, signal.SIGTERM) if leash is None else (signal.SIGTERM,)
     with Signals(patience(loaded, role), numbers) as signals:
-        if leash is not None:
-            Leash(leash, signals).start()
+        line = None if leash is None else Leash(leash, signals)
+        if line is not None:
+            line.start()
         # Made after the signals are heard: one that comes now ends the process in order, before anything has started.
         application = Application(loaded, role, stopping=signals.expect_end)
         broken = False
         if await _started(application, signals):
+            if line is not None:
+                line.say_ready()
             if not role.whole and role.workers:
                 # Nobody starts a process anew that is everything; and whoever looks into it with a debugger stops it.
                 _watch_loop(signals, min(loaded.settings.workers[name].stall_exit for name in role.workers))

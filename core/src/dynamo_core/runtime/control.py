@@ -1,4 +1,7 @@
-"""The line between a supervisor and its children: a pipe that carries one wish and, by closing, the parent's death."""
+"""The line between a supervisor and its children: a pair of sockets.
+
+The parent sends wishes and, by closing, tells of its death; the child says once that it serves.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,26 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 
 from dynamo_core.runtime.signals import Signals, give_up
 
-#: Tells a child the descriptor of its end of the pipe.
+#: Tells a child the descriptor of its end of the line.
 VARIABLE = "DYN_SUPERVISOR_FD"
 
 #: The wish to end without the patience for load balancers and late callers.
 HURRY = b"h"
 #: The wish to cut what still runs.
 CUT = b"c"
+#: What a child says once it serves.
+READY = b"r"
 
 #: Seconds that a child whose parent has died may take to end.
 ORPHAN_GRACE = 3.0
 
 
 def supervised(env: MutableMapping[str, str] | None = None) -> int | None:
-    """The descriptor of the pipe, if this process was started by a supervisor.
+    """The descriptor of the line, if this process was started by a supervisor.
 
     Taken out of the environment: a process that an engine starts is not the supervisor's.
     """
@@ -41,6 +47,11 @@ class Leash:
     def start(self) -> None:
         """Begins to listen. The thread ends with the process."""
         threading.Thread(target=self._listen, name="leash", daemon=True).start()
+
+    def say_ready(self) -> None:
+        """Tells the supervisor that this process serves: its config works."""
+        with suppress(OSError):
+            os.write(self._descriptor, READY)
 
     def _listen(self) -> None:
         while True:

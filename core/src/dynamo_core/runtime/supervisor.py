@@ -7,12 +7,14 @@ import logging
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
-from dynamo_core.runtime.control import CUT, HURRY, VARIABLE
+from dynamo_core.runtime.control import CUT, HURRY, READY, VARIABLE
 from dynamo_core.runtime.roles import FRONTEND, WORKERS
 from dynamo_core.runtime.signals import OVERDUE
 from dynamo_core.settings import Settings
@@ -23,10 +25,10 @@ log = logging.getLogger(__name__)
 #: Seconds before a process that died is started again; doubled each time up to the second, and jittered.
 FIRST_PAUSE = 0.5
 LAST_PAUSE = 30.0
-#: A process that ran this many seconds had started well: its next death is a first one again.
+#: A process that served, and ran this many seconds, was well: its next death is a first one again.
 HEALTHY_AFTER = 30.0
-#: A process that ran this many seconds had a set-up that works: if it is found wrong later, it may be mended.
-SOUND_AFTER = 5.0
+#: Seconds that a process which is still starting may take to end after Ctrl-C; it gives up a little earlier itself.
+START_ENDS = 4.6
 #: The exit code of a wrong set-up: starting again would not help.
 MISCONFIGURED = 2
 
@@ -68,20 +70,37 @@ def parts_of(settings: Settings, workers: Collection[str], port: int | None) -> 
     return [*parts, *(Part(FRONTEND, replica, port) for replica in range(settings.frontend.processes))]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Child:
-    """A running process and the parent's end of its pipe."""
+    """A running process and the parent's end of its line."""
 
+    part: Part
     process: asyncio.subprocess.Process
-    pipe: int
-    begun: float = field(default_factory=time.monotonic)
+    line: socket.socket
+    _served: bool = False
+
+    @property
+    def name(self) -> str:
+        """Words for logs."""
+        return f"{self.part.name} (pid {self.process.pid})"
+
+    def has_served(self) -> bool:
+        """Whether it has said that it serves; still known after its end."""
+        with suppress(OSError):
+            # Does not wait: an error is that it has said nothing, or is gone.
+            self._served = self._served or self.line.recv(1) == READY
+        return self._served
 
     def say(self, word: bytes) -> None:
-        """Writes to the pipe; a child that is gone does not mind."""
+        """Tells it something; a child that is gone does not mind."""
         try:
-            os.write(self.pipe, word)
+            self.line.send(word)
         except OSError:
             log.debug("process %d does not listen any more", self.process.pid)
+
+    def end(self, *, hurried: bool) -> None:
+        """Asks it to end in order."""
+        self.say(HURRY) if hurried else self.send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, if the process is still there."""
@@ -120,15 +139,25 @@ class Supervisor:
         return await asyncio.shield(self._exit)
 
     async def stop(self, *, hurried: bool, deadline: float) -> None:
-        """Ends the frontends, which finish their streams, and then the workers. What outlives `deadline` is killed."""
+        """Ends the frontends, which finish their streams, and then the workers. What outlives `deadline` is killed.
+
+        Nobody depends on a part that is still starting: it is told to end at once, and has a few seconds if `hurried`.
+        """
         self._stopping.set()
-        end = asyncio.get_running_loop().time() + deadline
+        now = asyncio.get_running_loop().time()
+        end = now + deadline
+        serving = [child for child in self._children.values() if child.has_served()]
+        starting = [child for child in self._children.values() if child not in serving]
+        for child in starting:
+            child.end(hurried=hurried)
+            log.info("waiting for %s, which is still starting", child.name)
         try:
             for only in (True, False):
-                group = [child for part, child in self._children.items() if (part.only == FRONTEND) is only]
+                group = [child for child in serving if (child.part.only == FRONTEND) is only]
                 for child in group:
-                    child.say(HURRY) if hurried else child.send(signal.SIGTERM)
+                    child.end(hurried=hurried)
                 await self._ended(group, end)
+            await self._ended(starting, min(end, now + START_ENDS) if hurried else end)
         except asyncio.CancelledError:
             # The second signal: everybody cuts what runs, and has a moment to do so.
             for child in self._children.values():
@@ -144,9 +173,9 @@ class Supervisor:
             await asyncio.wait(waiting, timeout=max(0.0, end - asyncio.get_running_loop().time()))
 
     async def _kill(self) -> None:
-        for part, child in list(self._children.items()):
+        for child in list(self._children.values()):
             if child.process.returncode is None:
-                log.error("%s (pid %d) did not end in time and is killed", part.name, child.process.pid)
+                log.error("%s did not end in time and is killed", child.name)
                 child.send(signal.SIGKILL)
                 await child.process.wait()
         await self._tasks.aclose()
@@ -155,52 +184,53 @@ class Supervisor:
         pause, has_run = FIRST_PAUSE, False
         while not self._stopping.is_set():
             begun = self._clock()
-            cause, code = await self._live(part)
+            cause, code, served = await self._live(part)
             if self._stopping.is_set():
                 return
-            lived = self._clock() - begun
-            has_run = has_run or lived > SOUND_AFTER
+            # By what it said and not by the clock: on a slow machine a config is found wrong late.
+            has_run = has_run or served
             if code == MISCONFIGURED and not has_run:
                 log.error("%s cannot run with this config", part.name)
                 self._give_up(MISCONFIGURED)
                 return
-            if lived > HEALTHY_AFTER:
+            if served and self._clock() - begun > HEALTHY_AFTER:
                 pause = FIRST_PAUSE
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - spreads restarts, guards nothing
             log.warning("%s ended with %s; starting it again in %.1f s", part.name, cause, wait)
             await asyncio.sleep(wait)
             pause = min(pause * 2, LAST_PAUSE)
 
-    async def _live(self, part: Part) -> tuple[str, int | None]:
-        """One life of a part: why it ended, and its exit code if it had one."""
+    async def _live(self, part: Part) -> tuple[str, int | None, bool]:
+        """One life of a part: why it ended, its exit code if it had one, and whether it has served."""
         try:
             child = await self._spawn(part)
         except OSError as error:
-            return f"no process: {error.strerror}", None
-        try:
-            code = await child.process.wait()
-        finally:
-            self._children.pop(part, None)
-            os.close(child.pipe)
-        self.unclean = self.unclean or (self._stopping.is_set() and code != 0)
-        return f"{_cause(code)} (pid {child.process.pid})", code
+            return f"no process: {error.strerror}", None, False
+        with child.line:
+            try:
+                code = await child.process.wait()
+            finally:
+                self._children.pop(part, None)
+            self.unclean = self.unclean or (self._stopping.is_set() and code != 0)
+            return f"{_cause(code)} (pid {child.process.pid})", code, child.has_served()
 
     async def _spawn(self, part: Part) -> _Child:
-        theirs, ours = os.pipe()
+        theirs, ours = socket.socketpair()
+        ours.setblocking(False)
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 *part.arguments(),
-                env=os.environ | {VARIABLE: str(theirs)},
-                pass_fds=[theirs],
+                env=os.environ | {VARIABLE: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
             )
         except BaseException:
-            os.close(ours)
+            ours.close()
             raise
         finally:
-            os.close(theirs)
-        child = self._children[part] = _Child(process, ours, self._clock())
+            theirs.close()
+        child = self._children[part] = _Child(part, process, ours)
         log.info("%s runs as pid %d", part.name, process.pid)
         return child
 

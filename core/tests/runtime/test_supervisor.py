@@ -1,0 +1,106 @@
+"""When the supervisor starts a part again, when it gives up, and how it ends parts that are still starting."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from dynamo_core.runtime import supervisor as module
+from dynamo_core.runtime.control import READY, VARIABLE
+from dynamo_core.runtime.supervisor import Part, Supervisor
+
+#: A part as its supervisor sees it: it says that it serves, waits for its end, or exits.
+SERVE = f"import os; os.write(int(os.environ[{VARIABLE!r}]), {READY!r}); "
+COUNT = "import pathlib, sys; lives = pathlib.Path(sys.argv[1]); lives.open('a').write('x'); "
+UNTIL_TOLD = "os.read(int(os.environ['DYN_SUPERVISOR_FD']), 1); "
+
+Make = Callable[..., Supervisor]
+
+
+@pytest.fixture
+async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    made: list[Supervisor] = []
+
+    def start(program: str) -> Supervisor:
+        # A machine so slow that every life of a part takes a minute.
+        clock = itertools.count(0.0, 60.0)
+        parts = [Part("workers.mock", 0)]
+        command = [sys.executable, "-c", COUNT + program, str(tmp_path / "lives")]
+        made.append(Supervisor(parts, command, clock=lambda: next(clock)))
+        return made[-1]
+
+    yield start
+    for supervisor in made:
+        await supervisor.stop(hurried=True, deadline=5)
+
+
+async def lives(tmp_path: Path, count: int) -> None:
+    """Returns once a part has begun that many lives."""
+    async with asyncio.timeout(20):
+        while not (tmp_path / "lives").exists() or len((tmp_path / "lives").read_text()) < count:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_part_that_never_served_and_cannot_run_ends_the_whole_however_long_it_took(make: Make) -> None:
+    supervisor = make("sys.exit(2)")
+
+    await supervisor.start()
+
+    async with asyncio.timeout(20):
+        assert await supervisor.failed() == 2
+
+
+async def test_a_part_that_has_served_is_started_again_although_its_config_is_wrong_now(
+    make: Make, tmp_path: Path
+) -> None:
+    supervisor = make(f"{SERVE} sys.exit(2)")
+
+    await supervisor.start()
+
+    await lives(tmp_path, 3)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await supervisor.failed()
+
+
+async def test_a_part_that_never_served_and_failed_otherwise_is_tried_again(make: Make, tmp_path: Path) -> None:
+    supervisor = make("sys.exit(1)")
+
+    await supervisor.start()
+
+    await lives(tmp_path, 3)
+
+
+async def test_ctrl_c_does_not_wait_long_for_a_part_that_is_starting_and_says_what_it_gives_up(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "START_ENDS", 0.2)
+    supervisor = make("import time; time.sleep(600)")
+    await supervisor.start()
+    await lives(tmp_path, 1)
+
+    with caplog.at_level("INFO"):
+        async with asyncio.timeout(20):
+            await supervisor.stop(hurried=True, deadline=600)
+
+    assert "waiting for workers.mock-0 (pid" in caplog.text
+    assert "which is still starting" in caplog.text
+    assert "did not end in time and is killed" in caplog.text
+
+
+async def test_ctrl_c_gives_a_part_that_has_served_its_time(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "START_ENDS", 0.0)
+    supervisor = make(f"{SERVE}{UNTIL_TOLD}import time; time.sleep(0.5)")
+    await supervisor.start()
+    await lives(tmp_path, 1)
+
+    await supervisor.stop(hurried=True, deadline=20)
+
+    assert not supervisor.unclean

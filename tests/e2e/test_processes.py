@@ -248,6 +248,21 @@ def test_ctrl_c_ends_every_process_in_order(processes: Any) -> None:
     assert "killed" not in server.log
 
 
+def test_ctrl_c_while_a_worker_starts_ends_every_process_soon_and_says_what_was_waited_for(
+    serve: Any, tmp_path: Path
+) -> None:
+    late = "  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 600}}\nclient:"
+    server = serve(config(tmp_path).replace("client:", late, 1), "--profile", "processes", ready="listening")
+    assert server.until(lambda: len(server.instances()) == 2, 15)
+
+    os.killpg(server.process.pid, signal.SIGINT)
+
+    assert server.wait() == 0
+    assert session(server.process.pid) == []
+    assert "waiting for workers.late-0" in server.log
+    assert "the engine of worker late is in start()" in server.log
+
+
 def test_a_part_that_cannot_run_ends_the_whole_with_its_reason(tmp_path: Path, serve: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

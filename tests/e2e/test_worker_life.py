@@ -22,6 +22,7 @@ import pytest
 ENGINE = """
 from __future__ import annotations
 import asyncio, ctypes, os, signal, time
+from contextlib import suppress
 from dynamo_core import BackendError, EngineConfig, LLMEngine, LLMEngineOutput, PluginConfig, hookimpl
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -58,6 +59,11 @@ class LifeEngine(LLMEngine):
             time.sleep(600)
         if self.config.hang == where + " with the lock":
             ctypes.PyDLL(None).sleep(600)
+        if self.config.hang == where + " in a thread":
+            await asyncio.to_thread(time.sleep, 600)
+        while self.config.hang == where + " deaf":
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
 
     async def start(self, worker_id):
         self.write("start")
@@ -235,16 +241,59 @@ def test_an_idle_worker_ends_in_order(live: Any, number: int) -> None:
     assert phases(life.log) == ["1", "2", "3"]
 
 
-@SIGNALS
-def test_a_signal_while_the_engine_starts_lets_it_finish_and_nothing_is_served(live: Any, number: int) -> None:
-    life = live("start_seconds: 1.0")
+def test_a_signal_while_the_engine_starts_lets_it_finish_and_nothing_is_served(live: Any) -> None:
+    life = live("start_seconds: 1.0", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="15")
     life.until(lambda: life.diary == ["start"])
 
-    life.signal(number)
+    life.signal(signal.SIGTERM)
 
     assert life.end() == 0, life.log
     assert life.diary == WHOLE
     assert "serving life-model" not in life.log
+
+
+def test_a_start_that_does_not_finish_within_the_grace_period_is_cut_and_cleaned_up(live: Any) -> None:
+    life = live("hang: start", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="60")
+    life.until(lambda: life.diary == ["start"])
+
+    life.signal(signal.SIGTERM)
+
+    assert life.end() == 0, life.log
+    assert life.diary == ["start", "cleanup", "cleaned up"]
+    assert "the engine of worker life is in start()" in life.log
+
+
+def test_ctrl_c_cuts_a_start_at_once_and_cleans_up(live: Any) -> None:
+    life = live("hang: start", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="60", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="60")
+    life.until(lambda: life.diary == ["start"])
+
+    life.signal(signal.SIGINT)
+
+    assert life.end() == 0, life.log
+    assert life.diary == ["start", "cleanup", "cleaned up"]
+    assert "the engine of worker life is in start()" in life.log
+
+
+@pytest.mark.parametrize(
+    ("hang", "waits_for"),
+    [
+        ("start in C", "the engine of worker life is in start()"),
+        ("start deaf", "the engine of worker life is in start()"),
+        ("start in a thread", "threads that have not ended"),
+    ],
+    ids=["blocks the loop", "swallows the cancelling", "goes on in a thread"],
+)
+def test_ctrl_c_ends_a_start_that_cannot_be_cut_within_seconds_and_says_what_it_was_at(
+    live: Any, hang: str, waits_for: str
+) -> None:
+    life = live(f"hang: {hang}", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="60")
+    life.until(lambda: life.diary == ["start"])
+
+    life.signal(signal.SIGINT)
+
+    assert life.end() == 70
+    given_up = next(line for line in life.log.splitlines() if "not stopped within 4 s" in line)
+    assert waits_for in given_up
 
 
 def test_a_signal_before_the_engine_starts_leaves_it_alone(live: Any) -> None:
@@ -256,11 +305,11 @@ def test_a_signal_before_the_engine_starts_leaves_it_alone(live: Any) -> None:
 
 
 def test_a_second_signal_cuts_the_start(live: Any) -> None:
-    life = live("hang: start")
+    life = live("hang: start", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="60")
     life.until(lambda: life.diary == ["start"])
 
     life.signal()
-    life.until(lambda: "may finish" in life.log)
+    life.until(lambda: "a second signal cuts" in life.log)
     life.signal()
 
     assert life.end() == 0, life.log

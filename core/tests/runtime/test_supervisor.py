@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -41,9 +42,15 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 async def lives(tmp_path: Path, count: int) -> None:
     """Returns once a part has begun that many lives."""
-    async with asyncio.timeout(20):
-        while not (tmp_path / "lives").exists() or len((tmp_path / "lives").read_text()) < count:
-            await asyncio.sleep(0.01)
+
+    def wait() -> None:
+        deadline = time.monotonic() + 20
+        while not path.exists() or len(path.read_text()) < count:
+            assert time.monotonic() < deadline, "the part was not started"
+            time.sleep(0.01)
+
+    path = tmp_path / "lives"
+    await asyncio.to_thread(wait)
 
 
 async def test_a_part_that_never_served_and_cannot_run_ends_the_whole_however_long_it_took(make: Make) -> None:

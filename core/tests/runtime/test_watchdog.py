@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from dynamo_core.runtime.watchdog import Watchdog, stacks
@@ -32,9 +33,9 @@ class Ends:
 async def make() -> AsyncIterator[Callable[..., tuple[Watchdog, Ends]]]:
     made: list[tuple[Watchdog, Ends]] = []
 
-    def start(deadline: float = 60) -> tuple[Watchdog, Ends]:
+    def start(deadline: float = 60, **how: Any) -> tuple[Watchdog, Ends]:
         ends = Ends()
-        watchdog = Watchdog(deadline, end=ends)
+        watchdog = Watchdog(deadline, end=ends, **how)
         watchdog.start()
         made.append((watchdog, ends))
         return made[-1]
@@ -184,3 +185,38 @@ def test_stacks_show_the_main_thread_first_and_every_other_by_name() -> None:
 
     assert text.startswith("Thread MainThread:")
     assert "Thread somebody:" in text
+
+
+async def test_a_start_that_is_interrupted_has_its_own_deadline_and_the_log_says_what_it_was_at(
+    make: Callable[..., tuple[Watchdog, Ends]], caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog, ends = make(60, interrupted=0.05, doing=lambda: "loading weights")
+
+    with caplog.at_level("INFO"):
+        watchdog.expect_end(hurried=True)
+
+    assert await ends.wait()
+    assert ends.why == ["not stopped within 0.05 s: loading weights"]
+    assert "interrupted while starting: loading weights" in caplog.text
+
+
+async def test_ctrl_c_brings_the_deadline_of_a_start_forward(make: Callable[..., tuple[Watchdog, Ends]]) -> None:
+    watchdog, ends = make(60, interrupted=0.05)
+
+    watchdog.expect_end()
+    watchdog.expect_end(hurried=True)
+
+    assert await ends.wait()
+
+
+@pytest.mark.parametrize("hurried", [True, False], ids=["with Ctrl-C", "otherwise"])
+async def test_a_process_that_has_started_has_the_whole_deadline(
+    make: Callable[..., tuple[Watchdog, Ends]], hurried: bool
+) -> None:
+    watchdog, ends = make(60, interrupted=0.2)
+
+    watchdog.expect_end(hurried=hurried)
+    watchdog.started()
+    watchdog.expect_end(hurried=True)
+
+    assert not await asyncio.to_thread(ends.come.wait, 0.5)

@@ -1,8 +1,8 @@
 """The engine contract: what a third party writes to serve a model.
 
 A life in order: the constructor (cheap, no heavy imports), `start` once, `generate` concurrently for every request,
-`drain` once when the worker is to stop, `cleanup` exactly once. `cleanup` must be safe twice, after a failed `start`
-and without any `start`.
+`drain` once when the worker is to stop, `cleanup` exactly once. `cleanup` must be safe twice, after a `start` that
+failed or was cancelled, and without any `start`.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class LLMEngine(Plugin, ABC):
         """Makes the engine ready; `generate` may be called as soon as this returns.
 
         `worker_id` is stable for the process and unique among replicas: it is the instance id in discovery. Called
-        once. Heavy imports belong here.
+        once. Heavy imports belong here. When the process is to end it may be cancelled; `cleanup` follows.
 
         Raises:
             BackendError: any variant; the process exits with an error and `cleanup` is called.
@@ -213,7 +213,7 @@ class LLMEngine(Plugin, ABC):
 
     @abstractmethod
     async def cleanup(self) -> None:
-        """Releases everything. Safe twice, after a failed `start`, and without one."""
+        """Releases everything. Safe twice, after a `start` that failed or was cancelled, and without one."""
 
     async def abort(self, ctx: EngineContext) -> None:
         """Called at most once per request, only when its client gave up on it explicitly. Does nothing by default."""

@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dynamo_core.errors import ConfigError, DynamoError
@@ -33,6 +34,8 @@ GC_THRESHOLD = (10_000, 20, 20)
 
 #: Seconds that a process may take to end beyond the time it gives to running requests.
 MARGIN = 15.0
+#: Seconds that a process has to end after Ctrl-C while it is still starting: no request waits for it, somebody does.
+INTERRUPTED = 4.0
 
 
 def serve(
@@ -103,14 +106,19 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
         # Ctrl-C reaches the whole process group; the supervisor passes it on, in order.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     numbers = (signal.SIGINT, signal.SIGTERM) if leash is None else (signal.SIGTERM,)
-    with Signals(patience(loaded, role), numbers) as signals:
+    with Signals(patience(loaded, role), numbers, interrupted=INTERRUPTED) as signals:
         line = None if leash is None else Leash(leash, signals)
         if line is not None:
             line.start()
+        signals.doing = lambda: "loading the plugins"
         # Made after the signals are heard: one that comes now ends the process in order, before anything has started.
         application = Application(loaded, role, stopping=signals.expect_end)
+        signals.doing = application.doing
         broken = False
-        if await _started(application, signals):
+        started = await _started(application, signals, _grace(loaded, role))
+        if started or application.busy:
+            signals.started()
+        if started:
             if line is not None:
                 line.say_ready()
             if not role.whole and role.workers:
@@ -135,9 +143,9 @@ def _watch_loop(signals: Signals, stall: float) -> None:
         signals.watch_loop(stall)
 
 
-async def _started(application: Application, signals: Signals) -> bool:
-    """Starts everything; whether it runs. After a signal nothing begins any more, and an engine that is starting may
-    finish; a second one cuts that too.
+async def _started(application: Application, signals: Signals, grace: float) -> bool:
+    """Starts everything; whether it runs. After a signal nothing begins any more, and an engine that is starting has
+    `grace` seconds to finish, none after Ctrl-C; then, or at a second signal, its start is cut.
 
     Raises:
         ConfigError, DynamoError: it could not be started; what had started has been stopped.
@@ -145,17 +153,18 @@ async def _started(application: Application, signals: Signals) -> bool:
     if not await _first(application.open(), signals.wait(1)) or signals.count:
         return False
 
-    async def interrupt() -> None:
+    async def patience_is_over() -> None:
         await signals.wait(1)
         application.interrupt()
-        log.info("an engine that is starting may finish; a second signal cuts that")
+        if signals.hurried:
+            return
+        what = "asked to end while starting: %s; it may finish within %g s, a second signal cuts it now"
+        log.info(what, application.doing(), grace)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await signals.wait(2)
 
-    tasks = TaskSet()
-    tasks.spawn(interrupt(), name="interrupt")
-    try:
-        await _first(application.start_workers(), signals.wait(2))
-    finally:
-        await tasks.aclose()
+    await _first(application.start_workers(), patience_is_over())
     return not signals.count
 
 
@@ -210,6 +219,11 @@ def patience(loaded: LoadedSettings, role: Role) -> float:
     back = max((worker.grace_period + worker.shutdown_timeout for worker in workers), default=0.0)
     front = settings.client.drain_grace + settings.client.shutdown_timeout if role.frontend else 0.0
     return front + back + (MARGIN if role.frontend else 0.0)
+
+
+def _grace(loaded: LoadedSettings, role: Role) -> float:
+    """Seconds that engines which are starting may take to finish when the process is asked to end."""
+    return max((loaded.settings.workers[name].grace_period for name in role.workers), default=0.0)
 
 
 async def _first(action: Awaitable[None], signal_wait: Awaitable[None]) -> bool:

@@ -39,11 +39,21 @@ class Application:
         self.front = Front(self._plane, self.role) if self.role.frontend else None
         self.back = Back(self._plane, self.role, stopping=stopping)
         self._stopped = False
+        self._phase = ""
 
     @property
     def url(self) -> str | None:
         """Where clients reach this process, once started; None for a worker."""
         return self.front.url if self.front is not None else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests of clients are being answered."""
+        return self.front is not None and self.front.busy
+
+    def doing(self) -> str:
+        """What it is at while it starts or stops, in a few words for the log. For any thread."""
+        return self.back.doing or self._phase
 
     async def start(self) -> None:
         """Opens, then starts the workers; raises what either does."""
@@ -57,6 +67,7 @@ class Application:
             ConfigError: an address cannot be bound.
             DynamoError: a service did not start. What had started has been stopped.
         """
+        self._phase = "connecting to transport and discovery"
         try:
             await self._plane.start()
             if self.front is not None:
@@ -71,16 +82,18 @@ class Application:
 
         Raises:
             ConfigError: a model folder cannot be used.
-            DynamoError: an engine did not start, or could not be registered. What had started has been stopped.
+            DynamoError: an engine did not start, or could not be registered. What had started has been stopped. If it
+                is cancelled, the worker that was starting has been; `stop` is for the rest.
         """
+        self._phase = "starting the workers"
         try:
             await self.back.start()
-        except BaseException:
+        except Exception:
             await self.stop(grace=False)
             raise
 
     def interrupt(self) -> None:
-        """While the workers start: an engine that is starting may finish, nothing further begins. Then stop it."""
+        """While the workers start: nothing further begins. An engine that is starting may finish, or be cancelled."""
         self.back.interrupt()
 
     async def ready(self) -> None:
@@ -103,6 +116,7 @@ class Application:
         if self._stopped:
             return
         self._stopped = True
+        self._phase = "finishing requests"
         cut = False
         for step in self._steps(hurried):
             try:
@@ -112,6 +126,7 @@ class Application:
             except Exception:
                 # One part that cannot be stopped must not keep the others from it.
                 log.exception("a part could not be stopped in order")
+        self._phase = ""
         if cut:
             raise asyncio.CancelledError
 
@@ -122,13 +137,13 @@ class Application:
             steps += [lambda grace: self._drain(front, grace, hurried), lambda _: front.close_listeners()]
         steps.append(lambda grace: back.stop(grace, hurried=hurried))
         # The engines are down. What is left belongs to the process.
-        steps += [lambda _: _phase("Phase 1: closing what can still be asked"), lambda _: back.close_system()]
+        steps += [lambda _: self._enter("Phase 1: closing what can still be asked"), lambda _: back.close_system()]
         if front is not None:
             steps.append(lambda _: front.close_frontend())
-        steps.append(lambda _: _phase("Phase 2: waiting for what still runs"))
+        steps.append(lambda _: self._enter("Phase 2: waiting for what still runs"))
         if front is not None:
             steps += [lambda _: front.close_models(), lambda _: front.close_admission()]
-        steps.append(lambda _: _phase("Phase 3: disconnecting from discovery and transport"))
+        steps.append(lambda _: self._enter("Phase 3: disconnecting from discovery and transport"))
         return [*steps, lambda _: plane.close_discovery(), lambda _: plane.close_transport()]
 
     async def _drain(self, front: Front, grace: bool, hurried: bool) -> None:
@@ -139,6 +154,6 @@ class Application:
             await asyncio.sleep(client.drain_grace)
         await front.drain(client.shutdown_timeout if grace else 0.0)
 
-
-async def _phase(line: str) -> None:
-    log.info(line)
+    async def _enter(self, phase: str) -> None:
+        self._phase = phase
+        log.info(phase)

@@ -67,6 +67,11 @@ class Back:
         for worker in self.workers:
             worker.interrupt()
 
+    @property
+    def doing(self) -> str:
+        """What the engines are at; see `Worker.doing`."""
+        return "; ".join(filter(None, (worker.doing for worker in self.workers)))
+
     async def lost(self) -> None:
         """Returns when a worker can serve nobody any more, for good: its engine is dead, or nobody will find it."""
         if not self.workers:

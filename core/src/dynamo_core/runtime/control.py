@@ -59,20 +59,20 @@ class Leash:
                 data = os.read(self._descriptor, 1)
             except OSError:
                 data = b""
-            if data == HURRY:
-                self._tell(Signals.arrived, True)
-            elif data == CUT:
+            # The deadline here and now: the loop may be what does not go on.
+            if data == CUT:
+                self._signals.expect_end()
                 self._tell(Signals.cut)
-            elif not data:
+            elif data in (HURRY, b""):
+                self._signals.expect_end(hurried=True)
                 self._tell(Signals.arrived, True)
+            if not data:
                 timer = threading.Timer(ORPHAN_GRACE, give_up, ["the supervisor is gone"])
                 timer.daemon = True
                 timer.start()
                 return
 
     def _tell(self, what: Callable[..., None], *arguments: bool) -> None:
-        # Here and now: the loop may be what does not go on.
-        self._signals.expect_end()
         try:
             self._loop.call_soon_threadsafe(what, self._signals, *arguments)
         except RuntimeError:

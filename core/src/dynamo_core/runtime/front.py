@@ -91,6 +91,11 @@ class Front:
         """Where clients reach it, once started."""
         return self._listeners[0].url
 
+    @property
+    def busy(self) -> bool:
+        """Whether requests are being answered."""
+        return any(listener.running for listener in self._listeners)
+
     async def start(self) -> None:
         """Opens the listeners last, when requests can be answered, if only with 503.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 
-from dynamo_core.runtime.watchdog import OVERDUE, Watchdog, give_up
+from dynamo_core.runtime.watchdog import OVERDUE, Watchdog, give_up, threads_left
 from dynamo_core.telemetry import logs
 
 __all__ = ["OVERDUE", "Signals", "end_with", "give_up"]
@@ -17,12 +18,21 @@ class Signals:
 
     A third one, or the deadline, ends the process at once with exit code 70: something in it cannot be stopped. The
     deadline holds to the end of the process, for a thread that does not end would keep it too. `numbers` are the
-    signals that count; others keep their meaning.
+    signals that count; others keep their meaning. With `interrupted` the process is starting until `started` is called,
+    and has that many seconds to end after Ctrl-C.
     """
 
-    def __init__(self, deadline: float, numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)) -> None:
+    def __init__(
+        self,
+        deadline: float,
+        numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
+        *,
+        interrupted: float | None = None,
+    ) -> None:
         self._numbers = numbers
-        self._watchdog = Watchdog(deadline)
+        #: Says what the process is at, for the log; called in any thread. Empty when all has been stopped.
+        self.doing: Callable[[], str] = str
+        self._watchdog = Watchdog(deadline, interrupted=interrupted, doing=lambda: self.doing() or threads_left())
         self._changed = asyncio.Event()
         #: How many have arrived.
         self.count = 0
@@ -55,18 +65,25 @@ class Signals:
         self._changed.set()
         if self.count == 1:
             self.hurried = hurried
-            self.expect_end()
         elif self.count == 3:
             give_up("ended by a third signal")
+        self.expect_end(hurried=hurried)
 
     def cut(self) -> None:
         """As many as it takes to cut what runs, and no more. Called in the loop's thread."""
         while self.count < 2:
             self.arrived()
 
-    def expect_end(self) -> None:
-        """Starts the deadline without a signal, once: the process ends for a reason of its own. From any thread."""
-        self._watchdog.expect_end()
+    def expect_end(self, *, hurried: bool = False) -> None:
+        """Starts the deadline without a signal, once: the process ends for a reason of its own. From any thread.
+
+        While the process starts, an end that is `hurried` brings the deadline forward.
+        """
+        self._watchdog.expect_end(hurried=hurried)
+
+    def started(self) -> None:
+        """From now on an end that is hurried has the whole deadline too: there may be requests to finish."""
+        self._watchdog.started()
 
     def watch_loop(self, stall: float) -> None:
         """From now on a loop that stands still for `stall` seconds ends the process, with exit code 70 too."""

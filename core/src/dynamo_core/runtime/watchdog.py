@@ -29,6 +29,8 @@ LONGEST_LOOK = 5.0
 #: loop has stood still so many times `stall`, or so many seconds after the deadline.
 BARE_STALLS = 2
 BARE_SECONDS = 5.0
+#: The same after the deadline of a start that was interrupted.
+BARE_INTERRUPTED = 0.8
 
 
 def give_up(why: str) -> None:
@@ -48,14 +50,33 @@ def stacks() -> str:
     return "\n".join(parts)
 
 
+def threads_left() -> str:
+    """The threads that keep the interpreter from exiting, in a few words for the log; empty without any."""
+    current, main = threading.current_thread(), threading.main_thread()
+    left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread not in (current, main)]
+    return f"threads that have not ended: {', '.join(sorted(left))}" if left else ""
+
+
 class Watchdog:
     """Watches until it is closed. From `expect_end` on the process has `deadline` seconds, whatever its loop does.
 
-    `end` is what ends the process; a test may put something milder there, and then there is no bare thread either.
+    With `interrupted` the process is starting until `started` is called: then an end that somebody waits for at a
+    terminal has that many seconds instead. `doing` says what the process is at, for the log; it is called in any
+    thread. `end` is what ends the process; a test may put something milder there, and then there is no bare thread
+    either.
     """
 
-    def __init__(self, deadline: float, *, end: Callable[[str], None] = give_up) -> None:
+    def __init__(
+        self,
+        deadline: float,
+        *,
+        interrupted: float | None = None,
+        doing: Callable[[], str] = str,
+        end: Callable[[str], None] = give_up,
+    ) -> None:
         self._deadline = deadline
+        self._interrupted = interrupted
+        self._doing = doing
         self._end = end
         self._bare = end is give_up
         self._loop = asyncio.get_running_loop()
@@ -64,6 +85,7 @@ class Watchdog:
         self._numbers: frozenset[int] = frozenset()
         self._before: int | None = None
         self._lock = threading.Lock()
+        self._expected_at = 0.0
         self._ends_at: float | None = None
         self._stall = 0.0
         self._looks_at: float | None = None
@@ -86,7 +108,8 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def listen_to(self, numbers: Iterable[int]) -> None:
-        """Takes any of these signals for the beginning of the end, also while the loop does not go on.
+        """Takes any of these signals for the beginning of the end, also while the loop does not go on; SIGINT for one
+        that is hurried.
 
         Called in the main thread when the loop has its handlers: the loop gets to know of each signal through here.
         """
@@ -103,15 +126,37 @@ class Watchdog:
             # Somebody has put its own there since.
             signal.set_wakeup_fd(current)
 
-    def expect_end(self) -> None:
-        """Starts the deadline, once; the loop may take its time from now on. Called in any thread."""
+    def expect_end(self, *, hurried: bool = False) -> None:
+        """Starts the deadline, once; the loop may take its time from now on. Called in any thread.
+
+        While the process starts, an end that is `hurried` has the deadline of an interrupted start, also if another one
+        runs already.
+        """
         with self._lock:
-            if self._ends_at is not None:
+            interrupted = self._interrupted if hurried else None
+            seconds = self._deadline if interrupted is None else interrupted
+            now = time.monotonic()
+            if self._ends_at is not None and self._ends_at <= now + seconds:
                 return
-            self._ends_at = time.monotonic() + self._deadline
-            self._stall, self._looks_at = 0.0, None
-            self._guard(self._deadline + BARE_SECONDS)
+            if self._ends_at is None:
+                self._expected_at = now
+            self._end_at(now + seconds, BARE_SECONDS if interrupted is None else BARE_INTERRUPTED)
+        if interrupted is not None:
+            log.info("interrupted while starting: %s; what has not ended in %g s is given up", self._doing(), seconds)
         self._wake()
+
+    def started(self) -> None:
+        """The start is over: the end, if it is expected, has the whole deadline. Called in any thread."""
+        with self._lock:
+            self._interrupted = None
+            if self._ends_at is not None:
+                self._end_at(self._expected_at + self._deadline, BARE_SECONDS)
+        self._wake()
+
+    def _end_at(self, at: float, bare: float) -> None:
+        self._ends_at = at
+        self._stall, self._looks_at = 0.0, None
+        self._guard(max(0.0, at - time.monotonic()) + bare)
 
     def watch_loop(self, stall: float) -> None:
         """Ends the process when the loop stands still for `stall` seconds; not once its end is expected."""
@@ -146,7 +191,7 @@ class Watchdog:
             if arrived:
                 self._pass_on(arrived)
                 if not self._numbers.isdisjoint(arrived):
-                    self.expect_end()
+                    self.expect_end(hurried=signal.SIGINT in arrived)
             why = self._overdue()
             if why:
                 self._end(why)
@@ -170,7 +215,8 @@ class Watchdog:
         with self._lock:
             ends_at, looks_at, stall = self._ends_at, self._looks_at, self._stall
         if ends_at is not None and now >= ends_at:
-            return f"not stopped within {self._deadline:g} s"
+            doing = self._doing()
+            return f"not stopped within {ends_at - self._expected_at:.6g} s" + (f": {doing}" if doing else "")
         if looks_at is None or now < looks_at:
             return ""
         pause = min(stall / LOOKS, LONGEST_LOOK)

@@ -440,7 +440,9 @@ class WorkerSettings(BaseModel):
         tuple[Literal["chat", "completions", "embeddings"], ...], Field(min_length=1), BeforeValidator(_split)
     ] = Field(default=("chat", "completions"), description="What the model can be asked for.")
     grace_period: SecondsOrZero = Field(
-        default=5, description="Seconds that a stopping worker still accepts requests after leaving discovery."
+        default=5,
+        description="Seconds that a stopping worker still accepts requests after leaving discovery, and that an engine "
+        "which is starting then has to finish. None of it after Ctrl-C.",
     )
     drain_timeout: Seconds | None = Field(
         default=None,

@@ -2,7 +2,8 @@
 
 States: INIT → RUNNING → STOPPED, or INIT → START_FAILED → STOPPED. Cleanup is owed in RUNNING and START_FAILED, is
 called exactly once, and never in INIT. A worker that is told to end before its engine starts goes from INIT to STOPPED;
-one that is told so while its engine starts lets it finish, and then stops without serving.
+one that is told so while its engine starts lets it finish, unless the start is cancelled, and then stops without
+serving.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +126,8 @@ class Worker:
         self._ending = False
         self._engine_dead = False
         self._drain_ends: float | None = None
+        #: The method of the engine that runs now, of those that may take long.
+        self._method = ""
         self.state = WorkerState.INIT
 
     @property
@@ -146,6 +150,12 @@ class Worker:
         """Whether it is registered and takes requests, and its engine answers as far as is known."""
         serves = self.state is WorkerState.RUNNING and self._instance is not None
         return serves and (self._canary is None or self._canary.answers)
+
+    @property
+    def doing(self) -> str:
+        """What its engine is at, for the log: its start, drain or cleanup. Empty otherwise. For any thread."""
+        method = self._method
+        return f"the engine of worker {self._config.worker} is in {method}()" if method else ""
 
     async def lost(self) -> None:
         """Returns when nobody can be served here any more: the engine has died, or discovery has given up on it."""
@@ -272,6 +282,14 @@ class Worker:
         if cut:
             raise asyncio.CancelledError
 
+    @contextmanager
+    def _in(self, method: str) -> Iterator[None]:
+        self._method = method
+        try:
+            yield
+        finally:
+            self._method = ""
+
     def _say(self, hook: str) -> None:
         worker_id = self._lease.id if self._lease is not None else 0
         self._announce(hook, worker=self._config, worker_id=worker_id)
@@ -281,7 +299,8 @@ class Worker:
         begun = time.perf_counter()
         self.state = WorkerState.START_FAILED
         try:
-            engine_config = await self._engine.start(worker_id)
+            with self._in("start"):
+                engine_config = await self._engine.start(worker_id)
             self._worker_metrics.loaded(time.perf_counter() - begun)
             _check(engine_config)
             await self._engine.setup_metrics(self._metrics)
@@ -448,15 +467,17 @@ class Worker:
             left = min(left, max(self._drain_ends - time.monotonic(), MIN_DRAIN))
         begun = time.perf_counter()
         try:
-            async with asyncio.timeout(left):
-                await self._engine.drain()
+            with self._in("drain"):
+                async with asyncio.timeout(left):
+                    await self._engine.drain()
         finally:
             self._worker_metrics.drained(time.perf_counter() - begun)
 
     async def _clean_up(self) -> None:
         begun = time.perf_counter()
         try:
-            await self._engine.cleanup()
+            with self._in("cleanup"):
+                await self._engine.cleanup()
         finally:
             seconds = time.perf_counter() - begun
             self._worker_metrics.cleaned_up(seconds)

@@ -191,6 +191,7 @@ def test_ports_are_those_of_the_config_and_probes_and_services_name_them(
             assert ports == {"http": config.frontend.port, "system": config.admin.port}
             assert {config.frontend.host, config.admin.host} == {"0.0.0.0"}
             assert own["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "system"}
+            started = "/live"
         else:
             worker = config.workers[own["args"][1]]
             bind = yaml.safe_load(config_text(objects))["transport"].get("bind")
@@ -198,8 +199,10 @@ def test_ports_are_those_of_the_config_and_probes_and_services_name_them(
             assert ports == {"system": worker.system_port} | calls
             assert worker.system_host == "0.0.0.0"
             assert own["readinessProbe"]["httpGet"] == {"path": "/health", "port": "system"}
-        for probe in ("startupProbe", "livenessProbe"):
-            assert own[probe]["httpGet"] == {"path": "/live", "port": "system"}
+            # A worker says on /live that it lives while it loads its model.
+            started = "/health"
+        assert own["startupProbe"]["httpGet"] == {"path": started, "port": "system"}
+        assert own["livenessProbe"]["httpGet"] == {"path": "/live", "port": "system"}
     frontend = next(found for found in of(objects, "Deployment") if container(found)["args"][0] == "frontend")
     for port in one(objects, "Service")["spec"]["ports"]:
         assert port["targetPort"] in {port["name"] for port in container(frontend)["ports"]}

@@ -276,3 +276,21 @@ async def test_a_starting_process_does_not_wait_for_what_waiting_would_not_mend(
         )
     with pytest.raises(CannotConnect, match=r"^url: wrong password; start it$"):
         await wait_for_store(try_out, timeout=0, hopeless=lambda error: None, unreachable="url: {}; start it")
+
+
+async def test_a_starting_process_says_what_it_waits_for_and_once_per_reason_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reasons = ["refused", "refused", "loading", "refused", "loading"]
+    told: list[str] = []
+
+    async def try_out() -> str:
+        if reasons:
+            raise CannotConnect(reasons.pop(0))
+        return "there"
+
+    found = await wait_for_store(try_out, timeout=20, what="a store", unreachable="url: {}", tell=told.append)
+
+    assert found == "there"
+    assert told == ["refused", "refused", "loading", "refused", "loading", ""]
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["refused", "loading"]

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from dynamo_core.http.health import health_routes, metrics_route
+from dynamo_core.http.health import health_routes, metrics_route, system_routes
 from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
@@ -111,3 +111,52 @@ async def test_metrics_are_served_as_prometheus_text(front: Front) -> None:
 
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     assert "a_total 1.0\n" in text
+
+
+class Worker:
+    """The workers of a process as a test wants them to be."""
+
+    def __init__(self) -> None:
+        self.starting = True
+        self.state = (False, "worker w is starting")
+
+    def endpoints(self) -> dict[str, bool]:
+        return {"dynamo.backend.generate": self.state[0]}
+
+    def readiness(self) -> tuple[bool, str]:
+        return self.state
+
+
+async def test_a_worker_is_alive_while_it_starts_and_ready_when_it_serves() -> None:
+    worker = Worker()
+    listener = Listener(
+        "system",
+        host="127.0.0.1",
+        port=0,
+        routes=system_routes(worker),
+        body_limit=1024,
+        max_connections=10,
+        idle_timeout=30,
+    )
+    await listener.start()
+    found = []
+    async with aiohttp.ClientSession() as client:
+        for starting, state in (
+            (True, (False, "worker w is starting")),
+            (False, (True, "ready")),
+            (False, (False, "the engine of worker w does not answer")),
+        ):
+            worker.starting, worker.state = starting, state
+            statuses = []
+            for path in ("/live", "/health", "/ready"):
+                async with client.get(listener.url + path) as answer:
+                    statuses.append(answer.status)
+                    body = await answer.json()
+            found.append((statuses, body["status"], body["message"]))
+    await listener.aclose()
+
+    assert found == [
+        ([200, 503, 503], "notready", "worker w is starting"),
+        ([200, 200, 200], "ready", "ready"),
+        ([503, 503, 503], "notready", "the engine of worker w does not answer"),
+    ]

@@ -586,3 +586,30 @@ async def test_what_the_listener_refuses_can_be_worded_otherwise(client: aiohttp
             async with client.request(method, listener.url + path, data=b"x" * 11 if status == 413 else None) as answer:
                 assert (answer.status, await answer.json()) == (status, {"mine": says})
                 assert answer.headers.get("Allow") == ("POST" if status == 405 else None)
+
+
+async def test_while_the_process_starts_only_early_routes_are_answered(client: aiohttp.ClientSession) -> None:
+    early = HttpRoute("GET", "/live", hello, early=True)
+    listener = make(early, HELLO, READ)
+    await listener.start(starting=True)
+    try:
+        asked = [("GET", "/live"), ("HEAD", "/live"), ("GET", "/hello"), ("POST", "/read"), ("GET", "/nothing")]
+
+        async def statuses() -> list[int]:
+            found = []
+            for method, path in asked:
+                async with client.request(method, listener.url + path, data=b"x" if method == "POST" else None) as told:
+                    found.append(told.status)
+                    if told.status == 503:
+                        assert told.headers["Retry-After"] == "1"
+                        assert "is starting" in await told.text()
+            return found
+
+        before = await statuses()
+        listener.started()
+        after = await statuses()
+    finally:
+        await listener.aclose()
+
+    assert before == [200, 200, 503, 503, 503]
+    assert after == [200, 200, 200, 200, 404]

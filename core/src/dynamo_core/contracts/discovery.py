@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.plugin import ConnectingPlugin
 
 #: The largest value that may be put, in bytes.
 MAX_VALUE = 64 * 1024
@@ -69,7 +69,7 @@ class Lease(ABC):
         """Removes all records and ends the lease. Safe twice."""
 
 
-class Discovery(Plugin, ABC):
+class Discovery(ConnectingPlugin, ABC):
     """A directory of live processes, and a few small shared values."""
 
     #: Whether other processes see what is put.
@@ -80,7 +80,10 @@ class Discovery(Plugin, ABC):
         self.metrics = metrics
 
     async def start(self) -> None:
-        """Connects to the store. Called once before anything else."""
+        """Connects to the store. Called once before anything else.
+
+        While it waits it says so with `wait_for`. What waiting would not mend is a `ConfigError`.
+        """
 
     @abstractmethod
     async def lease(self, ttl: float | None = None) -> Lease:

@@ -71,7 +71,8 @@ class HttpRoute:
     """A route that a plugin contributes. `summary` is one line for the route list.
 
     `refusal` words what the listener answers to somebody who may not call the handler, of status, message and perhaps a
-    code; without it core does.
+    code; without it core does. With `early` the route is answered also while the process is still starting; others get
+    a 503 then.
     """
 
     method: str
@@ -80,6 +81,7 @@ class HttpRoute:
     summary: str = ""
     listener: ListenerName = ListenerName.PUBLIC
     refusal: Callable[[int, str, str | None], web.Response] | None = None
+    early: bool = False
 
 
 class TokenStream(Protocol):
@@ -301,7 +303,7 @@ class Frontend(Plugin, ABC):
         """The routes of this frontend. Asked once, before the listeners open."""
 
     async def start(self) -> None:
-        """Begins background work. Called once, before the listeners open."""
+        """Begins background work. Called once, before the routes can be reached."""
 
     async def aclose(self) -> None:
         """Ends background work, after the listeners have closed. Safe twice, and without `start`."""

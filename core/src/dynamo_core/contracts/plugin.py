@@ -31,3 +31,14 @@ class Plugin:
 
     NAME: ClassVar[str] = ""
     Config: ClassVar[type[PluginConfig]] = PluginConfig
+
+
+class ConnectingPlugin(Plugin):
+    """A plugin whose `start` may have to wait for a server."""
+
+    #: What it waits for now, in one line for operators; empty if for nothing. `/ready` tells it.
+    waits_for: str = ""
+
+    def wait_for(self, reason: str) -> None:
+        """Notes what `start` waits for; empty when it waits no more."""
+        self.waits_for = reason

@@ -10,7 +10,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.plugin import ConnectingPlugin
 from dynamo_core.protocol.records import Instance
 
 
@@ -31,7 +31,7 @@ class Served(ABC):
         """Stops serving and ends what still runs. Safe twice."""
 
 
-class Transport(Plugin, ABC):
+class Transport(ConnectingPlugin, ABC):
     """Carries calls. One object per process, used by workers to serve and by clients to call.
 
     A stream ends normally only after an `Annotated` whose event is ``complete_final`` has been put into the sink; every
@@ -46,7 +46,10 @@ class Transport(Plugin, ABC):
         self.metrics = metrics
 
     async def start(self) -> None:
-        """Opens what is shared by all calls. Called once before anything else."""
+        """Opens what is shared by all calls. Called once before anything else.
+
+        While it waits for a server it says so with `wait_for`. What waiting would not mend is a `ConfigError`.
+        """
 
     @abstractmethod
     async def serve(self, instance_id: int, endpoint: Endpoint, handler: Handler) -> Served:

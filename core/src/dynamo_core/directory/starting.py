@@ -1,4 +1,4 @@
-"""How a process that starts waits for a store that is not there yet."""
+"""How a process that starts waits for a store or another server that is not there yet."""
 
 from __future__ import annotations
 
@@ -6,49 +6,67 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from dynamo_core.directory.times import spread
-from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two attempts; varied by half.
-RETRY = 0.5
+#: Seconds of the first and the longest pause between two attempts; it doubles. Each is varied by half.
+FIRST_RETRY = 0.05
+LAST_RETRY = 1.0
+
+
+def waitable(error: CannotConnect) -> ConfigError | None:
+    """The `hopeless` of an attempt that raises `ConfigError` itself where waiting would not help."""
+    return None
 
 
 async def wait_for_store(
-    try_out: Callable[[], Awaitable[None]],
+    try_out: Callable[[], Awaitable[T]],
     *,
     timeout: float,
-    hopeless: Callable[[CannotConnect], ConfigError | None],
     unreachable: str,
-) -> None:
-    """Returns once `try_out` does.
+    hopeless: Callable[[CannotConnect], ConfigError | None] = waitable,
+    what: str = "discovery",
+    tell: Callable[[str], object] = str,
+) -> T:
+    """Returns what `try_out` does, once it does.
 
     Args:
-        try_out: asks the store for everything that will be needed; raises `CannotConnect`.
+        try_out: asks the server for everything that will be needed; raises a `DynamoError` if it is not there.
         timeout: how long to wait, in seconds.
-        hopeless: what a failure means that waiting would not mend, None for one that it may.
         unreachable: the text of the error, with `{}` in place of the reason.
+        hopeless: what a failure means that waiting would not mend, None for one that it may.
+        what: what is waited for, for the log, which is told each reason once.
+        tell: is given the reason after each attempt, and "" in the end.
 
     Raises:
         ConfigError: waiting would not help.
-        CannotConnect: the store could not be used in time.
+        CannotConnect: the server could not be used in time.
     """
     deadline = time.monotonic() + timeout
-    told = False
-    while True:
-        try:
-            await try_out()
-        except CannotConnect as error:
-            if (mistake := hopeless(error)) is not None:
-                raise mistake from error
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise CannotConnect(unreachable.format(error), cause=error) from error
-            if not told:
-                log.warning("waiting up to %.0f s for discovery: %s", left, error)
-            told = True
-            await asyncio.sleep(min(left, spread(RETRY)))
-        else:
-            return
+    pause, told = FIRST_RETRY, set[str]()
+    try:
+        while True:
+            try:
+                return await try_out()
+            except ConfigError:
+                raise
+            except DynamoError as error:
+                if isinstance(error, CannotConnect) and (mistake := hopeless(error)) is not None:
+                    raise mistake from error
+                reason, left = str(error), deadline - time.monotonic()
+                if left <= 0:
+                    raise CannotConnect(unreachable.format(reason), cause=error) from error
+            tell(reason)
+            if reason not in told:
+                told.add(reason)
+                log.warning("waiting up to %.0f s for %s: %s", left, what, reason)
+            await asyncio.sleep(min(left, spread(pause)))
+            pause = min(2 * pause, LAST_RETRY)
+    finally:
+        tell("")

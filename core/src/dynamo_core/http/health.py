@@ -65,14 +65,12 @@ def health_routes(
         if source.shutting_down:
             return _answer({"status": "shutting_down", "message": "Service is shutting down"}, False)
         is_ready, reason = source.readiness()
-        if is_ready:
-            return _answer({"status": "ready", "message": reason or "Service is ready"}, True)
-        return _answer({"status": "notready", "message": reason}, False)
+        return _answer(_readiness(is_ready, reason), is_ready)
 
     return [
-        HttpRoute("GET", "/health", health, "state of this process and the workers it sees", listener),
-        HttpRoute("GET", "/live", live, "200 while the process serves", listener),
-        HttpRoute("GET", "/ready", ready, "200 once requests can be served", listener),
+        HttpRoute("GET", "/health", health, "state of this process and the workers it sees", listener, early=True),
+        HttpRoute("GET", "/live", live, "200 while the process serves", listener, early=True),
+        HttpRoute("GET", "/ready", ready, "200 once requests can be served", listener, early=True),
     ]
 
 
@@ -82,32 +80,64 @@ def metrics_route(render: Callable[[], Awaitable[bytes]], *, listener: ListenerN
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=await render(), headers={"Content-Type": CONTENT_TYPE})
 
-    return HttpRoute("GET", "/metrics", metrics, "metrics as Prometheus text", listener)
+    return HttpRoute("GET", "/metrics", metrics, "metrics as Prometheus text", listener, early=True)
 
 
-def system_routes(endpoints: Callable[[], dict[str, bool]]) -> list[HttpRoute]:
-    """What the system listener of a worker process answers; `endpoints` tells which of its endpoints serve."""
+class WorkerHealthSource(Protocol):
+    """What the runtime knows about the workers of this process."""
+
+    @property
+    def starting(self) -> bool:
+        """Whether they are on their way to being registered."""
+
+    def endpoints(self) -> dict[str, bool]:
+        """Their endpoints, and whether each serves."""
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether all serve, and if not, why."""
+
+
+def system_routes(source: WorkerHealthSource) -> list[HttpRoute]:
+    """What the system listener of a worker process answers."""
     begun = time.monotonic_ns()
 
-    async def health(_: web.Request) -> web.Response:
-        served = endpoints()
-        ready = bool(served) and all(served.values())
+    def state() -> tuple[dict[str, Any], bool]:
+        is_ready, reason = source.readiness()
         seconds, nanos = divmod(time.monotonic_ns() - begun, 10**9)
         body = {
-            "status": "ready" if ready else "notready",
+            "status": "ready" if is_ready else "notready",
             "uptime": {"secs": seconds, "nanos": nanos},
-            "endpoints": {name: "ready" if up else "notready" for name, up in served.items()},
+            "endpoints": {name: "ready" if up else "notready" for name, up in source.endpoints().items()},
         }
-        return _answer(body, ready)
+        return body if is_ready else body | {"message": reason}, is_ready
+
+    async def health(_: web.Request) -> web.Response:
+        return _answer(*state())
+
+    async def live(_: web.Request) -> web.Response:
+        # A worker that loads its model for minutes must not be killed for it.
+        body, is_ready = state()
+        return _answer(body, is_ready or source.starting)
+
+    async def ready(_: web.Request) -> web.Response:
+        is_ready, reason = source.readiness()
+        return _answer(_readiness(is_ready, reason), is_ready)
 
     async def metadata(_: web.Request) -> web.Response:
         return web.Response(status=404, text="Discovery metadata not available")
 
     return [
         HttpRoute("GET", "/health", health, "200 while all endpoints of this worker serve"),
-        HttpRoute("GET", "/live", health, "the same"),
+        HttpRoute("GET", "/live", live, "the same, and 200 while they start"),
+        HttpRoute("GET", "/ready", ready, "200 while all endpoints of this worker serve; if not, why"),
         HttpRoute("GET", "/metadata", metadata, "404: no discovery here keeps what it knows with the workers"),
     ]
+
+
+def _readiness(is_ready: bool, reason: str) -> dict[str, Any]:
+    if is_ready:
+        return {"status": "ready", "message": reason or "Service is ready"}
+    return {"status": "notready", "message": reason}
 
 
 def _endpoint(instance: Instance) -> str:

@@ -19,7 +19,7 @@ from aiohttp import ClientConnectionResetError, HttpVersion10, HttpVersion11, ht
 from aiohttp.http_exceptions import HttpProcessingError
 
 from dynamo_core.contracts.frontend import HttpHandler, HttpRoute
-from dynamo_core.errors import ConfigError, DynamoError
+from dynamo_core.errors import ConfigError, DynamoError, Unavailable
 from dynamo_core.http.bind import bind_error
 from dynamo_core.http.connection import Connection
 from dynamo_core.http.cors import Cors
@@ -116,6 +116,9 @@ class Listener:
         self._refusal = refusal
         #: Handlers by method and path, of routes without variables.
         self._exact: dict[tuple[str, str], HttpHandler] = {}
+        #: Of these, the ones that are answered while the process is still starting.
+        self._early: set[tuple[str, str]] = set()
+        self._starting = False
         #: How the library is to treat each connection.
         self._options: dict[str, Any] = {
             "access_log": None,
@@ -192,13 +195,16 @@ class Listener:
         """Connections closed because no TLS came about."""
         return self._gate.unsafe if self._gate is not None else 0
 
-    async def start(self, *, accept: bool = True) -> None:
+    async def start(self, *, accept: bool = True, starting: bool = False) -> None:
         """Binds and begins to serve; without `accept` it only holds the address until `accept` is called.
+
+        With `starting` only routes that are `early` are answered, and others get a 503, until `started` is called.
 
         Raises:
             ConfigError: the address cannot be bound, or not be served safely; the message says which listener, where,
                 and what to set.
         """
+        self._starting = starting
         await self._runner.setup()
         server = self._runner.server
         if server is None:
@@ -252,6 +258,10 @@ class Listener:
         """Begins to serve, if `start` did not."""
         if self._server is not None and not self._draining:
             await self._server.start_serving()
+
+    def started(self) -> None:
+        """From now on all routes are answered."""
+        self._starting = False
 
     def leave(self) -> None:
         """From now on every connection is closed after its answer, so that clients go elsewhere before a drain."""
@@ -346,6 +356,8 @@ class Listener:
             handler = _as_coroutine(route.handler)
             if "{" not in route.path:
                 self._exact[route.method.upper(), route.path] = handler
+                if route.early:
+                    self._early.add((route.method.upper(), route.path))
             try:
                 if route.method.upper() == "GET":
                     app.router.add_get(route.path, handler)
@@ -363,6 +375,8 @@ class Listener:
         if self._leaving:
             # As if the client had asked for it: whoever writes the answer goes by this, and says so in its header.
             request._message = request._message._replace(should_close=True)
+        if self._starting and (request.method.replace("HEAD", "GET"), request.path) not in self._early:
+            return response_for(Unavailable("The service is starting, please retry later"))
         handler = self._exact.get((request.method, request.raw_path))
         headers = request.headers
         if request.version != HttpVersion11 or "transfer-encoding" in headers:

@@ -171,7 +171,6 @@ async def _started(application: Application, signals: Signals, grace: float) -> 
 async def _announce(application: Application) -> None:
     """Says when requests can be answered: workers may come long after the port is open."""
     if application.url is not None:
-        log.info("listening at %s", application.url)
         await application.ready()
         _settle_memory()
         log.info("ready for requests at %s", application.url)

@@ -53,7 +53,8 @@ class Application:
 
     def doing(self) -> str:
         """What it is at while it starts or stops, in a few words for the log. For any thread."""
-        return self.back.doing or self._phase
+        connecting = "" if self._stopped else self._plane.waits_for
+        return connecting or self.back.doing or self._phase
 
     async def start(self) -> None:
         """Opens, then starts the workers; raises what either does."""
@@ -61,18 +62,21 @@ class Application:
         await self.start_workers()
 
     async def open(self) -> None:
-        """Connects, and opens the listeners, so that a taken port is told before an engine loads for minutes.
+        """Opens the listeners, and connects. So a taken port is told before anything is waited for, and `/ready` can be
+        asked meanwhile.
 
         Raises:
             ConfigError: an address cannot be bound.
             DynamoError: a service did not start. What had started has been stopped.
         """
-        self._phase = "connecting to transport and discovery"
+        self._phase = "opening the listeners"
         try:
+            if self.front is not None:
+                await self.front.open()
+            await self.back.open()
             await self._plane.start()
             if self.front is not None:
                 await self.front.start()
-            await self.back.open()
         except BaseException:
             await self.stop(grace=False)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
@@ -14,6 +15,8 @@ from dynamo_core.settings import WorkerSettings
 from dynamo_core.tasks import TaskSet
 from dynamo_core.worker.canary import HealthCheck
 from dynamo_core.worker.worker import Worker, WorkerLimits
+
+log = logging.getLogger(__name__)
 
 #: Labels that all metrics of a worker have.
 COMMON_LABELS = frozenset({"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker"})
@@ -47,6 +50,7 @@ class Back:
         """
         if self._system is not None:
             await self._system.start()
+            log.info("health and metrics of this process are at %s", self._system.url)
 
     async def start(self) -> None:
         """Starts the workers one after the other; none after `interrupt`.
@@ -66,6 +70,22 @@ class Back:
         self._interrupted = True
         for worker in self.workers:
             worker.interrupt()
+
+    @property
+    def starting(self) -> bool:
+        """See `dynamo_core.http.health.WorkerHealthSource`."""
+        return not self._interrupted and any(worker.starting for worker in self.workers)
+
+    def endpoints(self) -> dict[str, bool]:
+        """Each worker's endpoint, and whether it serves."""
+        return {worker.endpoint: worker.ready for worker in self.workers}
+
+    def readiness(self) -> tuple[bool, str]:
+        """Ready once all is connected and every worker is registered, while their engines answer."""
+        reasons = [worker.unready for worker in self.workers if not worker.ready]
+        if not reasons:
+            return True, "ready"
+        return False, self._plane.waits_for or "; ".join(reasons)
 
     @property
     def doing(self) -> str:
@@ -151,16 +171,12 @@ class Back:
             "system",
             host=settings.system_host,
             port=port,
-            routes=[*system_routes(self._endpoints), metrics_route(self._plane.metrics.render)],
+            routes=[*system_routes(self), metrics_route(self._plane.metrics.render)],
             body_limit=_SYSTEM_BODY,
             max_connections=_SYSTEM_CONNECTIONS,
             idle_timeout=self._plane.settings.http.idle_timeout,
             port_option=f"workers.{role.workers[0]}.system_port",
         )
-
-    def _endpoints(self) -> dict[str, bool]:
-        """Each worker's endpoint, and whether it serves."""
-        return {worker.endpoint: worker.ready for worker in self.workers}
 
 
 def health_check(settings: WorkerSettings, config: WorkerConfig) -> HealthCheck | None:

@@ -50,7 +50,7 @@ JOIN_WAIT = 10.0
 
 
 class Front:
-    """Made from a plane; `start` after the plane's, `drain` and `aclose` before it is closed."""
+    """Made from a plane; `open` before the plane's `start`, `start` after it, the rest before the plane is closed."""
 
     def __init__(self, plane: Plane, role: Role) -> None:
         self._plane = plane
@@ -80,7 +80,7 @@ class Front:
         )
         self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)
         self._frontend = self._make_frontend()
-        self._health = Health(self._settings, self.models)
+        self._health = Health(self._settings, self.models, lambda: plane.waits_for)
         self._share = self._make_share()
         self._listeners = self._make_listeners()
         self._joined = asyncio.Event()
@@ -96,14 +96,27 @@ class Front:
         """Whether requests are being answered."""
         return any(listener.running for listener in self._listeners)
 
-    async def start(self) -> None:
-        """Opens the listeners last, when requests can be answered, if only with 503.
+    async def open(self) -> None:
+        """Opens the listeners: health and metrics are answered from here on, everything else with 503 until `start`.
 
         A port that is shared is held at once, and joined when this process is ready: until then the others answer.
 
         Raises:
             ConfigError: an address cannot be bound.
         """
+        public, *others = self._listeners
+        await public.start(accept=not self._shared, starting=True)
+        for listener in others:
+            await listener.start(starting=True)
+        log.info("listening at %s", self.url)
+        if self._shared:
+            log.info("health and metrics of this process are at %s", others[0].url)
+            self._tasks.spawn(self._join(public), name="join-port")
+        else:
+            self._joined.set()
+
+    async def start(self) -> None:
+        """Begins to watch for workers, and to answer requests, if only with 503."""
         self._thresholds.start()
         await self._admission.start()
         self._lag.start()
@@ -112,15 +125,8 @@ class Front:
         if self._share is not None:
             self._share.start()
         await self._frontend.start()
-        public, *others = self._listeners
-        await public.start(accept=not self._shared)
-        for listener in others:
-            await listener.start()
-        if self._shared:
-            log.info("health and metrics of this process are at %s", others[0].url)
-            self._tasks.spawn(self._join(public), name="join-port")
-        else:
-            self._joined.set()
+        for listener in self._listeners:
+            listener.started()
 
     async def ready(self) -> None:
         """Returns once every model of the config has enough workers, as /ready says it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dynamo_core.client.models import Models
 from dynamo_core.protocol.records import Instance
@@ -12,8 +12,10 @@ from dynamo_core.settings import Settings
 class Health:
     """See `dynamo_core.http.health.HealthSource`."""
 
-    def __init__(self, settings: Settings, models: Models) -> None:
+    def __init__(self, settings: Settings, models: Models, waits_for: Callable[[], str] = str) -> None:
+        """`waits_for` is what the process has yet to connect with, empty once it has; see `Plane.waits_for`."""
         self._models = models
+        self._waits_for = waits_for
         self._minimum = settings.client.min_initial_workers
         self._required = sorted({worker.model.name for worker in settings.workers.values()})
         self.shutting_down = False
@@ -23,9 +25,12 @@ class Health:
         return self._models.instances()
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready once discovery's snapshot is in and every model of the config has enough workers of every role."""
+        """Ready once all is connected, discovery's snapshot is in, and every model of the config has enough workers of
+        every role."""
         if self.shutting_down:
             return False, "shutting down"
+        if reason := self._waits_for():
+            return False, reason
         if not self._models.synced:
             return False, "the first snapshot of discovery is not in yet"
         models = {model.name: model for model in self._models.list()}

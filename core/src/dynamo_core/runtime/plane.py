@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.plugin import ConnectingPlugin
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.runtime.resolve import Resolved, resolve
@@ -32,6 +33,7 @@ class Plane:
         self._events: Transport = self.transport if other is None else other.cls(other.config, self.metrics)
         found = self.resolved.discovery
         self.discovery: Discovery = found.cls(found.config, self.metrics)
+        self._starting: tuple[str, ConnectingPlugin] | None = ("transport", self.transport)
 
     @property
     def events(self) -> EventPlane:
@@ -42,12 +44,23 @@ class Plane:
         """Tells the listeners of a hook."""
         self.loader.hooks.announce(hook, **arguments)
 
+    @property
+    def waits_for(self) -> str:
+        """What `start` has yet to connect with, and why it could not; empty once all is connected. For any thread."""
+        if self._starting is None:
+            return ""
+        section, plugin = self._starting
+        return f"waiting for {section} {plugin.NAME}" + (f": {plugin.waits_for}" if plugin.waits_for else "")
+
     async def start(self) -> None:
         """Connects to whatever the planes need."""
         await self.transport.start()
         if self._events is not self.transport:
+            self._starting = ("events", self._events)
             await self._events.start()
+        self._starting = ("discovery", self.discovery)
         await self.discovery.start()
+        self._starting = None
 
     async def close_discovery(self) -> None:
         """Ends leases and watches."""

@@ -152,6 +152,23 @@ class Worker:
         return serves and (self._canary is None or self._canary.answers)
 
     @property
+    def starting(self) -> bool:
+        """Whether it is on its way to being registered, or will be."""
+        return self._instance is None and not self._ending and self.state is not WorkerState.STOPPED
+
+    @property
+    def unready(self) -> str:
+        """Why it is not `ready`, in a few words; empty if it is."""
+        if self.ready:
+            return ""
+        name = self._config.worker
+        if self.starting:
+            return f"worker {name} is starting"
+        if self._ending or self.state is WorkerState.STOPPED:
+            return f"worker {name} is stopping"
+        return f"the engine of worker {name} does not answer"
+
+    @property
     def doing(self) -> str:
         """What its engine is at, for the log: its start, drain or cleanup. Empty otherwise. For any thread."""
         method = self._method

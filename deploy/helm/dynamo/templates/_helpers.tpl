@@ -65,7 +65,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/*
 Deployment, PodDisruptionBudget and HorizontalPodAutoscaler of a part.
 root, name (of the objects), component, labels (further ones, for the selector), settings, args, ports (a list of name and
-number; "system" answers probes), ready (the path that says that it can serve), terminationSeconds
+number; "system" answers probes), started and ready (the paths that say that it has started, and that it can serve),
+terminationSeconds
 */}}
 {{- define "dynamo.part" -}}
 {{- $root := .root -}}
@@ -145,7 +146,7 @@ spec:
             - {name: {{ .name }}, containerPort: {{ .number }}}
             {{- end }}
           startupProbe:
-            httpGet: {path: /live, port: system}
+            httpGet: {path: {{ .started }}, port: system}
             periodSeconds: 5
             timeoutSeconds: 3
             failureThreshold: {{ divf $settings.startupSeconds 5 | ceil | int }}

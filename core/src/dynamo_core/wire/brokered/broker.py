@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.directory.starting import wait_for_store
 from dynamo_core.errors import CannotConnect, ConfigError, Disconnected, DynamoError, Unavailable
 from dynamo_core.tasks import TaskSet
 from dynamo_core.wire.brokered.settings import BrokeredConfig
@@ -186,32 +187,22 @@ class Broker(ABC):
 
     # Its life.
 
-    async def start(self) -> None:
-        """Connects, and keeps connected from then on.
+    async def start(self, tell: Callable[[str], object] = str) -> None:
+        """Connects, and keeps connected from then on. `tell` is given what it waits for, and "" in the end.
 
         Raises:
             ConfigError: the server refuses the login or does not offer what the settings ask for.
             CannotConnect: no server was reached in time.
         """
         self._started = True
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._config.start_timeout
-        pause = RETRY_FIRST
-        while True:
-            try:
-                session = await self._connect()
-                break
-            except ConfigError:
-                raise
-            except DynamoError as error:
-                if loop.time() + pause > until:
-                    raise CannotConnect(
-                        f"no {self.SERVER} server was reached within {self._config.start_timeout} s: {error}",
-                        cause=error,
-                    ) from error
-                log.warning("waiting for a %s server: %s", self.SERVER, error)
-            await asyncio.sleep(varied(pause))
-            pause = min(2 * pause, self._config.reconnect_wait)
+        timeout = self._config.start_timeout
+        session = await wait_for_store(
+            self._connect,
+            timeout=timeout,
+            what=f"a {self.SERVER} server",
+            unreachable=f"no {self.SERVER} server was reached within {timeout} s: {{}}",
+            tell=tell,
+        )
         self._begin(session)
         self._tasks.spawn(self._keep(session), name=f"{self.SERVER}-connection")
 
@@ -384,14 +375,16 @@ class Broker(ABC):
             await asyncio.wait([writer], timeout=CHECK)
 
     async def _reconnect(self) -> Session:
-        pause = RETRY_FIRST
+        pause, told = RETRY_FIRST, set[str]()
         while True:
             # Also before the first attempt: a thousand processes have lost the same server in the same moment.
             await asyncio.sleep(varied(pause))
             try:
                 session = await self._connect()
             except DynamoError as error:
-                log.warning("%s cannot be reached: %s", self.SERVER, error)
+                if str(error) not in told:
+                    told.add(str(error))
+                    log.warning("%s cannot be reached: %s", self.SERVER, error)
             else:
                 if not self._closed:
                     return session

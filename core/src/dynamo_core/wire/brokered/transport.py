@@ -39,7 +39,7 @@ class BrokeredTransport(Transport):
             ConfigError: the server refuses the login, or does not offer what the settings ask for.
             CannotConnect: no server was reached in time.
         """
-        await self._broker.start()
+        await self._broker.start(self.wait_for)
         await self._peers.start()
 
     async def serve(self, instance_id: int, endpoint: Endpoint, handler: Handler) -> Served:

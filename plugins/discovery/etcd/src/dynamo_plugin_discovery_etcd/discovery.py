@@ -44,6 +44,7 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
             timeout=self._settings.start_timeout,
             hopeless=as_config_error,
             unreachable="discovery.endpoints: {}; start the cluster, or name the right one",
+            tell=self.wait_for,
         )
 
     async def _connect(self, tell: Tell) -> Session[Store]:

@@ -43,6 +43,7 @@ class KubernetesDiscovery(RemoteDiscovery[Store]):
             timeout=self._settings.start_timeout,
             hopeless=as_config_error,
             unreachable="discovery.url: {}; name the right API server, or see why it does not serve",
+            tell=self.wait_for,
         )
 
     async def _connect(self, tell: Tell) -> Session[Store]:

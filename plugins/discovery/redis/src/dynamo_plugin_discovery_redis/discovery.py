@@ -79,6 +79,7 @@ class RedisDiscovery(Discovery):
             timeout=self._settings.start_timeout,
             hopeless=lambda error: as_config_error(self._settings, error),
             unreachable="discovery.url: {}; start the server, or name the right one",
+            tell=self.wait_for,
         )
 
     async def lease(self, ttl: float | None = None) -> Lease:

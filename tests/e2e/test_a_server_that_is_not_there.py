@@ -1,0 +1,129 @@
+"""A broker or a store that is not there when a process starts: what it says meanwhile, and that it uses what comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_core.testing.ports import free_port
+
+from tests.e2e.asking import PATH, chat
+from tests.e2e.brokers import Broker, Etcd, Nats, Redis
+from tests.e2e.conftest import clean_environment
+
+CONFIG = """
+%(planes)s
+workers:
+  mock: {model: {name: mock-model}, engine: {use: mocker}, system_port: %(port)s, grace_period: 0}
+client: {drain_grace: 0}
+"""
+
+#: What needs which server: the sections of the config, with `%s` in place of its address and of a folder.
+PLANES = {
+    "nats": 'transport: {use: nats, servers: ["%(url)s"]}\ndiscovery: {use: file, path: "%(folder)s"}',
+    "redis": 'transport: {use: redis, url: "%(url)s"}\ndiscovery: {use: file, path: "%(folder)s"}',
+    "discovery in redis": 'transport: {use: tcp}\ndiscovery: {use: redis, url: "%(url)s"}',
+    "discovery in etcd": 'transport: {use: tcp}\ndiscovery: {use: etcd, endpoints: ["%(url)s"]}',
+    "all in one process": 'transport: {use: inproc}\ndiscovery: {use: redis, url: "%(url)s"}',
+}
+
+
+def config(planes: str, folder: Path, url: str, port: int = 0) -> str:
+    return CONFIG % {"planes": PLANES[planes] % {"url": url, "folder": folder / "records"}, "port": port}
+
+
+def broker(planes: str, folder: Path) -> Broker:
+    return Nats(folder) if planes == "nats" else Etcd(folder) if "etcd" in planes else Redis(folder)
+
+
+def ready(server: Any) -> tuple[int, str]:
+    """The status of /ready, and its reason."""
+    status, _, body = server.request("GET", "/ready")
+    return status, json.loads(body)["message"]
+
+
+@pytest.mark.parametrize("planes", PLANES)
+def test_a_process_says_from_the_start_what_it_waits_for_and_uses_it_when_it_comes(
+    serve: Any, tmp_path: Path, planes: str
+) -> None:
+    missing = broker(planes, tmp_path)
+    options = [] if "one process" in planes else ["--only", "frontend", "--set", "client.min_initial_workers=0"]
+    server = serve(config(planes, tmp_path, missing.url), *options, ready="listening")
+
+    waits = server.until(lambda: f"127.0.0.1:{missing.port}" in ready(server)[1], 5)
+    before = ready(server)
+    live = server.request("GET", "/live")[0]
+    status, headers, body = server.request("POST", PATH, chat())
+    with missing:
+        used = server.until(lambda: ready(server)[0] == 200, 20)
+
+        assert waits, before
+        assert before[0] == 503
+        assert live == 200
+        assert status == 503
+        assert "retry-after" in headers
+        assert b"127.0.0.1" not in body
+        assert used, server.log
+        reasons = re.findall(r"waiting up to \d+ s for (.*)", server.log)
+        assert len(reasons) == len(set(reasons)) > 0
+        server.end()
+
+
+def test_a_worker_says_so_on_its_own_port(serve: Any, tmp_path: Path) -> None:
+    missing, port = Nats(tmp_path), free_port()
+    text = config("nats", tmp_path, missing.url, port)
+    worker = serve(text, "--only", "workers.mock", ready="health and metrics of this process are")
+
+    waits = worker.until(lambda: f"127.0.0.1:{missing.port}" in ready(worker)[1], 5)
+    before = ready(worker)
+    health = worker.request("GET", "/health")
+    live = worker.request("GET", "/live")[0]
+    with missing:
+        used = worker.until(lambda: ready(worker)[0] == 200, 20)
+
+        assert waits, before
+        assert before[0] == 503
+        assert health[0] == 503
+        assert before[1] == json.loads(health[2])["message"]
+        assert live == 200
+        assert used, worker.log
+        assert worker.request("GET", "/health")[0] == 200
+        worker.end()
+
+
+@pytest.mark.parametrize("planes", ["nats", "discovery in redis"])
+def test_ctrl_c_ends_the_waiting_at_once(serve: Any, tmp_path: Path, planes: str) -> None:
+    missing = broker(planes, tmp_path)
+    server = serve(config(planes, tmp_path, missing.url), "--only", "frontend", ready="listening")
+    assert server.until(lambda: f"127.0.0.1:{missing.port}" in ready(server)[1], 5)
+
+    server.signal(signal.SIGINT)
+
+    assert server.wait() == 0
+
+
+def test_a_server_that_never_comes_ends_the_process_with_its_reason(tmp_path: Path) -> None:
+    url = f"nats://127.0.0.1:{free_port()}"
+
+    done = run(tmp_path, config("nats", tmp_path, url), "--set", "transport.start_timeout=1")
+
+    assert done.returncode == 1, done.stderr
+    assert f"no NATS server was reached within 1.0 s: {url.removeprefix('nats://')}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A frontend that ends by itself."""
+    path = folder / "config.yaml"
+    path.write_text(text)
+    command = [sys.executable, "-m", "dynamo_core.cli.main", "frontend", str(path), "--http-port", "0", *options]
+    return subprocess.run(
+        command, env=clean_environment(TMPDIR=os.fspath(folder)), capture_output=True, text=True, timeout=50
+    )

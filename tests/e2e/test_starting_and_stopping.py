@@ -169,6 +169,40 @@ def test_a_second_signal_cuts_what_still_runs(serve: Any) -> None:
     connection.close()
 
 
+#: One process with a worker that serves and one that needs minutes to start.
+LATE = """
+workers:
+  quick: {model: {name: quick-model}, engine: {use: mocker, fixed_itl_ms: 20}}
+  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 600}}
+"""
+
+
+def test_ctrl_c_while_an_engine_starts_ends_the_process_and_says_what_it_was_at(serve: Any) -> None:
+    server = serve(LATE, ready="listening")
+    assert server.until(lambda: server.request("GET", "/v1/models")[2].count(b"quick-model") == 1, 5)
+
+    server.signal(signal.SIGINT)
+
+    assert server.wait() == 0
+    assert "the engine of worker late is in start()" in server.log
+
+
+def test_ctrl_c_while_an_engine_starts_lets_the_requests_of_others_finish(serve: Any, until_content: Any) -> None:
+    server = serve(LATE, ready="listening")
+    assert server.until(lambda: server.request("GET", "/v1/models")[2].count(b"quick-model") == 1, 5)
+    body = {"model": "quick-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "stream": True}
+    connection = server.raw("POST", "/v1/chat/completions", body)
+    received = until_content(connection)
+
+    server.signal(signal.SIGINT)
+    while data := connection.recv(65536):
+        received += data
+
+    connection.close()
+    assert b"data: [DONE]" in received
+    assert server.wait() == 0
+
+
 def processes_of_session(session: int) -> list[int]:
     """Every process in a session, by its id in /proc."""
     found = []

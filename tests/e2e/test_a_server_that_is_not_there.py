@@ -8,6 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +119,51 @@ def test_a_server_that_never_comes_ends_the_process_with_its_reason(tmp_path: Pa
 
     assert done.returncode == 1, done.stderr
     assert f"no NATS server was reached within 1.0 s: {url.removeprefix('nats://')}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
+    """Services of other kinds, by their names, and their ports."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None: ...
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    with Nats(tmp_path_factory.mktemp("nats")) as nats, Redis(tmp_path_factory.mktemp("redis")) as redis:
+        yield {"NATS": nats.port, "Redis": redis.port, "HTTP": web.server_port}
+    web.shutdown()
+    thread.join(5)
+    web.server_close()
+
+
+@pytest.mark.parametrize(
+    ("planes", "scheme", "stranger", "told"),
+    [
+        ("nats", "nats", "Redis", "transport.servers: this is no NATS server"),
+        ("nats", "nats", "HTTP", "transport.servers: this is no NATS server"),
+        ("redis", "redis", "NATS", "transport.url: this is no Redis server"),
+        ("redis", "redis", "HTTP", "transport.url: this is no Redis server"),
+        ("discovery in redis", "redis", "NATS", "discovery.url: this is no Redis server"),
+        ("discovery in redis", "redis", "HTTP", "discovery.url: this is no Redis server"),
+        ("discovery in etcd", "http", "Redis", "discovery.endpoints: this is no etcd"),
+        ("discovery in etcd", "http", "NATS", "discovery.endpoints: this is no etcd"),
+        ("discovery in etcd", "http", "HTTP", "discovery.endpoints: this is no etcd"),
+    ],
+)
+def test_another_service_on_the_port_is_an_error_of_the_configuration(
+    tmp_path: Path, strangers: dict[str, int], planes: str, scheme: str, stranger: str, told: str
+) -> None:
+    url = f"{scheme}://127.0.0.1:{strangers[stranger]}"
+
+    done = run(tmp_path, config(planes, tmp_path, url))
+
+    assert done.returncode == 2, done.stderr
+    complaint = next(line for line in done.stderr.splitlines() if line.startswith("dynamo: "))
+    assert told in complaint
+    assert f"127.0.0.1:{strangers[stranger]}" in complaint
     assert "Traceback" not in done.stderr
 
 

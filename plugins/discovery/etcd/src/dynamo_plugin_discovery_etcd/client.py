@@ -19,11 +19,12 @@ from dynamo_core.errors import CannotConnect
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.errors import (
+    LAST,
     PRECONDITION,
-    NotSpoken,
     Status,
     TokenExpired,
     failure,
+    stranger,
     unreachable,
 )
 from dynamo_plugin_discovery_etcd.wire import Json
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: A server that has lost the others of its cluster ends a watch instead of falling silent.
 _NEEDS_LEADER = {"Grpc-Metadata-hasleader": "true"}
+#: What a proxy says of a cluster behind it that may come back.
+_FAILING = (408, 429, 500, 502, 503, 504)
 
 
 class Client:
@@ -166,9 +169,10 @@ class Client:
             told = json.loads(data)
         except ValueError:
             told = None
-        if not isinstance(told, dict):
-            kind = NotSpoken if status == 404 else CannotConnect
-            raise kind(f"etcd at {endpoint} does not serve: HTTP {status} to {path}")
+        if not isinstance(told, dict) or (status != 200 and not _is_failure(told)):
+            if status in _FAILING:
+                raise CannotConnect(f"etcd at {endpoint} does not serve: HTTP {status} to {path}")
+            raise stranger(endpoint, f"HTTP {status} to {path}")
         answer: Json = told.get("result", told)
         if status != 200 or "error" in answer:
             raise _failure(endpoint, answer)
@@ -227,6 +231,12 @@ def tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
 
 def _authorization(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": token}
+
+
+def _is_failure(answer: dict[str, Any]) -> bool:
+    """Whether it is an error of etcd, and not of another service that speaks JSON."""
+    code = answer.get("code", answer.get("grpc_code"))
+    return isinstance(code, int) and 0 <= code <= LAST
 
 
 def _failure(endpoint: str, answer: dict[str, Any]) -> Exception:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
+from aiohttp import ServerDisconnectedError
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.directory.remote import RemoteDiscovery, Session, Tell
 from dynamo_core.directory.starting import wait_for_store
+from dynamo_core.directory.strangers import first_words, quoted
+from dynamo_core.errors import CannotConnect
 
 from dynamo_plugin_discovery_etcd.client import Client, tls_context
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
-from dynamo_plugin_discovery_etcd.errors import as_config_error
+from dynamo_plugin_discovery_etcd.errors import as_config_error, stranger
 from dynamo_plugin_discovery_etcd.follower import Follower
 from dynamo_plugin_discovery_etcd.store import Store
 from dynamo_plugin_discovery_etcd.wire import Keys
@@ -46,6 +50,22 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
             unreachable="discovery.endpoints: {}; start the cluster, or name the right one",
             tell=self.wait_for,
         )
+
+    async def _try_out(self) -> None:
+        try:
+            await super()._try_out()
+        except CannotConnect as error:
+            if isinstance(error.__cause__, ServerDisconnectedError):
+                await self._refuse_strangers()
+            raise
+
+    async def _refuse_strangers(self) -> None:
+        """Finds out which server hangs up on HTTP, as Redis does, which takes it for an attack."""
+        for endpoint in self._settings.endpoints:
+            address = urlsplit(endpoint)
+            words = b"" if address.scheme == "https" else await first_words(address.hostname or "", address.port or 80)
+            if words and not words.startswith(b"HTTP/"):
+                raise stranger(endpoint, quoted(words))
 
     async def _connect(self, tell: Tell) -> Session[Store]:
         settings = self._settings

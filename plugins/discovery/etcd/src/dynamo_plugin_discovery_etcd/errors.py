@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ssl
 
-from aiohttp import ClientConnectorCertificateError, ClientError
+from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponseError
 from dynamo_core.directory.patience import Refused
 from dynamo_core.errors import CannotConnect, ConfigError
 
 #: The numbers of what went wrong that the plugin tells apart.
 INVALID, NOT_FOUND, DENIED, PRECONDITION, OUT_OF_RANGE, LOGIN = 3, 5, 7, 9, 11, 16
+#: The highest number that there is.
+LAST = 16
 #: The server understood; what it was asked for is not there, or already is.
 _ANSWERS = {NOT_FOUND, PRECONDITION, OUT_OF_RANGE}
 
@@ -52,7 +54,14 @@ def unreachable(where: str, error: Exception) -> CannotConnect:
     """The exception for a server that cannot be asked."""
     if isinstance(error, TimeoutError):
         return CannotConnect(f"etcd at {where} does not answer", cause=error)
+    if isinstance(error, ClientResponseError):
+        return stranger(where, "what is no HTTP", error)
     return CannotConnect(f"etcd at {where} cannot be reached: {_text(error)}", cause=error)
+
+
+def stranger(where: str, answer: str, error: Exception | None = None) -> NotSpoken:
+    """The exception for a server that answers what etcd never would."""
+    return NotSpoken(f"this is no etcd: {where} answers {answer}", cause=error)
 
 
 def as_config_error(error: CannotConnect) -> ConfigError | None:

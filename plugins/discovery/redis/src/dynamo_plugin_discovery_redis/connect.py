@@ -14,6 +14,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthenticationWrongNumberOfArgsError,
     AuthorizationError,
+    InvalidResponse,
     NoPermissionError,
     RedisError,
 )
@@ -22,6 +23,10 @@ from dynamo_plugin_discovery_redis.config import RedisConfig
 
 #: The server is there, and says no to what the settings say.
 _REFUSALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError, NoPermissionError)
+
+
+class NotSpoken(CannotConnect):
+    """There is a server that speaks another protocol."""
 
 
 def options(config: RedisConfig) -> dict[str, Any]:
@@ -73,6 +78,9 @@ def explain(config: RedisConfig, error: Exception) -> CannotConnect:
     # The last is how a server says it that has not even read a request of many parts.
     if isinstance(error, _REFUSALS) or "unauthenticated" in str(error):
         return Refused(f"{where} refuses the login: {_text(error)}", cause=error)
+    if isinstance(error, InvalidResponse):
+        place = f"{config.host}:{config.port}"
+        return NotSpoken(f"this is no Redis server: {place} answers in another protocol ({_text(error)})", cause=error)
     if isinstance(error, RedisError):
         return CannotConnect(f"{where} does not serve: {_text(error)}", cause=error)
     return CannotConnect(f"{where} cannot be reached: {_text(error)}", cause=error)
@@ -81,6 +89,10 @@ def explain(config: RedisConfig, error: Exception) -> CannotConnect:
 def as_config_error(config: RedisConfig, error: CannotConnect) -> ConfigError | None:
     """The error if waiting would not help, with the key and the remedy; None if it would."""
     text = str(error)
+    if isinstance(error, NotSpoken):
+        return ConfigError(
+            f"discovery.url: {text}; name the port of a Redis server, with rediss:// if it is one for TLS", cause=error
+        )
     if error.__cause__ is not None and _not_permitted(error.__cause__):
         return ConfigError(
             f"discovery.username: {text}; the plugin's README has the permissions that it needs", cause=error

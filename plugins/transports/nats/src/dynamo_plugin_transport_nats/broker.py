@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import nats.errors
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
+from dynamo_core.directory.strangers import first_words, quoted
 from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
 from dynamo_core.wire.brokered.broker import CLOSE_GRACE, Broker, Letter, Listening, Session
 from nats.aio.client import Client
@@ -20,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from dynamo_plugin_transport_nats.config import NatsConfig
-from dynamo_plugin_transport_nats.security import Login, NotEncrypted
+from dynamo_plugin_transport_nats.security import Login
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,10 @@ PINGS = 2
 
 #: What the library takes as the largest message before a server has said so.
 DEFAULT_PAYLOAD = 1024 * 1024
+
+#: The port of an address that names none, and how every server begins.
+DEFAULT_PORT = 4222
+GREETING = b"INFO "
 
 #: What a server answers in the name of a subject that nobody listens to.
 STATUS = "Status"
@@ -61,7 +66,8 @@ class NatsBroker(Broker):
     def attempts(self) -> Iterator[Session]:
         random.shuffle(self._servers)
         for server in list(self._servers):
-            yield _NatsSession(server, self._settings, self._login, self._dropped)
+            # One that has served is no stranger.
+            yield _NatsSession(server, self._settings, self._login, self._dropped, known=self._count > 0)
 
     def begun(self, session: Session) -> None:
         """Servers that were not known are told by those that are."""
@@ -85,9 +91,10 @@ class _NatsSession(Session):
 
     broken: ClassVar[tuple[type[Exception], ...]] = (nats.errors.Error, OSError)
 
-    def __init__(self, server: str, config: NatsConfig, login: Login, dropped: CounterLike) -> None:
+    def __init__(self, server: str, config: NatsConfig, login: Login, dropped: CounterLike, *, known: bool) -> None:
         super().__init__()
         self.client = Client()
+        self._known = known
         self._server = server
         self._config = config
         self._login = login
@@ -109,6 +116,8 @@ class _NatsSession(Session):
         async def closed() -> None:
             self._broken()
 
+        if not self._known:
+            await self._refuse_stranger()
         options, check = self._login.attempt()
         await self.client.connect(
             [self._server],
@@ -129,6 +138,16 @@ class _NatsSession(Session):
         # One failed attempt of several addresses of a name is no end.
         self.gone.clear()
 
+    async def _refuse_stranger(self) -> None:
+        """Every NATS server greets. The library would wait for that, and says of another greeting that it is empty."""
+        address = urlsplit(self._server)
+        words = await first_words(address.hostname or "", address.port or DEFAULT_PORT)
+        if words and not words.startswith(GREETING):
+            raise ConfigError(
+                f"transport.servers: this is no NATS server: {address.netloc} says {quoted(words)}; name the port "
+                "where NATS clients connect"
+            )
+
     async def _told(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
             self._dropped.inc()
@@ -138,7 +157,7 @@ class _NatsSession(Session):
             self._broken()
 
     def explain(self, error: Exception) -> DynamoError:
-        if isinstance(error, NotEncrypted):
+        if isinstance(error, ConfigError):
             return error
         place = urlsplit(self._server).netloc
         if isinstance(error, nats.errors.NoServersError) and self.reasons:

@@ -15,6 +15,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthenticationWrongNumberOfArgsError,
     AuthorizationError,
+    InvalidResponse,
     NoPermissionError,
 )
 
@@ -65,6 +66,12 @@ def explain(config: RedisConfig, error: Exception) -> DynamoError:
     """Why a connection was not made, in one line; a `ConfigError` where trying again will not help."""
     where = f"Redis at {config.host}:{config.port}"
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if isinstance(error, InvalidResponse):
+        return ConfigError(
+            f"transport.url: this is no Redis server: {config.host}:{config.port} answers in another protocol "
+            f"({text}); name the port of a Redis server, with rediss:// if it is one for TLS",
+            cause=error,
+        )
     if isinstance(error, NoPermissionError):
         return ConfigError(
             f"transport.username: {where} lets the user do too little: {text}; the plugin's README has the permissions "

@@ -145,8 +145,6 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, in
         ("nats", "nats", "Redis", "transport.servers: this is no NATS server"),
         ("nats", "nats", "HTTP", "transport.servers: this is no NATS server"),
         ("redis", "redis", "NATS", "transport.url: this is no Redis server"),
-        ("redis", "redis", "HTTP", "transport.url: this is no Redis server"),
-        ("discovery in redis", "redis", "NATS", "discovery.url: this is no Redis server"),
         ("discovery in redis", "redis", "HTTP", "discovery.url: this is no Redis server"),
         ("discovery in etcd", "http", "Redis", "discovery.endpoints: this is no etcd"),
         ("discovery in etcd", "http", "NATS", "discovery.endpoints: this is no etcd"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from dynamo_core.contracts.discovery import WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_core.telemetry.metrics import Metrics
@@ -126,6 +127,33 @@ async def test_a_cluster_that_is_not_there_is_waited_for_and_then_named(make_on:
         Exception, match=r"^discovery\.endpoints: etcd at http://127\.0\.0\.1:1 cannot be reached: .*; start"
     ):
         await make_on("http://127.0.0.1:1", start_timeout=0.1).start()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_etcd"),
+    [
+        (200, "<html>", False),
+        (404, '{"detail": "Not Found"}', False),
+        (404, '{"message": "Route not found", "code": 404}', False),
+        (501, "not implemented", False),
+        (503, "no healthy upstream", True),
+        (503, '{"error": "etcdserver: no leader", "code": 14, "message": "etcdserver: no leader"}', True),
+    ],
+)
+async def test_a_service_that_is_no_etcd_is_told_from_a_cluster_that_fails(
+    make_on: Any, status: int, body: str, is_etcd: bool
+) -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    server = await asyncio.get_running_loop().create_server(web.Server(answer), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    with pytest.raises(CannotConnect if is_etcd else ConfigError) as raised:
+        await make_on(url, start_timeout=0).start()
+
+    server.close()
+    assert ("does not serve" if is_etcd else f"this is no etcd: {url} answers HTTP {status}") in str(raised.value)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ GC_THRESHOLD = (10_000, 20, 20)
 
 #: Seconds that a process may take to end beyond the time it gives to running requests.
 MARGIN = 15.0
-#: Seconds that a process has to end after Ctrl-C while it is still starting: no request waits for it, somebody does.
+#: Seconds that a process has to end after Ctrl-C while it is still starting: an operator waits, and no request does.
 INTERRUPTED = 4.0
 
 

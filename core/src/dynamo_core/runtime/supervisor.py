@@ -141,7 +141,7 @@ class Supervisor:
     async def stop(self, *, hurried: bool, deadline: float) -> None:
         """Ends the frontends, which finish their streams, and then the workers. What outlives `deadline` is killed.
 
-        Nobody depends on a part that is still starting: it is told to end at once, and has a few seconds if `hurried`.
+        No other part depends on one that is still starting: it is told at once, and has a few seconds if `hurried`.
         """
         self._stopping.set()
         now = asyncio.get_running_loop().time()

@@ -60,10 +60,9 @@ def threads_left() -> str:
 class Watchdog:
     """Watches until it is closed. From `expect_end` on the process has `deadline` seconds, whatever its loop does.
 
-    With `interrupted` the process is starting until `started` is called: then an end that somebody waits for at a
-    terminal has that many seconds instead. `doing` says what the process is at, for the log; it is called in any
-    thread. `end` is what ends the process; a test may put something milder there, and then there is no bare thread
-    either.
+    With `interrupted` the process is starting until `started` is called: until then an end that is hurried has that
+    many seconds instead. `doing` says what the process is at, for the log; it is called in any thread. `end` is what
+    ends the process; a test may put something milder there, and then there is no bare thread either.
     """
 
     def __init__(

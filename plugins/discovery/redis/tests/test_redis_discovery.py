@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_redis.config import RedisConfig
-from pydantic import ValidationError
+from dynamo_plugin_discovery_redis.store import Store
+from pydantic import SecretStr, ValidationError
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -169,6 +170,39 @@ async def test_who_does_not_come_back_to_an_emptied_store_is_told_as_gone(server
 
     assert [event.kind for event in seen] == [WatchKind.STALE, WatchKind.DELETE, WatchKind.FRESH]
     assert seen[1].key == "a"
+
+
+async def test_after_a_wipe_a_dead_worker_is_gone_within_its_own_lifetime_however_long_others_live(
+    server: Any, make: Any
+) -> None:
+    short = {"ttl": 1.0, "timeout": 0.4}
+    dead, alive, watching = make(**short), make(**short), make(**short)
+    await (await dead.lease()).put("dead", b"1")
+    await (await alive.lease()).put("alive", b"1")
+    dead._keeper.stop(5)
+    with closing(Store(dead._settings)) as store:
+        store.register(7, 60.0, {"a lease of a minute whose owner is gone": b""})
+    async with aclosing(watching.watch("")) as events:
+        await until(events, WatchKind.SYNCED)
+
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+        seen = await until(events, WatchKind.DELETE)
+
+    assert seen == [WatchEvent(WatchKind.STALE), WatchEvent(WatchKind.DELETE, "dead")]
+
+
+def test_trying_out_a_server_leaves_nothing_that_outlives_a_lease(make_server: Any) -> None:
+    server = make_server()
+    with redis.Redis(port=server.port) as client:
+        # It may register a lease and no more, so that trying out ends between the two.
+        client.execute_command("ACL", "SETUSER", "dynamo", "on", ">secret", "~*", "&*", "+@all", "-exists")
+        store = Store(RedisConfig(url=server.url, username="dynamo", password=SecretStr("secret"), ttl=4.0))
+        with closing(store), pytest.raises(CannotConnect, match="too little"):
+            store.try_out()
+        (lease,) = client.keys("dynamo:lease:*")
+
+        assert 0 < client.pttl(lease) <= 4000
 
 
 async def test_a_record_that_somebody_removed_from_the_store_comes_back(server: Any, make: Any) -> None:

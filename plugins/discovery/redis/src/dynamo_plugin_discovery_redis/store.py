@@ -68,7 +68,8 @@ class Store:
     def try_out(self) -> None:
         """Does each of the above once, with a lease that is gone at once."""
         lease, ttl = secrets.randbelow(2**63 - 1) + 1, 0.001
-        self.register(lease, 60.0, {"-": b""})
+        # Should the rest fail, the lease ends as that of a process that died; one that ends early does no harm.
+        self.register(lease, self._config.ttl, {"-": b""})
         self.put(lease, "-", b"")
         self.remove(lease, "-")
         self.beat(lease, ttl, 0)

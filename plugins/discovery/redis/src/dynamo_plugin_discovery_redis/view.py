@@ -10,21 +10,23 @@ from dynamo_plugin_discovery_redis.reader import Held, Reading
 class View:
     """Adds up readings. Every method returns what watches are to be told; times are of a clock that only counts.
 
-    After an outage, and when the store has been emptied or may have forgotten something, nobody is taken for dead for
-    one ttl: until then whoever lives has come back. The last view stands meanwhile.
+    After an outage, and when the store has been emptied or may have forgotten something, a lease that is missing counts
+    as dead once its own ttl has passed: until then a living process has registered again. Its records stand meanwhile.
     """
 
     def __init__(self, ttl: float) -> None:
+        """`ttl` is that of this process's own leases, in seconds."""
         self._ttl = ttl
         self._epoch = b""
         self._leases: dict[int, Held] = {}
-        #: Leases that are missing, and are kept until the time of grace is over.
+        #: Leases that are missing, and are kept until their time of grace is over.
         self._kept: set[int] = set()
-        self._grace_until = float("-inf")
+        #: When the store may have forgotten something for the last time.
+        self._doubted = float("-inf")
         #: Key to value, of the newest record of each key.
         self.records: dict[str, bytes] = {}
         self._synced = False
-        #: Whether the store is away, or was, and somebody may not have come back yet.
+        #: Whether the store is away, or was, and a lease may not have come back yet.
         self.stale = False
 
     def is_synced(self) -> bool:
@@ -42,11 +44,11 @@ class View:
         """The store has been read. Removed first, then put, oldest first."""
         emptied = self._synced and reading.epoch != self._epoch
         if emptied or (self._synced and reading.anew):
-            self._grace_until = now + max([self._ttl, *(held.ttl for held in self._leases.values())])
+            self._doubted = now
         self._epoch, self._synced = reading.epoch, True
         before = self._kept
         missing = self._leases.keys() - reading.there
-        self._kept = set(missing) if now < self._grace_until else set()
+        self._kept = {lease for lease in missing if now < self._doubted + self._life(lease)}
         self._leases |= reading.changed
         for lease in missing - self._kept:
             del self._leases[lease]
@@ -60,6 +62,10 @@ class View:
             self.stale = False
             events.append(WatchEvent(WatchKind.FRESH))
         return events
+
+    def _life(self, lease: int) -> float:
+        # What outlives its writer has no ttl: should somebody put it again, that takes as long as for other records.
+        return self._leases[lease].ttl or self._ttl
 
     def _differences(self) -> list[WatchEvent]:
         # A key belongs to whoever put it last; what may be gone already stands back.

@@ -170,7 +170,7 @@ def _ingest_messages(fleet: Fleet, draw: random.Random, size: int, together: int
     messages = [encode(events[at : at + together]) for at in range(0, len(events), together)]
     begun = thread_time()
     for message in messages:
-        router._hear(message)
+        router._hear(0, message)
     return total / (thread_time() - begun)
 
 

@@ -20,6 +20,7 @@ from dynamo_core.client.pipeline import Deadlines, Pipeline
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
 from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.plugins.loader import PluginLoader
@@ -42,13 +43,15 @@ class House:
     admission: Admission | None = None
     #: Makes the router of each pool.
     router: Callable[[RouterServices], Router] = lambda services: RoundRobinRouter(PluginConfig(), services)
+    #: Makes discovery.
+    store: Callable[[Metrics], Discovery] = lambda metrics: MemoryDiscovery(PluginConfig(), metrics)
     announced: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     ids: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics()
         self.transport = InprocTransport(PluginConfig(), self.metrics)
-        self.discovery = MemoryDiscovery(PluginConfig(), self.metrics)
+        self.discovery = self.store(self.metrics)
         self.board = LoadBoard()
         self.pipeline = Pipeline(
             transport=self.transport,

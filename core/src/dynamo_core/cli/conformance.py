@@ -297,13 +297,14 @@ def _token_ids(text: str) -> list[int]:
 def _prefill_result(text: str | None) -> Prefill:
     import msgspec
 
+    from dynamo_core.protocol.reading import Unreadable, read
     from dynamo_core.protocol.request import PrefillResult
     from dynamo_core.testing.engine.bench import NOTHING_PREFILLED
 
     if text is None:
         return NOTHING_PREFILLED
     try:
-        result = msgspec.json.decode(text, type=PrefillResult)
-    except msgspec.DecodeError as error:
+        result = read(msgspec.json.Decoder(PrefillResult), text)
+    except Unreadable as error:
         raise ConfigError(f"--prefill-result: is not what a decode engine is given: {error}") from None
     return lambda _: result

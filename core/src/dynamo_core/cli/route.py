@@ -12,6 +12,7 @@ import click
 from dynamo_core.cli.options import json_option
 from dynamo_core.cli.table import format_table
 from dynamo_core.errors import ConfigError
+from dynamo_core.protocol.reading import Unreadable, read_json
 
 PATH = "/route/explain"
 
@@ -93,7 +94,7 @@ def _body(prompt: str | None, messages: str | None, token_ids: str | None) -> di
 
 def _messages(text: str) -> Any:
     try:
-        return json.loads(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+        return read_json(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
     except OSError as error:
         raise ConfigError(f"--messages: {text[1:]} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -122,14 +123,14 @@ async def _ask(url: str, body: dict[str, Any], token: str | None, ca: Path | Non
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
             session.post(f"{url.rstrip('/')}{PATH}", json=body, headers=headers, ssl=trusted) as response,
         ):
-            text = await response.text()
+            text = await response.read()
             status = response.status
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         why = str(error) or f"no answer within {timeout:g} s"
         raise ConfigError(f"--url {url}: cannot be asked: {why}") from None
     try:
-        return status, json.loads(text)
-    except ValueError:
+        return status, read_json(text)
+    except Unreadable:
         raise ConfigError(f"--url {url}: answered {status}, and not as a frontend does") from None
 
 

@@ -21,6 +21,8 @@ from dynamo_core.client.other_loads import Rank
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.protocol.events import PLACED_LOADS, PlacedLoads
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -66,9 +68,9 @@ class LoadTalk:
         """Takes in a message, unless it is this frontend's own.
 
         Raises:
-            msgspec.MsgspecError: it cannot be read.
+            Unreadable: it is none.
         """
-        message = _decoder.decode(payload)
+        message = read(_decoder, payload)
         if message.frontend != self._id:
             self._board.others.hear(message, now)
 
@@ -95,6 +97,7 @@ class LoadShare:
         self._peers = peers
         self._talk = LoadTalk(board)
         self._changed = asyncio.Event()
+        self._unreadable = LeftOut(log, "a message about loads of frontend")
         self._tasks = TaskSet()
 
     def start(self) -> None:
@@ -151,17 +154,19 @@ class LoadShare:
         while True:
             try:
                 async with aclosing(self._events.subscribe(PLACED_LOADS, self._directory)) as events:
-                    async for _, _, payload in events:
-                        self._hear(payload)
+                    async for source, _, payload in events:
+                        self._hear(source, payload)
             except Exception as error:
                 log.warning("the loads of other frontends cannot be heard: %s", error)
             await asyncio.sleep(_varied(RETRY))
 
-    def _hear(self, payload: bytes) -> None:
+    def _hear(self, source: int, payload: bytes) -> None:
         try:
             self._talk.hear(payload, asyncio.get_running_loop().time())
-        except msgspec.MsgspecError as error:
-            log.warning("a message about loads cannot be read and is left out: %s", error)
+        except Unreadable as error:
+            self._unreadable.warn(f"{source:x}", error)
+        else:
+            self._unreadable.readable(f"{source:x}")
         self._peers(len(self._board.others))
 
     def _expire(self) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import msgspec
-
 from dynamo_core.client.caller import Caller
 from dynamo_core.client.model import Model, card_conflict
 from dynamo_core.client.model_cache import ModelCache
@@ -22,7 +20,10 @@ from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.router import Router
 from dynamo_core.errors import ModelNotFound, Unavailable
-from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, PROTO, Instance, ModelCard
+from dynamo_core.protocol.cards import read_card, read_instance
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
 from dynamo_core.tasks import TaskSet
 from dynamo_core.text.load import load_tokenizer
 from dynamo_core.text.prefix_cache import TokenMemory
@@ -43,9 +44,6 @@ LAST_RETRY = 15.0
 #: The roles that are known here. Those that answer clients make a model appear.
 ANSWERING = (AGGREGATED, DECODE)
 ROLES = (*ANSWERING, PREFILL)
-
-_card_decoder = msgspec.json.Decoder(ModelCard)
-_instance_decoder = msgspec.json.Decoder(Instance)
 
 
 def _no_parsers(card: ModelCard) -> Parsers:
@@ -111,6 +109,7 @@ class Models:
         self._opening: set[tuple[Model, str]] = set()
         #: Workers that were left out, so that each is told of once.
         self._left_out: set[str] = set()
+        self._unreadable = LeftOut(log, "record")
         self._tasks = TaskSet()
         self._synced = asyncio.Event()
         self._changed = asyncio.Event()
@@ -211,25 +210,25 @@ class Models:
             case WatchKind.PUT:
                 try:
                     self._put(event.key, event.value, gone)
-                except (msgspec.MsgspecError, ValueError) as error:
-                    log.warning("record %r cannot be read and is left out: %s", event.key, error)
+                except Unreadable as error:
+                    self._unreadable.warn(event.key, error)
             case WatchKind.DELETE:
+                self._unreadable.readable(event.key)
                 self._delete(event.key)
 
     def _put(self, key: str, value: bytes, gone: set[str]) -> None:
         if key.startswith(CARDS):
             path = key.removeprefix(CARDS)
-            card = _card_decoder.decode(value)
-            _check_proto(card.proto)
+            card = read_card(value)
             self._workers.setdefault(path, _Worker()).card = card
         elif key.startswith(INSTANCES):
             path = key.removeprefix(INSTANCES)
-            instance = _instance_decoder.decode(value)
-            _check_proto(instance.proto)
+            instance = read_instance(value)
             self._workers.setdefault(path, _Worker()).instance = instance
             self._registered = True
         else:
             return
+        self._unreadable.readable(key)
         gone.discard(path)
         self._settle(path, self._workers[path])
 
@@ -441,12 +440,6 @@ class Models:
     def _notify(self) -> None:
         event, self._changed = self._changed, asyncio.Event()
         event.set()
-
-
-def _check_proto(proto: int) -> None:
-    """Records of this version of the protocol or the one before are read; others are refused by name."""
-    if proto not in (PROTO, PROTO - 1):
-        raise ValueError(f"it speaks protocol {proto}, this process speaks {PROTO}")
 
 
 def _pauses() -> Iterator[float]:

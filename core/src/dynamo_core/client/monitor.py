@@ -25,6 +25,8 @@ from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.thresholds import RankLoad
 from dynamo_core.protocol.events import KV_METRICS, ActiveLoad
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class WorkerMonitor:
         self._rule = rule
         self._told: dict[Rank, _Told] = {}
         self._places: dict[int, Pool] = {}
+        self._unreadable = LeftOut(log, "a message about the load of worker")
         self._tasks = TaskSet()
         if rule is not None:
             board.on_load = self._placed
@@ -117,9 +120,9 @@ class WorkerMonitor:
         """Takes in a message of a worker.
 
         Raises:
-            msgspec.MsgspecError: it cannot be read.
+            Unreadable: it is none.
         """
-        heard = _decoder.decode(payload)
+        heard = read(_decoder, payload)
         for load in heard:
             self._told[load.worker_id, load.dp_rank] = _Told(load, now)
         for instance_id in {load.worker_id for load in heard}:
@@ -169,8 +172,10 @@ class WorkerMonitor:
                     async for source, _, payload in events:
                         try:
                             self.hear(payload, loop.time())
-                        except msgspec.MsgspecError as error:
-                            log.warning("worker %x told of its load what cannot be read: %s", source, error)
+                        except Unreadable as error:
+                            self._unreadable.warn(f"{source:x}", error)
+                        else:
+                            self._unreadable.readable(f"{source:x}")
             except Exception as error:
                 log.warning("the loads of workers cannot be heard: %s", error)
             await asyncio.sleep(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing

@@ -17,6 +17,8 @@ import msgspec
 
 from dynamo_core.contracts.discovery import Discovery, WatchKind
 from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds, check_changes
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import read
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class ThresholdBook:
         #: What was set at run time.
         self._set: dict[str, _Values] = {}
         self._known: dict[str, Thresholds] = {}
+        self._unreadable = LeftOut(log, "record")
         self._moved = asyncio.Event()
         self._tasks = TaskSet()
 
@@ -160,12 +163,13 @@ class ThresholdBook:
             self._forget(model, name)
             return
         try:
-            read = _decoder.decode(value)
-            check_changes({name: read})
-        except (msgspec.MsgspecError, ValueError) as error:
-            log.warning("record %r cannot be read and is left out: %s", key, error)
+            threshold = read(_decoder, value)
+            check_changes({name: threshold})
+        except ValueError as error:
+            self._unreadable.warn(key, error)
         else:
-            self._note(model, name, read)
+            self._unreadable.readable(key)
+            self._note(model, name, threshold)
 
 
 def _has(values: _Values, name: str, value: float | int | None) -> bool:

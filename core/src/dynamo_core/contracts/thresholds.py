@@ -62,7 +62,8 @@ class Thresholds:
         if fraction is None:
             return False
         batch = UNKNOWN_BATCH if rank.max_num_batched_tokens is None else rank.max_num_batched_tokens
-        return rank.active_prefill_tokens > math.floor(fraction * batch)
+        # Not rounded: the product of two large numbers may be infinite.
+        return rank.active_prefill_tokens > fraction * batch
 
     def busy(self, ranks: Sequence[RankLoad]) -> bool:
         """Whether a worker is busy: all its ranks are. One of which no rank is known is not."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core.directory.records import check
+from dynamo_core.protocol.left_out import LeftOut
+
+log = logging.getLogger(__name__)
 
 
 class Fanout:
@@ -16,6 +21,7 @@ class Fanout:
         self.records: dict[str, bytes] = {}
         #: Whether the store is away and the view may be old.
         self.stale = False
+        self._left_out = LeftOut(log, "record")
         self._synced = False
         self._closed = False
         self._watchers: set[_Watcher] = set()
@@ -30,10 +36,13 @@ class Fanout:
         """The view has changed; `synced` says whether it is complete, which it stays once it was."""
         for event in events:
             match event.kind:
+                case WatchKind.PUT if not self._fits(event):
+                    continue
                 case WatchKind.PUT:
                     self.records.pop(event.key, None)
                     self.records[event.key] = event.value
                 case WatchKind.DELETE:
+                    self._left_out.readable(event.key)
                     self.records.pop(event.key, None)
                 case kind:
                     self.stale = kind is WatchKind.STALE
@@ -42,6 +51,15 @@ class Fanout:
         if synced:
             self._synced = True
             self._ready.set()
+
+    def _fits(self, event: WatchEvent) -> bool:
+        """Whether it is a record that could have been put here: stores can be written by others."""
+        try:
+            check(event.key, event.value)
+        except ValueError as error:
+            self._left_out.warn(event.key, error)
+            return False
+        return True
 
     async def watch(self, prefix: str, look: Callable[[], Awaitable[None]]) -> AsyncGenerator[WatchEvent, None]:
         """See `Discovery.watch`. `look` brings the view up to date with what was there when it is called.

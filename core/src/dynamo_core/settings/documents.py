@@ -200,7 +200,8 @@ _KEY_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 def _read_toml(text: str, name: str) -> Table:
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
+        # Some are tomllib's, others Python's, which reads no number of thousands of digits.
         problem, _, place = str(error).partition(" (at ")
         line = re.match(r"line (\d+)", place)
         where = f"{name}:{line[1]}" if line else name

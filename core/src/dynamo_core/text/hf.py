@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.protocol.reading import Unreadable, read_json, shown
 from dynamo_core.text.cuts import affixes, repeats, safe_cuts
 from dynamo_core.text.folder import (
     GENERATION_CONFIG,
@@ -179,7 +180,7 @@ def _parse(files: Mapping[str, bytes]) -> Library:
         return Library.from_buffer(data)
     except Exception as error:  # the library raises bare exceptions
         raise ConfigError(
-            f"{TOKENIZER} cannot be read: {_one_line(error)}; export the tokenizer again, or update tokenizers",
+            f"{TOKENIZER} cannot be read: {shown(str(error))}; export the tokenizer again, or update tokenizers",
             cause=error,
         ) from error
 
@@ -189,15 +190,9 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if data is None:
         return {}
     try:
-        value = json.loads(data)
-    except ValueError as error:
-        raise ConfigError(
-            f"{name} is not JSON: {_one_line(error)}; mend the file or take it away", cause=error
-        ) from error
+        value = read_json(data)
+    except Unreadable as error:
+        raise ConfigError(f"{name} is not JSON: {error}; mend the file or take it away", cause=error) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must hold a JSON object; mend the file or take it away")
     return value
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -11,6 +11,7 @@ import msgspec
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.errors import WireError
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.reading import UNREADABLE as UNREADABLE
 from dynamo_core.protocol.records import PROTO
 
 #: Versions this process understands.
@@ -116,9 +117,6 @@ class Bye(msgspec.Struct, array_like=True, tag=42):
 
 
 encode = msgspec.msgpack.Encoder().encode
-
-#: What msgspec raises on bytes it cannot make into the wanted type.
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
 @lru_cache(maxsize=128)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo_core.protocol.reading import UNREADABLE, read_json, shown
 from dynamo_core.protocol.records import CHAT, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.text.folder import GENERATION_CONFIG, MODEL_CONFIG
@@ -44,12 +44,12 @@ async def probe_request(
         source, payload = "the default payload", _default(card, files)
     try:
         if isinstance(payload, str):
-            payload = json.loads(await _text(payload))
+            payload = read_json(await _text(payload))
         if not isinstance(payload, Mapping):
             raise ValueError("it is not an object")
         request = msgspec.convert({"model": card.name, "token_ids": [], **payload, MARKER: True}, PreprocessedRequest)
-    except (OSError, ValueError) as error:
-        log.warning("no health checks of %s: %s cannot be used: %s", card.name, source, error)
+    except (OSError, *UNREADABLE) as error:
+        log.warning("no health checks of %s: %s cannot be used: %s", card.name, source, shown(str(error)))
         return None
     return request
 
@@ -78,7 +78,7 @@ def _first_token(files: Mapping[str, bytes]) -> int:
     """The id of the token with which a text begins, as the model's files have it."""
     for name in (MODEL_CONFIG, GENERATION_CONFIG):
         try:
-            found = json.loads(files[name])["bos_token_id"]
+            found = read_json(files[name])["bos_token_id"]
         except (KeyError, TypeError, ValueError):
             continue
         if type(found) is int:

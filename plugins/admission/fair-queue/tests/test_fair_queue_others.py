@@ -257,7 +257,7 @@ def test_what_is_not_understood_does_not_count_and_is_told_once(data: bytes, cap
     one.tell()
     two.hear()
 
-    assert "what frontend stranger tells of its tenants does not count" in caplog.text
+    assert "what is told of tenants by frontend 'stranger' cannot be read and is left out" in caplog.text
     assert len(caplog.records) == 1
     assert two.book.full("a"), "others still count"
 

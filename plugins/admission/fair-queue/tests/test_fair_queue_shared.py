@@ -361,12 +361,14 @@ async def test_what_a_stranger_wrote_is_passed_over(
         for name, data in (("f" * 16, b"x" * 1_000_000), ("0" * 16, b"{}"), ("1" * 16, b""), ("é" * 5, b"-")):
             client.set(f"dynamo:limits:frontend:{name}", data)
             client.zadd("dynamo:limits:frontends", {name: now})
-    await until(lambda: all("does not count" in caplog.text and house.peers == 1 for house in both))
+        client.rpush(f"dynamo:limits:frontend:{'2' * 16}", "a list")
+        client.zadd("dynamo:limits:frontends", {"2" * 16: now, "3" * 16: "+inf"})
+    await until(lambda: caplog.text.count("is left out") == 4 and all(house.peers == 1 for house in both))
     permits = [await one.ask(), await one.ask()]
     await until(two.full)
 
     assert one.stale == two.stale == 0
-    assert len(caplog.records) == 2, "one for each frontend"
+    assert len(caplog.records) == 4, "one for each stranger that is heard, in each frontend"
     for permit in permits:
         permit.release(1)
 

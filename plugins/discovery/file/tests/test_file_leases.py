@@ -309,6 +309,6 @@ async def test_an_empty_or_cut_file_is_left_out_with_one_warning_each(
     host.run(3)
 
     assert view.records == {"good": b"1"}
-    assert [caplog.text.count(f"/{name} is left out") for name in ("empty", "cut", "good2", "huge", "folder")] == [
+    assert [caplog.text.count(f"/{name}' cannot be read") for name in ("empty", "cut", "good2", "huge", "folder")] == [
         1
     ] * 5

@@ -375,7 +375,7 @@ async def test_foreign_objects_with_the_label_are_left_out(
     await late.hears(WatchKind.SYNCED)
 
     assert late.records == {"c": b"3"}
-    assert "foreign is left out" in caplog.text
+    assert "'foreign' cannot be read and is left out" in caplog.text
 
 
 async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(api: Any, make: Any, see: Any) -> None:

@@ -12,9 +12,11 @@ import msgspec
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.wire.brokered.addresses import Addresses
 from dynamo_core.wire.brokered.broker import Broker
-from dynamo_core.wire.messages import UNREADABLE, encode
+from dynamo_core.wire.messages import encode
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class BrokeredEvents(EventPlane):
         return made
 
     async def subscribe(self, subject: str, directory: Discovery) -> AsyncGenerator[Event, None]:
-        subscriber = _Subscriber(self._backlog, self._dropped.labels(subject))
+        subscriber = _Subscriber(subject, self._backlog, self._dropped.labels(subject))
         self._subscribers.add(subscriber)
         listening = await self._broker.listen(self._addresses.events(subject), subscriber, linked=False)
         try:
@@ -163,7 +165,9 @@ class BrokeredPublisher(Publisher):
 class _Subscriber:
     """One subscription of a subject: a bounded queue with one reader."""
 
-    def __init__(self, backlog: int, dropped: CounterLike) -> None:
+    def __init__(self, subject: str, backlog: int, dropped: CounterLike) -> None:
+        self._subject = subject
+        self._unreadable = LeftOut(log, "a message of events on")
         self._backlog = backlog
         self._dropped = dropped
         self._events: deque[Event] = deque()
@@ -173,10 +177,11 @@ class _Subscriber:
     def receive(self, link: str, data: bytes, reply: str) -> None:
         """Takes a message of some source; see `Listener`."""
         try:
-            source, events = _events.decode(data)
-        except UNREADABLE as error:
-            log.warning("events cannot be understood: %s", error)
+            source, events = read(_events, data)
+        except Unreadable as error:
+            self._unreadable.warn(self._subject, error)
             return
+        self._unreadable.readable(self._subject)
         for number, payload in events:
             if len(self._events) >= self._backlog:
                 self._dropped.inc()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from dynamo_core.protocol.left_out import LeftOut
+
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.told import Look, TenantUse, decode
 
@@ -32,7 +34,7 @@ class Others:
         self._limits = limits
         self._ttl = ttl
         self._others: dict[str, _Other] = {}
-        self._not_understood = False
+        self._unreadable = LeftOut(log, "what is told of tenants by frontend")
         #: When those who were listed at the last look had told what is known of them.
         self.stamps: Mapping[str, int] = {}
 
@@ -74,10 +76,9 @@ class Others:
         try:
             told = decode(data)
         except ValueError as error:
-            if not self._not_understood:
-                self._not_understood = True
-                log.warning("what frontend %s tells of its tenants does not count: %s", name, error)
+            self._unreadable.warn(name, error)
             return
+        self._unreadable.readable(name)
         other = self._others.get(name)
         first = other is None
         if other is None:

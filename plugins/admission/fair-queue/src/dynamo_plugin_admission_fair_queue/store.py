@@ -11,6 +11,7 @@ sees at least that.
 
 from __future__ import annotations
 
+import math
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from redis.exceptions import (
     AuthorizationError,
     NoPermissionError,
     RedisError,
+    ResponseError,
 )
 
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
@@ -71,8 +73,7 @@ class RedisStore(Store):
         time, listed, *_ = await self._ask(asked)
         now = _microseconds(time)
         pairs = zip(listed[::2], listed[1::2], strict=True)
-        stamps = {name.decode("ascii", "replace"): int(float(stamp)) for name, stamp in pairs}
-        stamps = {name: stamp for name, stamp in stamps.items() if len(name) == _DIGITS and name != self._name}
+        stamps = {name: stamp for name, stamp in map(_stamped, pairs) if len(name) == _DIGITS and name != self._name}
         news = [name for name, stamp in stamps.items() if known.get(name) != stamp]
         noted = [] if told is None else self._note(now)
         # One byte more than it may have shows that it is too long.
@@ -107,7 +108,7 @@ class RedisStore(Store):
             connection = self._connection
             await connection.connect()  # type: ignore[no-untyped-call]
             await connection.send_packed_command(connection.pack_commands(commands))
-            answers = [await connection.read_response(disable_decoding=True) for _ in commands]
+            answers = [await self._answer(connection) for _ in commands]
             done = True
         except (RedisError, OSError) as error:
             raise _explain(self._config, error) from error
@@ -115,6 +116,16 @@ class RedisStore(Store):
             if not done:
                 await self._drop()
         return answers
+
+    @staticmethod
+    async def _answer(connection: Connection) -> Any:
+        try:
+            return await connection.read_response(disable_decoding=True)
+        except ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            # Somebody has put something else under the key of a frontend: the others are still heard.
+            return b""
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -126,6 +137,12 @@ class RedisStore(Store):
             writer.transport.abort()
         with suppress(Exception):
             await connection.disconnect(nowait=True)
+
+
+def _stamped(pair: tuple[bytes, bytes]) -> tuple[str, int]:
+    """A frontend, and when it last told something: 0 for a stamp that is no time, which nobody here has written."""
+    name, stamp = pair[0].decode("ascii", "replace"), float(pair[1])
+    return name, int(stamp) if math.isfinite(stamp) else 0
 
 
 def _microseconds(time: list[bytes]) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
+from dynamo_core.protocol.reading import read
 
 #: The version of what is told. Fields are only ever added at the end.
 PROTO = 1
 #: The most bytes that one frontend tells: some thousands of tenants that have something at the same time.
 LARGEST = 256 * 1024
+#: The most tokens that are counted with: all whole numbers up to here are exact.
+_MOST = 2.0**53
 
 
 class TenantUse(msgspec.Struct, array_like=True, frozen=True):
@@ -72,12 +74,9 @@ def decode(data: bytes) -> Told:
     """
     if len(data) > LARGEST:
         raise ValueError(f"it is more than {LARGEST} bytes")
-    try:
-        told = _DECODER.decode(data)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"it cannot be read: {error}") from error
+    told = read(_DECODER, data)
     if told.proto != PROTO:
         raise ValueError(f"it is of version {told.proto}; known is {PROTO}")
-    if not all(math.isfinite(use.spent) and math.isfinite(use.left) for use in told.tenants.values()):
-        raise ValueError("it has tokens that are no number")
+    if not all(abs(use.spent) <= _MOST and abs(use.left) <= _MOST for use in told.tenants.values()):
+        raise ValueError("it has tokens that are no number that can be counted with")
     return told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from dynamo_core.directory.lines import Lines
 from dynamo_core.directory.patience import Refused
 from dynamo_core.directory.tls import TlsConfig
 from dynamo_core.errors import CannotConnect
+from dynamo_core.protocol.reading import Unreadable, read_json, shown
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.errors import (
@@ -166,14 +166,16 @@ class Client:
         except (ClientError, OSError) as error:
             raise unreachable(endpoint, error) from error
         try:
-            told = json.loads(data)
-        except ValueError:
+            told = read_json(data)
+        except Unreadable:
             told = None
         if not isinstance(told, dict) or (status != 200 and not _is_failure(told)):
             if status in _FAILING:
                 raise CannotConnect(f"etcd at {endpoint} does not serve: HTTP {status} to {path}")
             raise stranger(endpoint, f"HTTP {status} to {path}")
         answer: Json = told.get("result", told)
+        if not isinstance(answer, dict):
+            raise CannotConnect(f"etcd at {endpoint} does not serve: its answer to {path} is none")
         if status != 200 or "error" in answer:
             raise _failure(endpoint, answer)
         return answer
@@ -209,12 +211,16 @@ class Messages:
 
     def _message(self, line: bytes) -> Json:
         try:
-            message = json.loads(line)
-        except ValueError as error:
+            message = read_json(line)
+        except Unreadable as error:
             raise CannotConnect(f"etcd at {self.endpoint} sends what is no JSON", cause=error) from error
+        if not isinstance(message, dict):
+            raise CannotConnect(f"etcd at {self.endpoint} sends what is no message of a watch")
         if "error" in message:
             raise _failure(self.endpoint, message["error"])
         result: Json = message.get("result", {})
+        if not isinstance(result, dict):
+            raise CannotConnect(f"etcd at {self.endpoint} sends what is no message of a watch")
         return result
 
 
@@ -239,6 +245,8 @@ def _is_failure(answer: dict[str, Any]) -> bool:
     return isinstance(code, int) and 0 <= code <= LAST
 
 
-def _failure(endpoint: str, answer: dict[str, Any]) -> Exception:
-    code = answer.get("code", answer.get("grpc_code", 0))
-    return failure(endpoint, int(code), str(answer.get("message", answer.get("error", "no reason given"))))
+def _failure(endpoint: str, answer: Any) -> Exception:
+    told = answer if isinstance(answer, dict) else {"error": answer}
+    code = told.get("code", told.get("grpc_code", 0))
+    reason = shown(str(told.get("message", told.get("error", "no reason given"))))
+    return failure(endpoint, code if isinstance(code, int) else 0, reason)

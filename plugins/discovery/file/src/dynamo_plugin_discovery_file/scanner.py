@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.directory.records import NO_LEASE
+from dynamo_core.protocol.left_out import LeftOut
 
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.folder import FORMAT, LEASES, RECORDS, Folder, Place, Signature
@@ -85,6 +86,7 @@ class Scanner:
         self._clock_difference = 0.0
         self._anew_at = float("-inf")
         self._missing_reason = ""
+        self._left_out = LeftOut(log, "record")
         #: Records that are gone since the folder came back are kept until then; None while all is well.
         self._hold_until: float | None = None
         #: Whether the folder has been read at least once.
@@ -205,9 +207,10 @@ class Scanner:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.warning("%s is left out: %s", self._folder.path / RECORDS / name, error)
+            self._left_out.warn(str(self._folder.path / RECORDS / name), error)
             signature = place.signature(path)
             return None if signature is None else _File(inode, signature, None)
+        self._left_out.readable(str(self._folder.path / RECORDS / name))
         return _File(inode, state, record)
 
     def _note(self, name: str, before: _File | None, after: _File | None) -> None:

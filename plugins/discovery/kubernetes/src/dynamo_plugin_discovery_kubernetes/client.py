@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from dynamo_core.directory.lines import Lines
 from dynamo_core.directory.patience import Refused
 from dynamo_core.directory.times import spread
 from dynamo_core.errors import CannotConnect
+from dynamo_core.protocol.reading import Unreadable, read_json, shown
 
 from dynamo_plugin_discovery_kubernetes.access import Access
 from dynamo_plugin_discovery_kubernetes.errors import NotSpoken, Throttled, Unauthorized, failure, unreachable
@@ -151,8 +151,8 @@ class Client:
 
     async def _object(self, response: ClientResponse) -> Json:
         try:
-            told = json.loads(await response.read())
-        except ValueError:
+            told = read_json(await response.read())
+        except Unreadable:
             told = None
         if not isinstance(told, dict) or "kind" not in told:
             path = response.url.path
@@ -185,9 +185,11 @@ class Events:
         if not data:
             raise WatchEnded(f"Kubernetes at {self._url} has ended the watch")
         try:
-            events: list[Json] = [json.loads(line) for line in self._lines.feed(data)]
+            events: list[Json] = [_event(line) for line in self._lines.feed(data)]
         except ValueError as error:
-            raise CannotConnect(f"Kubernetes at {self._url} sends what is no event: {error}", cause=error) from error
+            raise CannotConnect(
+                f"Kubernetes at {self._url} sends what is no event: {shown(str(error))}", cause=error
+            ) from error
         for event in events:
             if event.get("type") == "ERROR":
                 self._refuse(event["object"])
@@ -198,6 +200,13 @@ class Events:
         if isinstance(error, Unauthorized | Throttled):
             raise WatchEnded(str(error)) from error
         raise error
+
+
+def _event(line: bytes) -> Json:
+    event = read_json(line)
+    if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+        raise Unreadable("it has no object")
+    return event
 
 
 def _pause(response: ClientResponse) -> float | None:

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dynamo_core.directory.records import NO_LEASE
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ _KEY = f"{_DOMAIN}/key"
 #: Changes with every put, so that the server never takes one for no change: the last one counts.
 _PUT = f"{_DOMAIN}/put-at"
 _VALUE = "value"
+#: What reading the fields of an object raises that somebody else has made.
+_FOREIGN = (LookupError, TypeError, AttributeError, *UNREADABLE)
+
+_left_out = LeftOut(log, "the object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +133,11 @@ def lease_fact(item: Json) -> LeaseFact | None:
         number = int(metadata["labels"][_LEASE], 16)
         renewed = spec["renewTime"]
         at = datetime.fromisoformat(renewed).timestamp()
-        return LeaseFact(number, metadata["uid"], version(item), float(spec["leaseDurationSeconds"]), renewed, at)
-    except (KeyError, TypeError, ValueError):
+        ttl = float(spec["leaseDurationSeconds"])
+        if not 0 < ttl < math.inf:
+            raise ValueError("its life is no time")
+        return LeaseFact(number, metadata["uid"], version(item), ttl, renewed, at)
+    except _FOREIGN:
         _leave_out(item)
         return None
 
@@ -141,7 +150,7 @@ def record_fact(item: Json) -> RecordFact | None:
         value = b64decode(item["binaryData"][_VALUE], validate=True)
         number = NO_LEASE if lease is None else int(lease, 16)
         return RecordFact(metadata["name"], version(item), number, metadata["annotations"][_KEY], value)
-    except (KeyError, TypeError, ValueError):
+    except _FOREIGN:
         _leave_out(item)
         return None
 
@@ -150,12 +159,14 @@ def lease_number(item: Json) -> int | None:
     """Whose lease an object is; None if it is none."""
     try:
         return int(item["metadata"]["labels"][_LEASE], 16)
-    except (KeyError, TypeError, ValueError):
+    except _FOREIGN:
         return None
 
 
 def _leave_out(item: Json) -> None:
-    log.warning("%s is left out: it is no object of discovery", item.get("metadata", {}).get("name", "an object"))
+    metadata = item.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    _left_out.warn(str(name), "it is no object of discovery")
 
 
 def _now() -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from dynamo_core.protocol.left_out import LeftOut
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
@@ -15,6 +17,10 @@ from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.connect import explain, once, options
 from dynamo_plugin_discovery_redis.scripts import READ, Names
 
+log = logging.getLogger(__name__)
+
+#: Seconds of the longest life of a lease.
+MAX_TTL = 3600.0
 #: Asks for everything.
 EVERYTHING = -1
 
@@ -53,6 +59,7 @@ class Reader:
         self._ended = False
         self._epoch = b""
         self._revision = EVERYTHING
+        self._left_out = LeftOut(log, "record")
 
     async def read(self) -> Reading:
         """What has changed since the last call that succeeded.
@@ -114,16 +121,29 @@ class Reader:
         head = (names.channel, names.leases, self._epoch, str(known), secrets.token_hex(8))
         answer = await self._client.eval(READ, len(names.shared), *names.shared, *head)
         epoch, revision, there, changed = answer
-        held = {int(lease, 16): _held(fields) for lease, fields in changed}
-        return Reading(epoch, False, {int(lease, 16) for lease in there}, held), revision
+        held = {number: self._held(fields) for lease, fields in changed if (number := _number(lease)) is not None}
+        return Reading(
+            epoch, False, {number for lease in there if (number := _number(lease)) is not None}, held
+        ), revision
+
+    def _held(self, fields: list[bytes]) -> Held:
+        """What a lease holds; records that nobody here has written like that are left out."""
+        ttl, records = 0.0, {}
+        for key, value in zip(fields[::2], fields[1::2], strict=True):
+            try:
+                if key:
+                    revision, _, content = value.partition(b":")
+                    records[key.decode()] = (int(revision), content)
+                else:
+                    ttl = min(max(0, int(value)) / 1000, MAX_TTL)
+            except ValueError as error:
+                self._left_out.warn(key.decode(errors="replace"), error)
+        return Held(ttl, records)
 
 
-def _held(fields: list[bytes]) -> Held:
-    ttl, records = 0.0, {}
-    for key, value in zip(fields[::2], fields[1::2], strict=True):
-        if key:
-            revision, _, content = value.partition(b":")
-            records[key.decode()] = (int(revision), content)
-        else:
-            ttl = int(value) / 1000
-    return Held(ttl, records)
+def _number(lease: bytes) -> int | None:
+    """The id of a lease; None for a name that is none."""
+    try:
+        return int(lease, 16)
+    except ValueError:
+        return None

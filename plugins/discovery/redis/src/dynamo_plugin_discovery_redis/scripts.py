@@ -110,7 +110,7 @@ for i = 1, #leases, 2 do
   local held = {}
   local key = ARGV[2] .. leases[i]
   if tonumber(leases[i + 1]) > known then
-    held = redis.call('HGETALL', key)
+    held = redis.pcall('HGETALL', key)
     if #held > 0 then
       changed[#changed + 1] = {leases[i], held}
     end

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from dynamo_core import BackendError, PreprocessedRequest
 from dynamo_core.kv import block_hashes
+from dynamo_core.protocol.reading import UNREADABLE, shown
 
 #: The part of a request in which it arrives, for messages.
 _FIELD = "prefill_result.disaggregated_params"
@@ -52,8 +53,8 @@ def check_handoff(request: PreprocessedRequest) -> None:
     params = request.prefill_result.disaggregated_params if request.prefill_result is not None else None
     try:
         handoff = msgspec.convert(params, Handoff)
-    except msgspec.ValidationError as error:
-        raise BackendError.InvalidArgument(f"{_FIELD} is none that a mocker makes: {error}") from None
+    except UNREADABLE as error:
+        raise BackendError.InvalidArgument(f"{_FIELD} is none that a mocker makes: {shown(str(error))}") from None
     tokens = len(request.token_ids)
     if handoff.prompt_tokens != tokens:
         raise BackendError.InvalidArgument(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dynamo_core import BackendError, PreprocessedRequest, TopLogprob
+from dynamo_core.protocol.reading import read_json
 
 #: Alternatives per token that can be asked for.
 MOST_LOGPROBS = 20
@@ -67,7 +67,7 @@ class Wish:
 def model_defaults(folder: str) -> dict[str, float]:
     """What the model's own file says of sampling."""
     try:
-        said = json.loads((Path(folder) / _GENERATION_CONFIG).read_text(encoding="utf-8"))
+        said = read_json((Path(folder) / _GENERATION_CONFIG).read_bytes())
     except (OSError, ValueError):
         return {}
     if not isinstance(said, dict):

@@ -7,6 +7,9 @@ from typing import Any
 import msgspec
 from dynamo_core import BackendError, FinishReason, LLMEngineOutput
 from dynamo_core.protocol.output import CompletionUsage
+from dynamo_core.protocol.reading import Unreadable, read
+
+_chunks = msgspec.json.Decoder()
 
 _REASONS = {
     "stop": FinishReason.STOP,
@@ -50,8 +53,8 @@ class Answer:
             BackendError.StreamIncomplete: it cannot be understood.
         """
         try:
-            chunk = msgspec.json.decode(data)
-        except ValueError as error:
+            chunk = read(_chunks, data)
+        except Unreadable as error:
             raise BackendError.StreamIncomplete("the server sent an event that is no JSON") from error
         if not isinstance(chunk, dict):
             raise BackendError.StreamIncomplete("the server sent an event that is no object")
@@ -61,7 +64,8 @@ class Answer:
         if usage is not None:
             self._usage = usage
         items: list[LLMEngineOutput] = []
-        for choice in chunk.get("choices") or ():
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
             self._choice(choice, items)
         if usage is not None and items and self._choices == 1:
             items[-1].completion_usage = usage
@@ -89,6 +93,8 @@ class Answer:
 
     def _choice(self, choice: Any, items: list[LLMEngineOutput]) -> None:
         index = choice.get("index", 0) if isinstance(choice, dict) else None
+        if not isinstance(index, int):
+            index = None
         made = _pieces(choice) if isinstance(choice, dict) else []
         if index not in self._left:
             if not made and isinstance(index, int) and 0 <= index < self._choices:
@@ -102,7 +108,7 @@ class Answer:
         if reason is None:
             return
         self._left.discard(index)
-        terminal = LLMEngineOutput(index=index, finish_reason=_REASONS.get(reason, FinishReason.STOP))
+        terminal = LLMEngineOutput(index=index, finish_reason=_REASONS.get(str(reason), FinishReason.STOP))
         stop = choice.get("stop_reason")
         if isinstance(stop, str | int):
             terminal.stop_reason = stop

@@ -22,6 +22,7 @@ from aiohttp import (
 from dynamo_core import BackendError
 from dynamo_core.certificates import client_context
 from dynamo_core.errors import DynamoError
+from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_engine_upstream.config import TlsConfig, UpstreamConfig
@@ -37,6 +38,7 @@ _LIST_BODY = 4 * 1024 * 1024
 _TAIL = 1.0
 
 _encode = msgspec.json.encode
+_lists = msgspec.json.Decoder()
 
 
 class Stopped(Exception):
@@ -78,8 +80,10 @@ class Client:
         except (ClientError, OSError, ssl.SSLError) as error:
             raise unreachable(self.config.url, error) from error
         try:
-            listed = msgspec.json.decode(body)["data"]
-        except (ValueError, KeyError, TypeError) as error:
+            listed = read(_lists, body)["data"]
+            if not isinstance(listed, list):
+                raise TypeError("it is no list")
+        except (Unreadable, KeyError, TypeError) as error:
             raise BackendError.CannotConnect(f"{self.config.url}/models is not a list of models") from error
         return [model for model in listed if isinstance(model, dict) and isinstance(model.get("id"), str)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from dynamo_core import BackendError
 from dynamo_core.errors import DynamoError, NotSupported, WorkerOverloaded
+from dynamo_core.protocol.reading import Unreadable, read
 
 #: Characters of a server's message that a client is shown.
 LONGEST = 500
@@ -22,6 +23,7 @@ _CLOSED = frozenset({401, 402, 403, 407})
 #: It does not offer what was asked for.
 _ABSENT = frozenset({405, 501})
 
+_bodies = msgspec.json.Decoder()
 _BLANKS = re.compile(r"\s+")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+[\w.@+-]*")
@@ -63,8 +65,8 @@ def in_stream(error: Any, names: Mapping[str, str]) -> DynamoError:
 def error_of(body: bytes) -> Any:
     """The ``error`` of a body, or the body itself if it is a message; None if it is neither."""
     try:
-        whole = msgspec.json.decode(body)
-    except ValueError:
+        whole = read(_bodies, body)
+    except Unreadable:
         return None
     if not isinstance(whole, dict):
         return None

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 from dynamo_core import KvCleared, KvEvent
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import UNREADABLE, read
 
 from dynamo_plugin_engine_vllm.events import Change, Translator
 
@@ -29,7 +31,8 @@ class Tale:
         self._rank = rank
         self._translator = translator
         self._tell = tell
-        self._decode = msgspec.msgpack.Decoder().decode
+        self._decoder = msgspec.msgpack.Decoder()
+        self._unreadable = LeftOut(log, "a batch of KV events of rank")
         self._number = 0
         #: The batch that is to come next.
         self.expected = 0
@@ -46,7 +49,15 @@ class Tale:
             log.warning("%d batches of KV events of rank %d were lost", sequence - self.expected, self._rank)
             self._say(self._translator.clear())
         self.expected = sequence + 1
-        for change in self._translator.changes(self._decode(payload)[1]):
+        try:
+            changes = self._translator.changes(read(self._decoder, payload)[1])
+        except (LookupError, TypeError, AttributeError, *UNREADABLE) as error:
+            # What it said is not known, so neither is what the cache holds now.
+            self._unreadable.warn(str(self._rank), error)
+            changes = [self._translator.clear()]
+        else:
+            self._unreadable.readable(str(self._rank))
+        for change in changes:
             self._say(change)
 
     def end(self) -> None:

@@ -19,6 +19,7 @@ from dynamo_core.contracts.thresholds import (
     check_changes,
 )
 from dynamo_core.errors import DynamoError
+from dynamo_core.protocol.reading import UNREADABLE
 from msgspec import UNSET, UnsetType
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ async def _read(http: web.Request) -> ThresholdRequest:
     except msgspec.ValidationError as error:
         text = f"Failed to deserialize the JSON body into the target type: {error}"
         raise _Refused(422, text) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _Refused(400, f"Failed to parse the request body as JSON: {error}") from error
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
+from dynamo_core.protocol.reading import Unreadable
 
 from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
 from dynamo_plugin_frontend_openai.choices import Choice, Piece, TokenChoice
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
+from dynamo_plugin_frontend_openai.requests.decode import object_of
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -139,8 +140,8 @@ def _whole(block: Block) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any]:
     """The arguments of a call; none if they are not an object, as when the limit of tokens cut them off."""
     try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return object_of(text or "{}")
+    except Unreadable:
         return {}
 
 

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-import msgspec
 from dynamo_core.errors import InvalidArgument, Unknown
+from dynamo_core.protocol.reading import Unreadable
 from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.runtime import new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dynamo_plugin_frontend_openai.requests.decode import object_of
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import ServedModel
@@ -149,8 +151,8 @@ def _settings(model: ServedModel) -> dict[str, Any]:
     if data is None:
         return {}
     try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return object_of(data)
+    except Unreadable as error:
         raise Unknown(f"{_CONFIG_FILE} of model {model.name!r} cannot be read: {error}", cause=error) from error
 
 

@@ -17,6 +17,8 @@ from dynamo_core.contracts.router import Considered, Phase, PoolView, Route, Rou
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported
 from dynamo_core.kv.chains import Load, private_names
 from dynamo_core.protocol.events import KV_EVENTS, KvHistoryPart, KvHistoryRequest, RouterEvent
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_router_kv.candidates import Candidates, Chooser
@@ -91,6 +93,7 @@ class KvRouter(Router):
         #: Since when events are due: a request was routed that changes a cache, and nothing has been heard.
         self._due_since: float | None = None
         self._silent = False
+        self._unreadable = LeftOut(log, "a message about the KV cache of worker")
         if config.queue_threshold is not None:
             self._unwatch = self._board.watch(self._queue.look)
 
@@ -267,21 +270,22 @@ class KvRouter(Router):
         while True:
             try:
                 async with aclosing(self.services.events.subscribe(KV_EVENTS, self.services.directory)) as events:
-                    async for _, _, payload in events:
-                        self._hear(payload)
+                    async for source, _, payload in events:
+                        self._hear(source, payload)
             except Exception as error:
                 log.warning("the KV caches of model %r are not heard of: %s", self._pool.model, error)
             await asyncio.sleep(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing
             self._follower.lost()
             self._ask()
 
-    def _hear(self, payload: bytes) -> None:
+    def _hear(self, source: int, payload: bytes) -> None:
         try:
-            told = _decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+            told = read(_decoder, payload)
+        except Unreadable as error:
             self._metrics.warned("unreadable")
-            log.warning("a message about KV caches cannot be read and is left out: %s", error)
+            self._unreadable.warn(f"{source:x}", error)
             return
+        self._unreadable.readable(f"{source:x}")
         if self._pool.version != self._version:
             self._follow(self._pool)
         hear = self._follower.hear

@@ -9,6 +9,7 @@ import ssl
 import aiohttp
 import msgspec
 from dynamo_core.errors import ConfigError
+from dynamo_core.protocol.reading import Unreadable, read
 
 from dynamo_plugin_router_slot_tracker.bodies import (
     Addition,
@@ -109,8 +110,8 @@ class ServiceClient:
         """What each rank would be busy with. Raises `Away` or `Refused`."""
         answer = await self._post("/potential_loads", projection)
         try:
-            return _loads.decode(answer)
-        except msgspec.DecodeError as error:
+            return read(_loads, answer)
+        except Unreadable as error:
             self._failed(error)
             raise Away from error
 

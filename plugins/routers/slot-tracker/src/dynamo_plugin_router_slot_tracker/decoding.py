@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 from aiohttp import web
+from dynamo_core.protocol.reading import UNREADABLE
 
 from dynamo_plugin_router_slot_tracker.places import end_of, position
 from dynamo_plugin_router_slot_tracker.refusals import Malformed, Refusal, WrongContentType, WrongSchema
@@ -42,7 +43,7 @@ class BodyOf(Generic[BodyT]):
         try:
             value = self._decoder.decode(body)
             fault = self._strict.fault(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise _refusal(body, error) from error
         if fault is not None:
             raise _wrong(body, *fault)

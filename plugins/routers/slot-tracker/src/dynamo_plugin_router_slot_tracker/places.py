@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from json import JSONDecodeError, JSONDecoder
+from json import JSONDecoder
+
+from dynamo_core.protocol.reading import UNREADABLE
 
 _decoder = JSONDecoder()
 _space = re.compile(r"[ \t\n\r]*")
@@ -23,7 +25,7 @@ def end_of(body: bytes, path: list[str | int]) -> int:
     text = body.decode("utf-8", "replace")
     try:
         end = _find(text, _skip(text, 0), path)
-    except (JSONDecodeError, IndexError, RecursionError, ValueError):
+    except (IndexError, *UNREADABLE):
         return len(body)
     return len(text[:end].encode())
 

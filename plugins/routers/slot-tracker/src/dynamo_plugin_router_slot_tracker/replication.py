@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+from dynamo_core.protocol.reading import Unreadable, read
 
 from dynamo_plugin_router_slot_tracker.bodies import Addition, RequestKey
 from dynamo_plugin_router_slot_tracker.events import (
@@ -142,12 +143,12 @@ class Replication:
         topic, body = frames
         try:
             if self.resync is not None and topic == PROGRESS_TOPIC:
-                self._receive_progress(self.resync, self._progress_decoder.decode(body))
+                self._receive_progress(self.resync, read(self._progress_decoder, body))
             elif self.resync is not None and topic.startswith(PARTS_TOPIC):
-                self._receive_part(self.resync, topic, self._part_decoder.decode(body))
+                self._receive_part(self.resync, topic, read(self._part_decoder, body))
             else:
-                self._receive_event(self._decoder.decode(body))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self._receive_event(read(self._decoder, body))
+        except Unreadable:
             self.counts.malformed += 1
 
     def _receive_progress(self, resync: Resync, progress: Progress) -> None:

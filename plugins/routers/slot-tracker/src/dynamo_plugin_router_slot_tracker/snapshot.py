@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.protocol.reading import Unreadable, read
 
 from dynamo_plugin_router_slot_tracker.bodies import Held, SnapshotPart
 from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed
@@ -67,7 +68,7 @@ async def take_snapshot(
                 parts = [part async for part in _parts(session, url, ca)]
                 if not parts or not parts[-1].complete:
                     raise SnapshotError("it broke off")
-            except (aiohttp.ClientError, TimeoutError, SnapshotError, msgspec.DecodeError) as error:
+            except (aiohttp.ClientError, TimeoutError, SnapshotError, Unreadable) as error:
                 log.warning("no snapshot from %s: %s", url, str(error) or type(error).__name__)
                 continue
             workers, requests = _fill(registry, parts)
@@ -99,7 +100,7 @@ async def _parts(session: aiohttp.ClientSession, url: str, ca: ssl.SSLContext | 
         async for data in response.content.iter_any():
             waiting += data
             while (end := waiting.find(b"\n", searched)) >= 0:
-                yield _decoder.decode(bytes(waiting[:end]))
+                yield read(_decoder, bytes(waiting[:end]))
                 del waiting[: end + 1]
                 searched = 0
             searched = len(waiting)

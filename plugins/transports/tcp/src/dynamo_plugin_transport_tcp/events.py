@@ -14,6 +14,8 @@ from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchK
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
 from dynamo_core.errors import DynamoError
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
 from dynamo_core.tasks import TaskSet
 
@@ -143,6 +145,7 @@ class _Subscriber:
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
         self._tasks = TaskSet()
+        self._unreadable = LeftOut(log, "record")
         #: The task that follows each source, and the record it was started for, by key.
         self._sources: dict[str, tuple[bytes, asyncio.Task[None]]] = {}
 
@@ -193,6 +196,7 @@ class _Subscriber:
 
     def _changed(self, change: WatchEvent) -> None:
         if change.kind is WatchKind.DELETE:
+            self._unreadable.readable(change.key)
             self._drop(change.key)
         elif change.kind is WatchKind.PUT:
             known = self._sources.get(change.key)
@@ -200,10 +204,11 @@ class _Subscriber:
                 return
             self._drop(change.key)
             try:
-                record = _record.decode(change.value)
-            except msgspec.MsgspecError as error:
-                log.warning("record %s cannot be understood: %s", change.key, error)
+                record = read(_record, change.value)
+            except Unreadable as error:
+                self._unreadable.warn(change.key, error)
                 return
+            self._unreadable.readable(change.key)
             if record.subject == self._subject:
                 task = self._tasks.spawn(self._follow(record), name=f"events-{change.key}")
                 self._sources[change.key] = (change.value, task)

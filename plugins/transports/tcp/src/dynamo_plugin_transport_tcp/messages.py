@@ -13,6 +13,7 @@ import msgspec
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.errors import WireError
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.reading import UNREADABLE as UNREADABLE
 from dynamo_core.protocol.records import PROTO
 
 from dynamo_plugin_transport_tcp.address import NONCE_BYTES
@@ -198,9 +199,6 @@ ToCaller: TypeAlias = Challenge | Ready | Accepted | Refused | Rows | Ended | Un
 encode = msgspec.msgpack.Encoder().encode
 listener_decoder: msgspec.msgpack.Decoder[ToListener] = msgspec.msgpack.Decoder(ToListener)
 caller_decoder: msgspec.msgpack.Decoder[ToCaller] = msgspec.msgpack.Decoder(ToCaller)
-
-#: What msgspec raises on bytes it cannot make into the wanted type.
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
 def pack(message: Any) -> bytes:

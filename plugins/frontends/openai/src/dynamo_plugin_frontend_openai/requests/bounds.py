@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol.reading import UNREADABLE
 
 #: Up to this many bytes a body is read at once; decoding a larger one is left to a thread.
 INLINE = 64 * 1024
@@ -165,7 +166,7 @@ def _largest_field(body: bytes) -> str | None:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except RecursionError:
         return _deep_field(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     return max(fields, key=lambda name: len(bytes(fields[name])), default=None)
 

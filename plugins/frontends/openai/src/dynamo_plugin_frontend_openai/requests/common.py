@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.request import GuidedDecodingOptions
 from msgspec import Meta
 
@@ -124,7 +125,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
 def invalid(message: str, field: str) -> InvalidArgument:
     """The error for a value out of range."""
-    return InvalidArgument(f"Validation: {message}", field=field)
+    return InvalidArgument(f"Validation: {shown(message, 1000)}", field=field)
 
 
 def number(value: float) -> str:

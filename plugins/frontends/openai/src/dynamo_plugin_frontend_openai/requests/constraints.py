@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.request import GuidedDecodingOptions
 
-from dynamo_plugin_frontend_openai.requests.decode import schema_error
+from dynamo_plugin_frontend_openai.requests.decode import object_of, schema_error
 
 if TYPE_CHECKING:
     from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
@@ -167,8 +168,8 @@ def _schema(value: str | dict[str, Any] | None, field: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     try:
-        return msgspec.json.decode(value or "", type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        return object_of(value or "")
+    except Unreadable as error:
         raise _invalid(f"{field} is not a JSON Schema: {error}", field) from error
 
 

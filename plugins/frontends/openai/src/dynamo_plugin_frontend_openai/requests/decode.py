@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol.reading import UNREADABLE, read, shown
 
 from dynamo_plugin_frontend_openai.errors import HttpFault
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds, check_entries
@@ -19,6 +20,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 #: For the description only: that something is missing is said in words of our own.
 NOT_EMPTY = msgspec.Meta(extra_json_schema={"minLength": 1, "minItems": 1})
 
+#: Characters of an error that may be the client's own.
+_LONGEST = 1000
+_objects = msgspec.json.Decoder(dict[str, Any])
 _PREFIX = "Failed to deserialize the JSON body into the target type: "
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _FIELD = re.compile(r"Object (?:(missing required)|contains unknown) field `(.*)`")
@@ -31,6 +35,15 @@ _WORDS = {
     "object": "an object",
     "str": "a string",
 }
+
+
+def object_of(data: bytes | str) -> dict[str, Any]:
+    """The JSON object in a text that is a part of something else.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    return read(_objects, data)
 
 
 async def read_object(http: web.Request) -> dict[str, Any]:
@@ -57,7 +70,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     check_bounds(body)
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _unreadable(body, error) from error
     if not isinstance(value, dict):
         raise InvalidArgument(f"{_PREFIX}expected an object")
@@ -84,7 +97,7 @@ def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
     check_arguments(raw)
     try:
         return msgspec.convert(raw, cls)
-    except msgspec.ValidationError as error:
+    except UNREADABLE as error:
         raise schema_error(str(error)) from error
 
 
@@ -93,6 +106,7 @@ def schema_error(text: str) -> InvalidArgument:
     match = _PATH.search(text)
     path = match[1] if match else ""
     what = text[: match.start()] if match else text
+    what, path = shown(what, _LONGEST), shown(path)
     named = _FIELD.fullmatch(what)
     if named is not None:
         path, where = f"{path}.{named[2]}".lstrip("."), path

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol.reading import shown
 
 Accepts: TypeAlias = Callable[[Any], bool]
 
@@ -126,6 +127,10 @@ TOKENIZE: Mapping[str, Accepts] = {
 DETOKENIZE: Mapping[str, Accepts] = {}
 
 
+#: Names of unknown fields that an error lists.
+_NAMED = 20
+
+
 def check_known(raw: Mapping[str, Any], fields: tuple[str, ...], passive: Mapping[str, Accepts]) -> None:
     """Refuses names that are neither fields nor in the table.
 
@@ -138,8 +143,9 @@ def check_known(raw: Mapping[str, Any], fields: tuple[str, ...], passive: Mappin
             "Unsupported parameter(s): `chat_template`. The template is the model's own", field="chat_template"
         )
     if unknown:
-        names = ", ".join(f"`{name}`" for name in unknown)
-        raise InvalidArgument(f"Unsupported parameter(s): {names}", field=unknown[0])
+        names = ", ".join(f"`{shown(name)}`" for name in unknown[:_NAMED])
+        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+        raise InvalidArgument(f"Unsupported parameter(s): {names}{more}", field=shown(unknown[0]))
 
 
 def check_passive(raw: Mapping[str, Any], passive: Mapping[str, Accepts]) -> None:

@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
+from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.request import GuidedDecodingOptions
 
 from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.decode import schema_error
+from dynamo_plugin_frontend_openai.requests.decode import object_of, schema_error
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 FUNCTION = "function"
@@ -163,6 +164,6 @@ def with_objects(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-            arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        with suppress(Unreadable):
+            arguments = object_of(arguments or "{}")
     return {**function, "arguments": {} if arguments is None else arguments}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dynamo_core.protocol.reading import UNREADABLE
+
 #: More digits than any integer has that can be meant.
 _DIGITS = 40
 
@@ -26,7 +28,7 @@ def find_unreadable(body: bytes) -> tuple[str, str] | None:
     """
     try:
         value = json.loads(body, parse_constant=_constant, parse_int=_integer, parse_float=_float)
-    except (ValueError, RecursionError):
+    except UNREADABLE:
         return None
     return _walk(value, "")
 

@@ -1,0 +1,88 @@
+"""What the records of a worker may say: read by frontends, and kept by workers before they register."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from dynamo_core.protocol.reading import Unreadable, check_depth, read, shown
+from dynamo_core.protocol.records import PROTO, Instance, ModelCard
+
+#: Characters of a model's name. Clients send it, lists, logs and metrics show it.
+MAX_NAME: Final = 256
+#: Data-parallel ranks of one worker; frontends keep accounts of each.
+MAX_RANKS: Final = 4096
+#: The largest number of tokens, blocks or requests that is counted with.
+MAX_COUNT: Final = 2**53
+
+_cards = msgspec.json.Decoder(ModelCard)
+_instances = msgspec.json.Decoder(Instance)
+
+
+def read_card(data: bytes) -> ModelCard:
+    """The card in a record.
+
+    Raises:
+        Unreadable: there is none, of another protocol, or with something that no worker may say.
+    """
+    card = read(_cards, data)
+    _check_proto(card.proto)
+    try:
+        check_model_name(card.name)
+    except ValueError as error:
+        raise Unreadable(f"its model's name {error}") from None
+    _check_numbers(card)
+    check_depth(card.runtime_config.runtime_data)
+    return card
+
+
+def read_instance(data: bytes) -> Instance:
+    """The instance in a record.
+
+    Raises:
+        Unreadable: there is none, or of another protocol.
+    """
+    instance = read(_instances, data)
+    _check_proto(instance.proto)
+    return instance
+
+
+def check_model_name(name: str) -> None:
+    """Refuses a name that lists, logs and metrics could not show as it is.
+
+    Raises:
+        ValueError: it is blank, longer than `MAX_NAME` characters, or has control or format characters, such as those
+            that turn the direction of writing. The text goes on after the name of what holds it.
+    """
+    if not name.strip():
+        raise ValueError("is blank")
+    if len(name) > MAX_NAME:
+        raise ValueError(f"has {len(name)} characters, more than {MAX_NAME}: {shown(name, 20)}")
+    if not name.isprintable():
+        raise ValueError(f"has characters that do not show: {shown(name)}")
+
+
+def _check_proto(proto: int) -> None:
+    """Records of this version of the protocol or the one before are read; others are refused by name."""
+    if proto not in (PROTO, PROTO - 1):
+        raise Unreadable(f"it speaks protocol {proto}, this process speaks {PROTO}")
+
+
+def _check_numbers(card: ModelCard) -> None:
+    facts = card.runtime_config
+    if not 1 <= facts.data_parallel_size <= MAX_RANKS:
+        raise Unreadable(f"its data_parallel_size is {facts.data_parallel_size}; 1 to {MAX_RANKS} can be")
+    if card.kv_cache_block_size is not None and not 1 <= card.kv_cache_block_size <= MAX_COUNT:
+        raise Unreadable(f"its kv_cache_block_size is {card.kv_cache_block_size}; 1 to {MAX_COUNT} can be")
+    counts = {
+        "context_length": card.context_length,
+        "migration_limit": card.migration_limit,
+        "total_kv_blocks": facts.total_kv_blocks,
+        "max_num_seqs": facts.max_num_seqs,
+        "max_num_batched_tokens": facts.max_num_batched_tokens,
+        "data_parallel_start_rank": facts.data_parallel_start_rank,
+    }
+    for name, count in counts.items():
+        if count is not None and not 0 <= count <= MAX_COUNT:
+            raise Unreadable(f"its {name} is {count}; 0 to {MAX_COUNT} can be")

@@ -1,0 +1,82 @@
+"""Reading bytes that another process wrote: whatever is wrong with them becomes one error, with a short text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+#: What decoders raise on bytes that they cannot make into the wanted type. `UnicodeError` is a `ValueError`.
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+#: Characters of a foreign text that are shown.
+SHOWN: Final = 200
+#: Lists and maps inside each other in a value without a schema. Comparing and encoding recurse as decoding does.
+MAX_DEPTH: Final = 32
+
+
+class Unreadable(ValueError):
+    """Bytes cannot be made into what they should be. The text is one short line that shows on any terminal."""
+
+
+class Decoder(Protocol[T_co]):
+    """What msgspec's decoders have in common."""
+
+    def decode(self, data: Any, /) -> T_co:
+        """The value of some bytes."""
+        ...
+
+
+def read(decoder: Decoder[T], data: bytes | memoryview | str) -> T:
+    """The value that another process wrote.
+
+    Raises:
+        Unreadable: it is none of the decoder's type.
+    """
+    try:
+        return decoder.decode(data)
+    except UNREADABLE as error:
+        raise Unreadable(shown(str(error))) from None
+
+
+def read_json(data: bytes | str) -> Any:
+    """A JSON value of any kind, as Python's own parser takes it: the settings of models may hold ``Infinity``.
+
+    Raises:
+        Unreadable: it is no JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(data)
+    except UNREADABLE as error:
+        raise Unreadable(shown(str(error))) from None
+
+
+def check_depth(value: object) -> None:
+    """Makes sure that a decoded value can be compared, encoded and shown.
+
+    Raises:
+        Unreadable: it has more than `MAX_DEPTH` lists and maps inside each other.
+    """
+    level = [value] if isinstance(value, dict | list | tuple) else []
+    for _ in range(MAX_DEPTH):
+        level = [child for one in level for child in _parts(one) if isinstance(child, dict | list | tuple)]
+    if level:
+        raise Unreadable(f"it has more than {MAX_DEPTH} lists and maps inside each other")
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        # A key of msgpack may be an array.
+        return chain(value, value.values())
+    return value if isinstance(value, list | tuple) else ()
+
+
+def shown(text: str, limit: int = SHOWN) -> str:
+    """A foreign text as messages may hold it: on one line, cut at `limit` characters, nothing in it invisible."""
+    cut = text if len(text) <= limit else text[:limit] + "…"
+    return cut if cut.isprintable() else repr(cut)[1:-1]

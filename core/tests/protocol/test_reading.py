@@ -1,0 +1,96 @@
+"""What another process wrote: every fault of it is one error with a short text, and warnings about it stay few."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import pytest
+from dynamo_core.protocol.left_out import BURST, EVERY, LeftOut
+from dynamo_core.protocol.reading import MAX_DEPTH, SHOWN, Unreadable, check_depth, read, read_json, shown
+from hypothesis import given
+from hypothesis import strategies as st
+
+ANY = msgspec.json.Decoder()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", b"", b'"\\ud800"', b"9" * 10_000, b"{"])
+def test_whatever_is_wrong_with_bytes_is_one_error(data: bytes) -> None:
+    with pytest.raises(Unreadable):
+        read(ANY, data)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", b"", b"9" * 10_000, "[" * 100_000])
+def test_json_of_any_kind_fails_in_the_same_way(data: bytes | str) -> None:
+    with pytest.raises(Unreadable):
+        read_json(data)
+
+
+def test_an_error_holds_no_more_of_a_foreign_text_than_a_line_can() -> None:
+    class Kinds(msgspec.Struct, tag="a"):
+        pass
+
+    with pytest.raises(Unreadable) as caught:
+        read(msgspec.json.Decoder(Kinds), msgspec.json.encode({"type": "\u202e\n" * 50_000}))
+
+    assert len(str(caught.value)) < 10 * SHOWN
+    assert str(caught.value).isprintable()
+
+
+@given(st.text())
+def test_a_text_that_is_shown_is_printable_and_short(text: str) -> None:
+    seen = shown(text, 20)
+
+    assert seen.isprintable()
+    assert len(seen) <= 21 * len("\\U00000000")
+    assert seen == text or len(text) > 20 or not text.isprintable()
+
+
+def test_what_is_nested_too_deeply_to_be_worked_with_is_unreadable() -> None:
+    value: object = 1
+    for _ in range(MAX_DEPTH):
+        value = {"a": [value][0]}
+    check_depth(value)
+
+    with pytest.raises(Unreadable, match="inside each other"):
+        check_depth([value])
+
+
+def test_each_name_is_told_once_until_it_can_be_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    left_out = LeftOut(logging.getLogger("dynamo"), "record", Clock())
+    for _ in range(3):
+        left_out.warn("a", "no")
+    left_out.readable("a")
+    left_out.warn("a", "no")
+
+    assert [record.getMessage() for record in caplog.records] == ["record 'a' cannot be read and is left out: no"] * 2
+
+
+def test_many_names_are_few_warnings_that_count_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    left_out = LeftOut(logging.getLogger("dynamo"), "record", clock)
+    for number in range(100_000):
+        left_out.warn(f"key {number}", "no")
+    assert len(caplog.records) == BURST
+
+    clock.now += EVERY
+    left_out.warn("the last", "no")
+
+    assert len(caplog.records) == BURST + 1
+    assert f"{100_000 - BURST} more" in caplog.records[-1].getMessage()
+
+
+def test_a_warning_shows_names_and_reasons_on_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    LeftOut(logging.getLogger("dynamo"), "record").warn("\x1b[2J\u202e" * 60_000, "\n" * 60_000)
+
+    message = caplog.records[0].getMessage()
+    assert message.isprintable()
+    assert len(message) < 5000

@@ -1,0 +1,21 @@
+"""Every reader of core and the plugins that decodes what another process wrote, ready to be fed with bytes.
+
+A reader is a generator: it yields a function that takes bytes, and after the last call makes sure that good ones still
+count. Each names the places in the sources that it covers; `TRUSTED` has those that no other process can reach.
+"""
+
+from __future__ import annotations
+
+from tests.architecture.readers import calls, clients, discovery, messages, models
+from tests.architecture.readers.registry import READERS, Feed
+
+__all__ = ["READERS", "TRUSTED", "Feed", "calls", "clients", "discovery", "messages", "models"]
+
+#: Places where nothing comes from another process, and why.
+TRUSTED = {
+    "dynamo_core.protocol.reading:read_json json.loads": "the helper itself; the places that use it are fed",
+    "dynamo_core.text.cuts:_state json.loads": "what the library of tokenizers says of itself, at most 128 deep",
+    "dynamo_core.text.hf:HFTokenizer.__init__ json.loads": "what the library of tokenizers says of itself",
+    "dynamo_plugin_discovery_etcd.wire:Keys.name base64.b64decode": "etcd's own encoding of a key",
+    "dynamo_plugin_discovery_etcd.wire:record base64.b64decode": "etcd's own encoding of a value",
+}

@@ -1,0 +1,128 @@
+"""Readers of what travels between the two ends of a call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from dynamo_core.contracts.call import Endpoint
+from dynamo_core.contracts.endpoints import EMBED, GENERATE, KV_HISTORY, MODEL_FILE
+from dynamo_core.protocol.events import (
+    KvBlock,
+    KvEvent,
+    KvHistoryPart,
+    KvStored,
+)
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.reading import UNREADABLE
+from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.wire.brokered import pieces
+from dynamo_core.wire.messages import encode as pack
+from dynamo_core.wire.messages import item_decoder
+
+from tests.architecture.bad_bytes import msgpack_bodies
+from tests.architecture.readers.registry import READERS, Feed, Reader, reader
+
+
+def _wire(decode: Callable[[bytes], object], sites: Sequence[str], name: str, raises: type[Exception]) -> None:
+    async def make() -> AsyncGenerator[Feed, None]:
+        yield decode
+
+    READERS[name] = Reader(make, tuple(sites), msgpack_bodies, (), (raises,))
+
+
+_wire(
+    lambda data: pieces.read_bundle(pieces.worker_decoder, data),
+    ["dynamo_core.wire.brokered.pieces:worker_decoder msgspec.msgpack.Decoder"],
+    "bundles to workers",
+    pieces.LinkError,
+)
+_wire(
+    lambda data: pieces.read_bundle(pieces.caller_decoder, data),
+    ["dynamo_core.wire.brokered.pieces:caller_decoder msgspec.msgpack.Decoder"],
+    "bundles to callers",
+    pieces.LinkError,
+)
+_wire(
+    lambda data: pieces.read_count(memoryview(data)),
+    ["dynamo_core.wire.brokered.pieces:_count_decoder msgspec.msgpack.Decoder"],
+    "counts of what has arrived",
+    pieces.LinkError,
+)
+_wire(
+    pieces.read_piece,
+    ["dynamo_core.wire.brokered.pieces:_piece_decoder msgspec.msgpack.Decoder"],
+    "pieces",
+    pieces.LinkError,
+)
+
+
+def _items(decoder: Callable[[Endpoint], msgspec.msgpack.Decoder[Any]]) -> Callable[[], AsyncGenerator[Feed, None]]:
+    """Items and requests of every endpoint. Both ends catch `UNREADABLE`, and end the one call."""
+
+    async def make() -> AsyncGenerator[Feed, None]:
+        endpoints = (GENERATE, EMBED, MODEL_FILE, KV_HISTORY)
+        decoders = [decoder(endpoint) for endpoint in endpoints]
+        decoders += [msgspec.msgpack.Decoder(endpoint.request_type) for endpoint in endpoints]
+
+        def feed(data: bytes) -> None:
+            for one in decoders:
+                with suppress(*UNREADABLE):
+                    one.decode(data)
+
+        yield feed
+
+    return make
+
+
+_ITEMS = (
+    pack(LLMEngineOutput([1], disaggregated_params={"a": [1]})),
+    pack(PreprocessedRequest(model="m", token_ids=[1])),
+    pack(KvHistoryPart(0, 1, True, [KvEvent(0, KvStored([KvBlock(1, 2)]))], 0)),
+)
+
+
+def _add_items() -> None:
+    from dynamo_plugin_transport_tcp.messages import item_decoder as tcp_item_decoder
+
+    for name, decoder, sites in (
+        (
+            "items over brokers",
+            item_decoder,
+            (
+                "dynamo_core.wire.messages:item_decoder msgspec.msgpack.Decoder",
+                "dynamo_core.wire.brokered.serving:BrokeredServed.__init__ msgspec.msgpack.Decoder",
+            ),
+        ),
+        (
+            "items over tcp",
+            tcp_item_decoder,
+            (
+                "dynamo_plugin_transport_tcp.messages:item_decoder msgspec.msgpack.Decoder",
+                "dynamo_plugin_transport_tcp.serving:TcpServed.__init__ msgspec.msgpack.Decoder",
+            ),
+        ),
+    ):
+        READERS[name] = Reader(_items(decoder), sites, msgpack_bodies, _ITEMS, ())
+
+
+_add_items()
+
+
+@reader(
+    "dynamo_plugin_transport_tcp.messages:listener_decoder msgspec.msgpack.Decoder",
+    "dynamo_plugin_transport_tcp.messages:caller_decoder msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+)
+async def frames() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_transport_tcp.frames import FrameError
+    from dynamo_plugin_transport_tcp.messages import caller_decoder, listener_decoder, read
+
+    def feed(data: bytes) -> None:
+        for decoder in (caller_decoder, listener_decoder):
+            with suppress(FrameError):
+                read(decoder, memoryview(data))
+
+    yield feed

@@ -1,0 +1,246 @@
+"""Readers of what tenants, clients and operators send."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from dynamo_core.errors import ConfigError, InvalidArgument
+from dynamo_core.settings.documents import parse_text, read_document
+from dynamo_core.wire.messages import encode as pack
+
+from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
+from tests.architecture.readers.registry import Feed, reader, says, to_json
+
+
+@reader(
+    "dynamo_plugin_admission_fair_queue.told:_DECODER msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+    good=[pack([1, {"t": [1, 2, 3.0, 4.0]}, False])],
+    raises=[ValueError],
+)
+async def tenants_of_frontends() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_admission_fair_queue.told import decode
+
+    yield decode
+
+
+CHAT = to_json({"model": "m", "messages": [{"role": "user", "content": "a"}], "metadata": {"a": "b"}})
+
+
+@reader(
+    "dynamo_plugin_frontend_openai.requests.bounds:_largest_field msgspec.json.decode",
+    "dynamo_plugin_frontend_openai.requests.decode:_objects msgspec.json.Decoder",
+    "dynamo_plugin_frontend_openai.requests.decode:parse_object msgspec.json.decode",
+    "dynamo_plugin_frontend_openai.requests.decode:to_struct msgspec.convert",
+    "dynamo_plugin_frontend_openai.requests.unreadable:find_unreadable json.loads",
+    good=[CHAT],
+    raises=[InvalidArgument],
+)
+async def requests_of_clients() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_frontend_openai.render_messages import _arguments
+    from dynamo_plugin_frontend_openai.requests.bounds import _largest_field
+    from dynamo_plugin_frontend_openai.requests.chat import parse_chat
+    from dynamo_plugin_frontend_openai.requests.constraints import _schema
+    from dynamo_plugin_frontend_openai.requests.decode import parse_object
+    from dynamo_plugin_frontend_openai.requests.tools import _with_object
+    from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
+
+    def feed(data: bytes) -> None:
+        text = data.decode(errors="surrogateescape")
+        _arguments(text)
+        _with_object({"arguments": text})
+        _largest_field(data)
+        find_unreadable(data)
+        with suppress(InvalidArgument):
+            _schema(text, "guided_json")
+        parse_chat(parse_object(data))
+
+    yield feed
+
+
+async def _status(handle: Callable[[web.Request], Awaitable[object]]) -> AsyncGenerator[Feed, None]:
+    """A handler behind HTTP. What it lets through unforeseen is a 500."""
+    import aiohttp
+
+    app = web.Application(client_max_size=2**26)
+
+    async def answer(http: web.Request) -> web.Response:
+        await handle(http)
+        return web.Response()
+
+    app.router.add_post("/", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        statuses: list[int] = []
+
+        async def feed(data: bytes) -> None:
+            headers = {"Content-Type": "application/json"}
+            async with session.post(server.make_url("/"), data=data, headers=headers) as response:
+                statuses.append(response.status)
+                assert response.status < 500, await response.text()
+
+        yield feed
+        assert statuses[-1] == 200
+
+
+@reader(
+    "dynamo_plugin_frontend_openai.busy_threshold:_decoder msgspec.json.Decoder",
+    good=[b'{"model": "m", "active_prefill_tokens_threshold": 1}'],
+)
+async def requests_for_thresholds() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_frontend_openai.busy_threshold import _read, _Refused
+
+    async def handle(http: web.Request) -> None:
+        try:
+            await _read(http)
+        except _Refused as refused:
+            raise web.HTTPBadRequest(text="refused") from refused
+
+    async for feed in _status(handle):
+        yield feed
+
+
+@reader(
+    "dynamo_plugin_router_slot_tracker.decoding:BodyOf.__init__ msgspec.json.Decoder",
+    "dynamo_plugin_router_slot_tracker.places:_decoder json.JSONDecoder",
+    good=[b'{"model_name": "m", "worker_id": 1, "block_size": 4, "dp_start": 0, "dp_size": 1}'],
+)
+async def requests_for_slots() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_router_slot_tracker.bodies import Registration
+    from dynamo_plugin_router_slot_tracker.decoding import BodyOf
+    from dynamo_plugin_router_slot_tracker.refusals import Refusal
+
+    body = BodyOf(Registration)
+
+    async def handle(http: web.Request) -> None:
+        try:
+            await body.read(http)
+        except Refusal as refusal:
+            raise web.HTTPBadRequest(text="refused") from refusal
+
+    async for feed in _status(handle):
+        yield feed
+
+
+@reader(
+    "dynamo_plugin_router_slot_tracker.client:_loads msgspec.json.Decoder",
+    bodies=plain_bodies,
+    good=[b"[]"],
+)
+async def answers_about_slots() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_router_slot_tracker.bodies import Projection
+    from dynamo_plugin_router_slot_tracker.client import Away, ServiceClient
+
+    async with says() as (url, say):
+        client = ServiceClient(url, token=None, ca=None, timeout=5, pause=0)
+        answered: list[bool] = []
+
+        async def feed(data: bytes) -> None:
+            say(data)
+            try:
+                await client.potential_loads(Projection(model_name="m", sequence_hashes=[]))
+            except Away:
+                answered.append(False)
+            else:
+                answered.append(True)
+
+        yield feed
+        assert answered[-1]
+        await client.aclose()
+
+
+@reader(
+    "dynamo_plugin_router_slot_tracker.snapshot:_decoder msgspec.json.Decoder",
+    bodies=plain_bodies,
+    good=[b'{"complete": true}'],
+)
+async def snapshots_of_slots() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_router_slot_tracker.registry import Registry
+    from dynamo_plugin_router_slot_tracker.snapshot import take_snapshot
+
+    async with says() as (url, say):
+        taken: list[bool] = []
+
+        async def feed(data: bytes) -> None:
+            say(data + b"\n")
+            taken.append(await take_snapshot(Registry(), (url,)))
+
+        yield feed
+        assert taken[-1]
+
+
+@reader(
+    "dynamo_plugin_router_slot_tracker.replicas:Replicas.__init__ msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+)
+async def events_of_slots() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_router_slot_tracker.events import FREE, TOPIC, Event, Message, WorkerRank
+    from dynamo_plugin_router_slot_tracker.registry import Registry
+    from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
+
+    replicas = Replicas(SyncSettings("tcp://127.0.0.1:0", gaps=True), Registry())
+    yield lambda data: replicas._take([TOPIC, data])
+    before = replace(replicas.counts)
+    replicas._take([TOPIC, pack(Message("m", "t", 4, Event("r", WorkerRank(1, 0), FREE, 1)))])
+    assert replicas.counts.malformed == before.malformed > 0
+
+
+@reader(
+    "dynamo_core.settings.documents:parse_text yaml.SafeLoader",
+    "dynamo_core.settings.documents:_read_json json.loads",
+    "dynamo_core.settings.documents:_read_node yaml.SafeLoader",
+    "dynamo_core.settings.documents:_read_toml tomllib.loads",
+    bodies=plain_bodies,
+    good=[b"# nothing"],
+    raises=[ConfigError],
+)
+async def config_files() -> AsyncGenerator[Feed, None]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+
+        def feed(data: bytes) -> None:
+            parse_text(data.decode(errors="replace"), "--set")
+            (path / "c.toml").write_bytes(b"a = " + data if data != b"# nothing" else data)
+            (path / "c.yaml").write_bytes(data)
+            with suppress(ConfigError):
+                read_document(path / "c.yaml")
+            read_document(path / "c.toml")
+
+        yield feed
+
+
+@reader(
+    "dynamo_core.cli.conformance:_prefill_result msgspec.json.Decoder",
+    "dynamo_core.cli.route:_messages reading.read_json",
+    good=[b'{"disaggregated_params": {}}'],
+    raises=[ConfigError],
+)
+async def arguments() -> AsyncGenerator[Feed, None]:
+    from dynamo_core.cli.conformance import _prefill_result
+    from dynamo_core.cli.route import _messages
+
+    def feed(data: bytes) -> None:
+        text = data.decode(errors="surrogateescape").replace("@", "")
+        with suppress(ConfigError):
+            _messages(text)
+        _prefill_result(text)
+
+    yield feed
+
+
+@reader("dynamo_core.cli.route:_ask reading.read_json", good=[b"{}"], raises=[ConfigError])
+async def answers_about_routes() -> AsyncGenerator[Feed, None]:
+    from dynamo_core.cli.route import _ask
+
+    async with says() as (url, say):
+
+        async def feed(data: bytes) -> None:
+            say(data)
+            await _ask(url, {}, None, None, 5.0)
+
+        yield feed

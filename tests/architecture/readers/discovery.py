@@ -1,0 +1,199 @@
+"""Readers of what discovery holds, and of what the stores behind it answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, cast
+
+from dynamo_core.client.models import Models
+from dynamo_core.client.thresholds import ThresholdBook
+from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core.contracts.thresholds import PREFILL_TOKENS, Thresholds
+from dynamo_core.directory.fanout import Fanout
+from dynamo_core.errors import CannotConnect
+from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol.records import CARDS, INSTANCES, EventSource, Instance, ModelCard, RuntimeConfig
+from dynamo_core.telemetry.metrics import Metrics
+
+from tests.architecture.bad_bytes import json_bodies, plain_bodies
+from tests.architecture.readers.registry import Feed, reader, says, to_json
+
+CARD = ModelCard(
+    name="m",
+    instance_id=1,
+    model_types=["chat"],
+    context_length=100,
+    kv_cache_block_size=16,
+    needs=[["decode"]],
+    runtime_config=RuntimeConfig(total_kv_blocks=10, data_parallel_size=2, runtime_data={"a": {"b": [1]}}),
+)
+INSTANCE = Instance(instance_id=1, address={"tcp": "127.0.0.1:1/" + "0" * 32}, pid=1, host="h", worker="w")
+
+
+def _models() -> Models:
+    nothing = cast(Any, None)
+    return Models(
+        discovery=nothing, pipeline=nothing, caller=nothing, make_router=nothing, announce=lambda *a, **k: None
+    )
+
+
+@reader("dynamo_core.protocol.cards:_cards msgspec.json.Decoder", good=[to_json(CARD)])
+async def cards() -> AsyncGenerator[Feed, None]:
+    models = _models()
+    yield lambda data: models._apply(WatchEvent(WatchKind.PUT, CARDS + "card", data), set())
+    assert models._workers["card"].card == CARD
+    await models.aclose()
+
+
+@reader("dynamo_core.protocol.cards:_instances msgspec.json.Decoder", good=[to_json(INSTANCE)])
+async def instances() -> AsyncGenerator[Feed, None]:
+    models = _models()
+    yield lambda data: models._apply(WatchEvent(WatchKind.PUT, INSTANCES + "instance", data), set())
+    assert models._workers["instance"].instance == INSTANCE
+    await models.aclose()
+
+
+@reader("dynamo_core.client.thresholds:_decoder msgspec.json.Decoder", good=[b"7"])
+async def thresholds() -> AsyncGenerator[Feed, None]:
+    book = ThresholdBook(
+        cast(Any, None), "dynamo", common=Thresholds(), models={}, armed=True, changed=lambda model: None
+    )
+    yield lambda data: book._take(book._key("m", PREFILL_TOKENS), data, set())
+    assert book.of("m").active_prefill_tokens_threshold == 7
+
+
+@reader(bodies=json_bodies, good=[b"{}"])
+async def stores() -> AsyncGenerator[Feed, None]:
+    """What every discovery tells its watches, whatever the store holds: keys here, values of any kind."""
+    fanout = Fanout()
+
+    def feed(data: bytes) -> None:
+        key = data.decode(errors="surrogateescape")
+        fanout.tell([WatchEvent(WatchKind.PUT, key, b"1"), WatchEvent(WatchKind.PUT, "k", data * 2)], synced=True)
+
+    yield feed
+    assert fanout.records["k"] == b"{}{}"
+    assert all(len(key.encode()) <= 1024 for key in fanout.records)
+
+
+SOURCE = EventSource(subject="s", source=7, address={"inproc": "x"})
+
+
+@reader("dynamo_plugin_transport_tcp.events:_record msgspec.json.Decoder", good=[to_json(SOURCE)])
+async def event_sources() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_transport_tcp.events import _Subscriber
+
+    subscriber = _Subscriber("s", cast(Any, None), 10, Metrics().counter("n", "n").labels())
+    yield lambda data: subscriber._changed(WatchEvent(WatchKind.PUT, "key", data))
+    assert set(subscriber._sources) == {"key"}
+    await subscriber.aclose()
+
+
+@reader(bodies=plain_bodies, good=[b"1:x"])
+async def records_in_redis() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_discovery_redis.config import RedisConfig
+    from dynamo_plugin_discovery_redis.reader import Reader as RedisReader
+    from dynamo_plugin_discovery_redis.reader import _number
+
+    redis = RedisReader(RedisConfig())
+    held: list[Any] = []
+
+    def feed(data: bytes) -> None:
+        _number(data)
+        held[:] = [redis._held([b"", data, b"key", data, data, b"1:x"])]
+
+    yield feed
+    assert held[0].records["key"] == (1, b"x")
+    await redis.aclose()
+
+
+@reader(bodies=plain_bodies, good=[b"dynamo-record"], raises=[ValueError])
+async def records_in_files() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_discovery_file.record import Record, decode, decode_lease, encode
+
+    def feed(data: bytes) -> None:
+        with suppress(ValueError):
+            decode_lease(data)
+        decode(encode(Record("a", b"x", 0)) if data.startswith(b"dynamo") else data)
+
+    yield feed
+
+
+ANSWER = to_json({"header": {"revision": "1"}, "result": {"events": []}})
+
+
+@reader("dynamo_plugin_discovery_etcd.client:Client._post reading.read_json", good=[ANSWER], raises=[CannotConnect])
+async def etcd_answers() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_discovery_etcd.client import Client
+    from dynamo_plugin_discovery_etcd.config import EtcdConfig
+
+    async with says() as (url, say):
+        client = Client(EtcdConfig(endpoints=(url,)), None)
+
+        async def feed(data: bytes) -> None:
+            say(data)
+            await client.ask("/v3/kv/range", {})
+
+        yield feed
+        await client.aclose()
+
+
+@reader(
+    "dynamo_plugin_discovery_etcd.client:Messages._message reading.read_json", good=[ANSWER], raises=[CannotConnect]
+)
+async def etcd_watches() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_discovery_etcd.client import Messages
+
+    yield Messages("http://etcd", cast(Any, None))._message
+
+
+LEASE = {
+    "kind": "Lease",
+    "metadata": {
+        "name": "l",
+        "uid": "u",
+        "resourceVersion": "1",
+        "labels": {"discovery.dynamo/lease": "1"},
+        "annotations": {"discovery.dynamo/key": "k"},
+    },
+    "spec": {"leaseDurationSeconds": 5, "renewTime": "2024-01-01T00:00:00.000000Z"},
+    "binaryData": {"value": "eA=="},
+}
+
+
+@reader("dynamo_plugin_discovery_kubernetes.client:Client._object reading.read_json", good=[to_json(LEASE)])
+async def kubernetes_answers() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_discovery_kubernetes.access import Access, Token
+    from dynamo_plugin_discovery_kubernetes.client import Client
+
+    async with says() as (url, say):
+        client = Client(Access(url, "ns", "p", Token(None, None, "token"), None), 5.0)
+
+        async def feed(data: bytes) -> None:
+            say(data)
+            with suppress(CannotConnect):
+                await client.ask("GET", "/x")
+
+        yield feed
+        await client.aclose()
+
+
+@reader(
+    "dynamo_plugin_discovery_kubernetes.client:_event reading.read_json",
+    "dynamo_plugin_discovery_kubernetes.objects:record_fact base64.b64decode",
+    good=[to_json({"type": "ADDED", "object": LEASE})],
+    raises=[Unreadable],
+)
+async def kubernetes_objects() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_discovery_kubernetes.client import _event
+    from dynamo_plugin_discovery_kubernetes.objects import lease_fact, lease_number, record_fact
+
+    facts: list[Any] = []
+
+    def feed(data: bytes) -> None:
+        item = _event(data)["object"]
+        facts[:] = [lease_fact(item), record_fact(item), lease_number(item)]
+
+    yield feed
+    assert (facts[0].ttl, facts[1].value, facts[2]) == (5.0, b"x", 1)

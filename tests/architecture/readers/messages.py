@@ -1,0 +1,86 @@
+"""Readers of what workers and frontends tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+from dynamo_core.client.board import LoadBoard
+from dynamo_core.client.load_share import LoadTalk
+from dynamo_core.client.monitor import WorkerMonitor
+from dynamo_core.protocol.events import (
+    ActiveLoad,
+    KvBlock,
+    KvEvent,
+    KvStored,
+    PlacedLoad,
+    PlacedLoads,
+    RouterEvent,
+)
+from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.router.harness import Fleet
+from dynamo_core.wire.messages import encode as pack
+
+from tests.architecture.bad_bytes import msgpack_bodies
+from tests.architecture.readers.registry import Feed, reader
+
+LOADS = pack([ActiveLoad(worker_id=1, active_decode_blocks=3)])
+
+
+@reader(
+    "dynamo_core.client.monitor:_decoder msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+    good=[LOADS],
+    raises=[Unreadable],
+)
+async def loads() -> AsyncGenerator[Feed, None]:
+    monitor = WorkerMonitor(LoadBoard(), cast(Any, None), cast(Any, None))
+    yield lambda data: monitor.hear(data, 0.0)
+    assert monitor.load(1, 0).active_decode_blocks == 3
+
+
+PLACED = pack(PlacedLoads(5, 2**62, True, [PlacedLoad(1, 0, 2, 3, 4)]))
+
+
+@reader(
+    "dynamo_core.client.load_share:_decoder msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+    good=[PLACED],
+    raises=[Unreadable],
+)
+async def placed_loads() -> AsyncGenerator[Feed, None]:
+    board = LoadBoard()
+    talk = LoadTalk(board)
+    yield lambda data: talk.hear(data, 0.0)
+    assert board.others.blocks(1, 0) >= 4
+
+
+STORED = pack([RouterEvent(1, KvEvent(0, KvStored([KvBlock(1, 2)], None)), 1)])
+
+
+@reader(
+    "dynamo_plugin_router_kv.router:_decoder msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+    good=[STORED, pack([RouterEvent(1, KvEvent(1, KvStored([KvBlock(3, 4)], 1)), 1)])],
+)
+async def kv_events() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_router_kv.config import KvConfig
+    from dynamo_plugin_router_kv.router import KvRouter
+
+    fleet = Fleet(lambda services: KvRouter(KvConfig(), services), 5.0)
+    fleet.add(1)
+    router = cast(KvRouter, fleet.router)
+    yield lambda data: router._hear(1, data)
+    assert router._index.blocks > 0
+    await router.aclose()
+
+
+@reader("dynamo_core.wire.brokered.events:_events msgspec.msgpack.Decoder", bodies=msgpack_bodies)
+async def brokered_events() -> AsyncGenerator[Feed, None]:
+    from dynamo_core.wire.brokered.events import _Subscriber
+
+    subscriber = _Subscriber("s", 10_000, Metrics().counter("n", "n").labels())
+    yield lambda data: subscriber.receive("", data, "")
+    subscriber.receive("", pack((1, [(2, b"x")])), "")
+    assert subscriber._events[-1] == (1, 2, b"x")

@@ -86,6 +86,22 @@ workers:
             "workers: {My-GPU: {model: {name: m}, engine: {use: vllm}}}",
             "config.yaml:1: workers.My-GPU: a worker's name may hold only a-z, 0-9 and _",
         ),
+        (
+            'workers:\n  mock:\n    model: {name: "m\\u202egnp"}\n    engine: {use: e}',
+            "config.yaml:3: workers.mock.model.name: has characters that do not show: m\\u202egnp",
+        ),
+        (
+            'workers:\n  mock:\n    model: {name: "\\e[2J"}\n    engine: {use: e}',
+            "config.yaml:3: workers.mock.model.name: has characters that do not show: \\x1b[2J",
+        ),
+        (
+            f"workers:\n  mock:\n    model: {{name: {'x' * 60_000}}}\n    engine: {{use: e}}",
+            "config.yaml:3: workers.mock.model.name: has 60000 characters, more than 256: " + "x" * 20 + "…",
+        ),
+        (
+            "workers:\n  mock:\n    model: {name: '  '}\n    engine: {use: e}",
+            "config.yaml:3: workers.mock.model.name: is blank",
+        ),
         ("workers:\n  mock:", "config.yaml:2: workers.mock.model: is missing; it has no default"),
         (
             "workers:\n  mock:\n    model: {}\n    engine: {use: e}",

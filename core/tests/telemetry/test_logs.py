@@ -77,13 +77,13 @@ def test_nobody_can_forge_a_line_or_steer_a_terminal(as_json: bool) -> None:
     stream = io.StringIO()
     logs.configure("info", json=as_json, stream=stream)
 
-    evil = "a\r\nfake line \x1b[2J\x9b1m\u2028\x00\ud800"
+    evil = "a\r\nfake line \x1b[2J\x9b1m\u2028\x00\ud800\u202etxt\u2066\u200f"
     log.info("model %s", evil, extra={"fields": {"x": evil}})
     logs.shutdown()
 
     text = stream.getvalue()
     assert text.count("\n") == 1
-    assert not any(char in text for char in "\r\x1b\x9b\u2028\x00\ud800")
+    assert not any(char in text for char in "\r\x1b\x9b\u2028\x00\ud800\u202e\u2066\u200f")
 
 
 def test_a_traceback_stays_with_its_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.discovery import WatchKind
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
-from dynamo_core.errors import BackendError, CannotConnect, InvalidArgument
+from dynamo_core.errors import BackendError, CannotConnect, ConfigError, InvalidArgument
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.worker.worker import Worker, WorkerLimits, WorkerState
@@ -314,3 +315,33 @@ async def test_the_times_of_start_drain_and_cleanup_are_gauges(ground: Any) -> N
     assert values["dynamo_component_model_load_time_seconds"] > 0
     assert values["dynamo_component_drain_time_seconds"] > 0
     assert values["dynamo_component_cleanup_time_seconds"] > 0
+
+
+@pytest.mark.parametrize("name", ["m\u202egnp.exe", "\x1b[2J", "x" * 60_000, " "])
+async def test_a_worker_whose_engine_gives_its_model_a_name_that_cannot_be_shown_refuses_to_start(
+    ground: Any, name: str
+) -> None:
+    class Named(Ready):
+        def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
+            super().__init__(config, worker)
+            self.answer = EngineConfig(model=name)
+
+    worker = ground.worker(Named)
+    with pytest.raises(ConfigError, match=r"^workers\.w\.model\.name: ") as refused:
+        await worker.start()
+
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 1000
+    assert worker.state is WorkerState.STOPPED
+    async with aclosing(ground.discovery.watch("v1/")) as events:
+        assert (await anext(events)).kind is WatchKind.SYNCED
+
+
+async def test_a_worker_whose_engine_says_what_no_frontend_could_read_refuses_to_start(ground: Any) -> None:
+    class Odd(Ready):
+        def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
+            super().__init__(config, worker)
+            self.answer = EngineConfig(model="m", data_parallel_size=0)
+
+    with pytest.raises(InvalidArgument, match="data_parallel_size is 0"):
+        await ground.worker(Odd).start()

@@ -28,12 +28,7 @@ def read_card(data: bytes) -> ModelCard:
     """
     card = read(_cards, data)
     _check_proto(card.proto)
-    try:
-        check_model_name(card.name)
-    except ValueError as error:
-        raise Unreadable(f"its model's name {error}") from None
-    _check_numbers(card)
-    check_depth(card.runtime_config.runtime_data)
+    check_card(card)
     return card
 
 
@@ -46,6 +41,20 @@ def read_instance(data: bytes) -> Instance:
     instance = read(_instances, data)
     _check_proto(instance.proto)
     return instance
+
+
+def check_card(card: ModelCard) -> None:
+    """Refuses what frontends could not work with.
+
+    Raises:
+        Unreadable: the name, a number, or how deeply `runtime_data` is nested.
+    """
+    try:
+        check_model_name(card.name)
+    except ValueError as error:
+        raise Unreadable(f"its model's name {error}") from None
+    _check_numbers(card)
+    check_depth(card.runtime_config.runtime_data)
 
 
 def check_model_name(name: str) -> None:

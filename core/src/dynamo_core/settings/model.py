@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticKnownError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dynamo_core.contracts.engine import DisaggregationMode
 from dynamo_core.errors import BackendError
+from dynamo_core.protocol.cards import check_model_name
 
 
 def _not_a_bool(value: object) -> object:
@@ -46,6 +47,11 @@ def _mode(value: object) -> object:
         return DisaggregationMode.parse(value).value
     except BackendError as error:
         raise ValueError(str(error)) from error
+
+
+def _showable(value: str) -> str:
+    check_model_name(value)
+    return value
 
 
 def _split(value: object) -> object:
@@ -367,7 +373,9 @@ class ModelSettings(BaseModel):
 
     model_config = _STRICT
 
-    name: Text = Field(description="The model's public name.")
+    name: Annotated[Text, AfterValidator(_showable)] = Field(
+        description="The model's public name: at most 256 characters, none of them invisible."
+    )
     path: Text | None = Field(
         default=None, description="A folder in the Hugging Face layout; null means no files and the byte tokenizer."
     )

@@ -26,16 +26,18 @@ from dynamo_core.contracts.engine import PROGRESS, EngineConfig, LLMEngine, Work
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.transport import Served, Transport
-from dynamo_core.errors import BackendError, DynamoError, ResponseTimeout, as_backend_error
+from dynamo_core.errors import BackendError, ConfigError, DynamoError, ResponseTimeout, as_backend_error
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.cards import check_card, check_model_name
 from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.adapter import EngineAdapter
 from dynamo_core.worker.canary import Beats, Canary, HealthCheck, probe
-from dynamo_core.worker.card import make_card, make_instance
+from dynamo_core.worker.card import make_card, make_instance, public_name
 from dynamo_core.worker.gate import CapacityGate
 from dynamo_core.worker.metrics import WorkerMetrics
 from dynamo_core.worker.model_files import ModelFiles, read_files
@@ -319,7 +321,7 @@ class Worker:
             with self._in("start"):
                 engine_config = await self._engine.start(worker_id)
             self._worker_metrics.loaded(time.perf_counter() - begun)
-            _check(engine_config)
+            _check(self._config, engine_config)
             await self._engine.setup_metrics(self._metrics)
             await self._publishers.start(
                 self._engine,
@@ -349,6 +351,10 @@ class Worker:
         adapter = self._adapter(lease, engine_config, gate, self._worker_metrics)
         model_files = ModelFiles(files)
         card = make_card(lease.id, self._config, engine_config, model_files.listing())
+        try:
+            check_card(card)
+        except Unreadable as error:
+            raise BackendError.InvalidArgument(f"EngineConfig cannot be told to frontends: {error}") from None
         request = await self._probe_request(card, files)
         generate: Handler = adapter.generate
         if request is not None:
@@ -503,10 +509,14 @@ class Worker:
             self._metrics.unbridge()
 
 
-def _check(engine_config: EngineConfig) -> None:
+def _check(config: WorkerConfig, engine_config: EngineConfig) -> None:
     """Refuses what nobody could be served with."""
     if not engine_config.model:
         raise BackendError.InvalidArgument("EngineConfig.model is empty")
+    try:
+        check_model_name(public_name(config, engine_config))
+    except ValueError as error:
+        raise ConfigError(f"workers.{config.worker}.model.name: {error}; give the model another name") from None
     if engine_config.model_input not in _MODEL_INPUTS:
         raise BackendError.InvalidArgument(
             f"EngineConfig.model_input is {engine_config.model_input!r}; it must be one of {', '.join(_MODEL_INPUTS)}"

@@ -45,6 +45,29 @@ def test_a_damaged_file_is_a_miss_and_is_removed(
     assert "damaged" in caplog.text
 
 
+@pytest.mark.parametrize("size", [0, 1, 99, 100_000])
+def test_a_card_that_lies_about_a_files_size_does_not_touch_what_another_cards_checksum_names(
+    folder: Path, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, file = ModelCache(folder), described(b"{}")
+    cache.put(file, b"{}")
+
+    assert cache.get(ModelFile("tokenizer.json", size, file.sha256)) is None
+
+    assert cache.get(file) == b"{}"
+    assert "damaged" not in caplog.text
+
+
+def test_a_file_that_is_larger_than_the_whole_cache_is_removed_without_being_read(folder: Path) -> None:
+    cache, file = ModelCache(folder, limit=10), described(b"{}")
+    cache.put(file, b"{}")
+    os.truncate(folder / file.sha256, 2**40)
+
+    assert cache.get(file) is None
+
+    assert not (folder / file.sha256).exists()
+
+
 def test_a_link_in_the_cache_is_not_followed(folder: Path, tmp_path: Path) -> None:
     cache, file = ModelCache(folder), described(b"{}")
     (tmp_path / "secret").write_bytes(b"{}")

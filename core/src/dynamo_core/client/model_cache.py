@@ -50,16 +50,19 @@ class ModelCache:
         return cls(caches / "dynamo-core" / "model-files")
 
     def get(self, file: ModelFile) -> bytes | None:
-        """The content of a file; None if it is not here. A damaged one is removed.
+        """The content of a file; None if it is not here, or of another size. A damaged one is removed.
+
+        What is damaged its checksum decides: a card that lies about the size must not cost others the file.
 
         `file.sha256` must have been checked to be 64 hexadecimal digits: it is used as a name.
         """
         path = self._folder / file.sha256
         try:
-            data = self._read(path, file.size)
-            if data is not None and hashlib.sha256(data).hexdigest() == file.sha256:
+            sound, data = self._read(path, file)
+            if data is not None:
                 # The time says when it was used last.
                 os.utime(path)
+            if sound:
                 return data
             log.warning("cached model file %s is damaged and is fetched again", path)
             path.unlink(missing_ok=True)
@@ -84,15 +87,20 @@ class ModelCache:
                 part.unlink(missing_ok=True)
             self._warn(error)
 
-    @staticmethod
-    def _read(path: Path, size: int) -> bytes | None:
+    def _read(self, path: Path, wanted: ModelFile) -> tuple[bool, bytes | None]:
+        """Whether a file has the content that its name says; and the content, if it has the size that is wanted."""
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(file.fileno())
-            # Looked at before anything is read: a wrong size needs no memory.
-            if not stat.S_ISREG(status.st_mode) or status.st_size != size:
-                return None
-            return file.read(size)
+            # Looked at before anything is read: no more is ever kept.
+            if not stat.S_ISREG(status.st_mode) or status.st_size > self._limit:
+                return False, None
+            if status.st_size != wanted.size:
+                # Read bit by bit, as it is not asked for.
+                return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256, None
+            data = file.read(wanted.size)
+        sound = hashlib.sha256(data).hexdigest() == wanted.sha256
+        return sound, data if sound else None
 
     @staticmethod
     def _write(path: Path, data: bytes) -> None:

@@ -22,7 +22,7 @@ from dynamo_core.contracts.router import Router
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol.cards import read_card, read_instance
 from dynamo_core.protocol.left_out import LeftOut
-from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol.reading import Unreadable, shown
 from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
 from dynamo_core.tasks import TaskSet
 from dynamo_core.text.load import load_tokenizer
@@ -143,7 +143,7 @@ class Models:
             raise Unavailable(f"no worker serves the model {name!r} now")
         if not self._models:
             raise Unavailable("no worker is registered now")
-        raise ModelNotFound(f"the model {name!r} does not exist")
+        raise ModelNotFound(f"the model '{shown(name)}' does not exist")
 
     def list(self) -> Sequence[Model]:
         """All models, by name."""

@@ -141,9 +141,37 @@ def _fields() -> Iterator[Hostile]:
     yield from (
         chat("chat_template_kwargs", value) for value in ("1", "[]", '{"messages": []}', '{"chat_template": "x"}')
     )
+    yield from _notes()
+    yield from (chat(field, json.dumps("x" * 65)) for field in ("safety_identifier", "prompt_cache_key"))
+    yield from (chat(field, json.dumps("x" * 513)) for field in ("user", "cache_salt"))
+    yield chat("stop", json.dumps("x" * 4097))
+    yield chat("stop", json.dumps(["x", "x" * 4097]))
+    yield chat("guided_choice", json.dumps(["x"] * 4097))
+    yield chat("guided_regex", json.dumps("x" * 70_000))
+    yield chat("structured_outputs", json.dumps({"regex": "x" * 70_000}), "structured_outputs.regex")
+    yield chat("structured_outputs", json.dumps({"choice": ["x"] * 4097}), "structured_outputs.choice")
+    yield chat("chat_template_kwargs", json.dumps({f"k{number}": 1 for number in range(300)}))
     yield chat("chat_template", '"{{ 1 }}"')
     yield chat("__class__", "1")
     yield chat("no_such_field", deep("[", "]", 50))
+
+
+def _notes() -> Iterator[Hostile]:
+    bounds = "at most 16 pairs are allowed, with keys of at most 64 characters and texts of at most 512 characters"
+    refused: tuple[Any, ...] = (
+        {str(number): "x" for number in range(17)},
+        {str(number): "x" for number in range(9_000)},
+        {"k" * 65: "x"},
+        {"k": "x" * 513},
+        {"k": 1},
+        {"k": {}},
+        ["k"],
+        "k",
+        1,
+    )
+    for notes in refused:
+        yield chat("metadata", json.dumps(notes), says=bounds)
+        yield complete("metadata", json.dumps(notes), says=bounds)
 
 
 def _conversations() -> Iterator[Hostile]:
@@ -223,7 +251,19 @@ def _large_bodies() -> Iterator[Hostile]:
     yield whole("45 MB of numbers", around(b'{"prompt": [', b"1,", b"1]}"), "too many", field="prompt")
     yield whole("45 MB of texts", around(b'{"stop": [', b'"",', b'""]}'), "too many", field="stop")
     yield whole("45 MB of names", around(b'{"logit_bias": {', b'"1":1,', b'"1":1}}'), "too many", field="logit_bias")
-    yield whole("45 MB of quotes", around(b"", b'"', b""), "malformed")
+    yield whole(
+        "999,000 notes",
+        lambda: b'{"model": "m", "metadata": {' + b",".join(b'"%d":1' % number for number in range(999_000)) + b"}}",
+        "at most 16 pairs are allowed",
+        field="metadata",
+    )
+    yield whole(
+        "999,000 names in as many variables",
+        lambda: b'{"chat_template_kwargs": {' + b",".join(b'"%d":1' % number for number in range(999_000)) + b"}}",
+        "too many texts",
+        field="chat_template_kwargs",
+    )
+    yield whole("45 MB of quotes", around(b"", b'"', b""), "too many")
     yield whole("45 MB of backslashes", around(b'{"model": "', b"\\\\", b'"}'), "messages", field="messages")
     yield whole(
         "45 MB in a text of the wrong type",

@@ -147,7 +147,7 @@ def treatment(path: str, field: str) -> str | None:
     endpoint = ENDPOINTS[path]
     accepts = endpoint.PASSIVE.get(field)
     if accepts is not None:
-        return REFUSED if schema_of(accepts) else WITHOUT_EFFECT
+        return REFUSED if "enum" in schema_of(accepts) else WITHOUT_EFFECT
     if field == "user":
         return WITHOUT_EFFECT
     return HONOURED if field in endpoint.BODY.__struct_fields__ else None

@@ -108,7 +108,7 @@ def _close(schema: dict[str, Any], passive: Mapping[str, Accepts]) -> None:
     properties = schema["properties"]
     for name, accepts in passive.items():
         limits = schema_of(accepts)
-        note = {"description": _NO_WISH if limits else _NO_EFFECT}
+        note = {"description": _NO_WISH if "enum" in limits else _NO_EFFECT}
         # A field may be read, and have no effect but for engines that take text.
         properties[name] = {**properties.get(name, {}), **limits, **note}
     schema["additionalProperties"] = False

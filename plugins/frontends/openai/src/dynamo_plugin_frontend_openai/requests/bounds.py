@@ -14,6 +14,8 @@ import msgspec
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol.reading import UNREADABLE
 
+from dynamo_plugin_frontend_openai.requests.limits import MAX_COMMAS, PAIRS
+
 #: Up to this many bytes a body is read at once; decoding a larger one is left to a thread.
 INLINE = 64 * 1024
 #: Lists and objects inside each other, the body itself being the first.
@@ -24,14 +26,6 @@ MAX_CONTAINERS = 50_000
 MAX_STRINGS = 250_000
 #: Values in lists and objects; a prompt may be given as that many token ids.
 MAX_VALUES = 1_000_000
-
-#: The most entries of a field that is a list or an object.
-MAX_ENTRIES = {
-    "messages": 4096,
-    "logit_bias": 4096,
-    "stop_token_ids": 4096,
-    "bad_words_token_ids": 4096,
-}
 
 _DEEP = f"is nested too deeply: at most {MAX_DEPTH} lists and objects inside each other are allowed"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -61,7 +55,9 @@ def check_bounds(body: bytes) -> None:
         InvalidArgument: it is out of bounds; `field` is the field of the body that is, if that can be told.
     """
     openings = body.count(b"[") + body.count(b"{")
-    if openings <= MAX_DEPTH and (len(body) <= INLINE or body.count(b",") <= MAX_VALUES):
+    if len(body) > INLINE:
+        _check_notes(body)
+    if openings <= MAX_DEPTH and (len(body) <= INLINE or _has_few(body)):
         # As many in texts as outside of them: it is enough that they are few.
         return
     try:
@@ -71,6 +67,23 @@ def check_bounds(body: bytes) -> None:
     except _TooMany as error:
         field = _largest_field(body)
         raise InvalidArgument(f"Validation: {field or 'The body'} has {error}", field=field) from None
+
+
+def _has_few(body: bytes) -> bool:
+    return body.count(b",") <= MAX_VALUES and body.count(b'"') <= 2 * MAX_STRINGS
+
+
+def _check_notes(body: bytes) -> None:
+    """Refuses more notes of the client than there may be by their bytes: none of them is made."""
+    if b'"metadata"' not in body:
+        return
+    try:
+        notes = bytes(msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("metadata", b""))
+    except UNREADABLE:
+        # What is wrong with it is told by those who look at all of it.
+        return
+    if notes.startswith(b"{") and notes.count(b",") > MAX_COMMAS:
+        raise InvalidArgument(f"Validation: metadata has too many pairs: {PAIRS}", field="metadata")
 
 
 def _measure(text: bytes) -> tuple[int, int]:
@@ -100,18 +113,6 @@ def _check_sums(containers: int, values: int) -> None:
         raise _TooMany("values", MAX_VALUES)
     if containers > MAX_CONTAINERS:
         raise _TooMany("lists and objects", MAX_CONTAINERS)
-
-
-def check_entries(raw: dict[str, Any]) -> None:
-    """Checks how many entries fields have, before any is looked at.
-
-    Raises:
-        InvalidArgument: naming the field.
-    """
-    for name, most in MAX_ENTRIES.items():
-        value = raw.get(name)
-        if isinstance(value, list | dict) and len(value) > most:
-            raise InvalidArgument(f"Validation: {name} must have at most {most} entries, got {len(value)}", field=name)
 
 
 def check_arguments(raw: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: The most choices one request may ask for, over all its prompts.
 MAX_CHOICES = 128
 MAX_STOPS = 32
+#: Characters of one stop string: what may be the beginning of one is held back.
+MAX_STOP = 4096
 _MAX_TOKEN_ID = 2**32 - 1
 
 
@@ -217,6 +219,8 @@ def _check_stop(stop: str | Sequence[str] | None) -> None:
     if isinstance(stop, str):
         if not stop:
             raise invalid("Stop sequence cannot be empty", "stop")
+        if len(stop) > MAX_STOP:
+            raise invalid(f"Stop sequence must have at most {MAX_STOP} characters, got {len(stop)}", "stop")
         return
     if not stop:
         raise invalid("Stop sequences array cannot be empty", "stop")
@@ -225,6 +229,10 @@ def _check_stop(stop: str | Sequence[str] | None) -> None:
     for index, text in enumerate(stop):
         if not text:
             raise invalid(f"Stop sequence at index {index} cannot be empty", "stop")
+        if len(text) > MAX_STOP:
+            raise invalid(
+                f"Stop sequence at index {index} must have at most {MAX_STOP} characters, got {len(text)}", "stop"
+            )
 
 
 def _check_logit_bias(biases: dict[str, float] | None) -> None:

@@ -11,6 +11,7 @@ from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.request import GuidedDecodingOptions
 
 from dynamo_plugin_frontend_openai.requests.decode import object_of, schema_error
+from dynamo_plugin_frontend_openai.requests.limits import MAX_CHARACTERS, MAX_ENTRIES
 
 if TYPE_CHECKING:
     from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
@@ -176,12 +177,17 @@ def _schema(value: str | dict[str, Any] | None, field: str) -> dict[str, Any]:
 def _filled(value: str | None, field: str) -> str:
     if not value:
         raise _invalid(f"{field} cannot be empty", field)
+    most = MAX_CHARACTERS["guided_" + field.rpartition(".")[2].removeprefix("guided_")]
+    if len(value) > most:
+        raise _invalid(f"{field} must have at most {most} characters, got {len(value)}", field)
     return value
 
 
 def _choice(value: list[str] | None, field: str) -> list[str]:
     if not value or not all(value):
         raise _invalid(f"{field} needs at least one answer, and none may be empty", field)
+    if len(value) > MAX_ENTRIES["guided_choice"]:
+        raise _invalid(f"{field} must have at most {MAX_ENTRIES['guided_choice']} entries, got {len(value)}", field)
     return value
 
 

@@ -12,7 +12,8 @@ from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol.reading import UNREADABLE, read, shown
 
 from dynamo_plugin_frontend_openai.errors import HttpFault
-from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds, check_entries
+from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds
+from dynamo_plugin_frontend_openai.requests.limits import check_limits
 from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -93,7 +94,7 @@ def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
     Raises:
         InvalidArgument: a field is missing or of another type; `field` is its path.
     """
-    check_entries(raw)
+    check_limits(raw)
     check_arguments(raw)
     try:
         return msgspec.convert(raw, cls)

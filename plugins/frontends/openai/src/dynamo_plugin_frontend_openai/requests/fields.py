@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol.reading import shown
 
+from dynamo_plugin_frontend_openai.requests import limits
+
 Accepts: TypeAlias = Callable[[Any], bool]
 
 
@@ -29,20 +31,49 @@ class _OneOf:
         return any(value is known or (type(value) is type(known) and value == known) for known in self.values)
 
 
+class _Text:
+    """Accepts a text of so many characters."""
+
+    def __init__(self, most: int) -> None:
+        self.schema = {"type": ["string", "null"], "maxLength": most}
+        self._most = most
+
+    def __call__(self, value: Any) -> bool:
+        return value is None or (isinstance(value, str) and len(value) <= self._most)
+
+
+class _Notes:
+    """Accepts pairs of texts; how many, `requests.limits` says."""
+
+    schema: Mapping[str, Any] = {
+        "type": ["object", "null"],
+        "maxProperties": limits.MAX_PAIRS,
+        "propertyNames": {"maxLength": limits.MAX_KEY},
+        "additionalProperties": {"type": ["string", "null"], "maxLength": limits.MAX_VALUE},
+    }
+
+    def __call__(self, value: Any) -> bool:
+        return value is None or isinstance(value, dict)
+
+
 _one_of = _OneOf
 _nothing = _OneOf(None)
 
 
 def schema_of(accepts: Accepts) -> dict[str, Any]:
     """What such a field may hold, as a JSON Schema."""
+    if isinstance(accepts, _Text | _Notes):
+        return dict(accepts.schema)
     return {"enum": list(accepts.values)} if isinstance(accepts, _OneOf) else {}
 
 
 #: Fields of both kinds of request.
 _COMMON: dict[str, Accepts] = {
-    "metadata": _anything,  # the client's own notes
-    "safety_identifier": _anything,  # identifies the end user; nothing here acts on it
-    "prompt_cache_key": _anything,  # a hint for a cache that finds its prefixes by content here
+    "metadata": _Notes(),  # the client's own
+    "safety_identifier": _Text(limits.MAX_CHARACTERS["safety_identifier"]),  # identifies the end user
+    "prompt_cache_key": _Text(
+        limits.MAX_CHARACTERS["prompt_cache_key"]
+    ),  # a hint for a cache that finds its prefixes by content here
     "prompt_cache_retention": _anything,
     "prompt_cache_options": _anything,
     "service_tier": _one_of(None, "auto", "default"),
@@ -99,7 +130,7 @@ MESSAGES: Mapping[str, Accepts] = {
     **COUNT_TOKENS,
     "container": _nothing,
     "inference_geo": _nothing,
-    "metadata": _anything,  # identifies the end user; nothing here acts on it
+    "metadata": _Notes(),  # identifies the end user; nothing here acts on it
     "service_tier": _one_of(None, "auto", "standard_only"),
 }
 
@@ -110,9 +141,9 @@ RESPONSES: Mapping[str, Accepts] = {
     "max_tool_calls": _anything,  # counts calls of tools that a server runs itself; there are none
     "previous_response_id": _nothing,
     "prompt": _nothing,
-    "prompt_cache_key": _anything,
+    "prompt_cache_key": _COMMON["prompt_cache_key"],
     "prompt_cache_retention": _anything,
-    "safety_identifier": _anything,
+    "safety_identifier": _COMMON["safety_identifier"],
     "service_tier": _one_of(None, "auto", "default"),
     "store": _one_of(None, False),
     "top_logprobs": _one_of(None, 0),

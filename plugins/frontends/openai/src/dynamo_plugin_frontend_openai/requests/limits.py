@@ -1,0 +1,90 @@
+"""How much single fields may hold, as the official APIs have it or, where they are silent, as any client could need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol.reading import shown
+
+#: Pairs of `metadata`, and characters of a key and of a value.
+MAX_PAIRS = 16
+MAX_KEY = 64
+MAX_VALUE = 512
+#: All that, in words.
+PAIRS = (
+    f"at most {MAX_PAIRS} pairs are allowed, with keys of at most {MAX_KEY} characters "
+    f"and texts of at most {MAX_VALUE} characters as values"
+)
+#: Commas that an object within these bounds can have, those in its texts among them.
+MAX_COMMAS = MAX_PAIRS * (1 + MAX_KEY + MAX_VALUE)
+
+#: The most characters of fields that are texts.
+MAX_CHARACTERS = {
+    "cache_salt": 512,
+    "guided_grammar": 256 * 1024,
+    "guided_regex": 64 * 1024,
+    "guided_whitespace_pattern": 1024,
+    "prompt_cache_key": 64,
+    "safety_identifier": 64,
+    "user": 512,
+}
+
+#: The most entries of fields that are lists or objects.
+MAX_ENTRIES = {
+    "allowed_token_ids": 262_144,
+    "bad_words_token_ids": 4096,
+    "cache_control": 16,
+    "chat_template_args": 256,
+    "chat_template_kwargs": 256,
+    "guided_choice": 4096,
+    "logit_bias": 4096,
+    "messages": 4096,
+    "prompt_cache_options": 16,
+    "stop_token_ids": 4096,
+}
+
+
+def check_limits(raw: Mapping[str, Any]) -> None:
+    """Checks how much fields hold, before any is looked at or copied.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    for name, most in MAX_ENTRIES.items():
+        value = raw.get(name)
+        if isinstance(value, list | dict) and len(value) > most:
+            raise _invalid(f"{name} must have at most {most} entries, got {len(value)}", name)
+    for name, most in MAX_CHARACTERS.items():
+        value = raw.get(name)
+        if isinstance(value, str) and len(value) > most:
+            raise _invalid(f"{name} must have at most {most} characters, got {len(value)}", name)
+    check_pairs(raw.get("metadata"))
+
+
+def check_pairs(metadata: Any) -> None:
+    """Checks the client's own notes.
+
+    Raises:
+        InvalidArgument: they are no object of texts, or out of bounds.
+    """
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict):
+        raise _invalid(f"metadata must be an object: {PAIRS}", "metadata")
+    if len(metadata) > MAX_PAIRS:
+        raise _invalid(f"metadata has {len(metadata)} pairs: {PAIRS}", "metadata")
+    for key, value in metadata.items():
+        if len(key) > MAX_KEY:
+            raise _invalid(f"metadata has a key of {len(key)} characters, '{shown(key, 20)}': {PAIRS}", "metadata")
+        if value is not None and not isinstance(value, str):
+            raise _invalid(f"metadata has a value that is no text, that of '{shown(key)}': {PAIRS}", "metadata")
+        if value is not None and len(value) > MAX_VALUE:
+            raise _invalid(
+                f"metadata has a value of {len(value)} characters, that of '{shown(key)}': {PAIRS}", "metadata"
+            )
+
+
+def _invalid(message: str, field: str) -> InvalidArgument:
+    return InvalidArgument(f"Validation: {message}", field=field)

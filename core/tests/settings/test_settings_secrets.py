@@ -89,7 +89,7 @@ def test_references_are_filled_in_and_never_shown(config_file: ConfigFile) -> No
         ("max_tokens", 5, 5),
         ("tokenizer", "x", "x"),
         ("token_capacity", 5, 5),
-        ("url", "redis://me:pw@host:1", "redis://me:***@host:1"),
+        ("url", "redis://me:pw@host:1", "redis://***@host:1"),
         ("url", "redis://host:1", "redis://host:1"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -125,6 +126,40 @@ def test_keys_are_masked_and_long_messages_cut() -> None:
     masked, cut = rows(stream)
     assert masked["message"] == "got Authorization: Bearer *** and sk-***"
     assert len(cut["message"]) < logs.MAX_MESSAGE + 100
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_credentials_in_addresses_that_a_library_repeats_are_masked(as_json: bool) -> None:
+    stream = io.StringIO()
+    logs.configure("info", json=as_json, stream=stream)
+    told = [
+        "cannot connect to nats://hunter2@h:4222: refused",
+        "redis://:hunt/hunter2@h:6379/0 is away",
+        "Max retries exceeded with url: https://h:1/v1/traces?a=1&api_key=hunter2 (refused)",
+        "https://h?access-token=hunter2",
+        "servers ['nats://h', 'tls://u:p@hunter2@h2']",
+    ]
+
+    for text in told:
+        log.warning("%s", text)
+    try:
+        raise ValueError("no answer of amqp://u:hunter2@h")
+    except ValueError:
+        log.exception("see https://h:8000/v1/models?limit=5, or write to me@example.org")
+    logs.shutdown()
+
+    text = stream.getvalue()
+    assert "hunter2" not in text
+    assert text.count("***@h") >= 4
+    assert "https://h:8000/v1/models?limit=5, or write to me@example.org" in text
+
+
+def test_masking_takes_no_longer_than_a_line_is_long() -> None:
+    line = "://" * 3000 + "?token" * 2000 + "@"
+    begun = time.process_time()
+    logs._clean(line * 10, logs.MAX_TRACEBACK)
+
+    assert time.process_time() - begun < 2
 
 
 def test_other_libraries_speak_from_warning_only() -> None:

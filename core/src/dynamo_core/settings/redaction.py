@@ -19,11 +19,22 @@ _SECRET_WORDS = re.compile(
 )
 _TOKEN = re.compile(r"(^|_)token$")
 _TOKENS = re.compile(r"(^|_)tokens$")
-_USER_INFO = re.compile(r"(://[^/@\s:]*:)[^/@\s]+(?=@)")
+#: Keys whose values are addresses, with or without a scheme.
+_ADDRESS = re.compile(
+    r"(^|_)(addr|address|advertise|bind|broker|connection|dsn|endpoint|host|origin|peer|proxy|server|store|uri|url)"
+    r"(e?s)?($|_)"
+)
+#: The query or the fragment of an address, whichever is first.
+_QUERY = re.compile(r"(?s)([?#]).*")
+#: ``password=…`` and the like, as connection strings have them. All repeats are bounded: values may be long.
+_ASSIGNED = re.compile(
+    r"(?i)((?:secret|pass|pwd|token|api_?key|access_?key|credential)[\w.-]{0,40}\s{0,8}=\s{0,8})"
+    r"""('[^']*'|"[^"]*"|[^\s&;]+)"""
+)
 
 
 def redacted(path: Sequence[str], value: Any) -> Any:
-    """The value as it may be shown: ``***`` if a key on its path speaks of a secret, passwords in addresses blanked."""
+    """The value as it may be shown: ``***`` if a key on its path speaks of a secret; addresses without credentials."""
     # A worker may be called `token`; names that the user chose say nothing.
     keys = [*path[:1], *path[2:]] if path[:1] == ("workers",) else list(path)
     return _redacted([key.lower().replace("-", "_") for key in keys], value)
@@ -40,8 +51,37 @@ def _redacted(keys: list[str], value: Any) -> Any:
         return [_redacted(keys, child) for child in value]
     if isinstance(value, str):
         # `max_tokens: 5` is a number of tokens, `tokens: [abc]` are tokens.
-        return HIDDEN if any(_TOKENS.search(key) for key in keys) else _USER_INFO.sub(rf"\1{HIDDEN}", value)
+        if any(_TOKENS.search(key) for key in keys):
+            return HIDDEN
+        return without_credentials(value, address=any(_ADDRESS.search(key) for key in keys))
     return value
+
+
+def without_credentials(text: str, *, address: bool = False) -> str:
+    """A text in which what may be a login or a key is ``***``; `address` says that it is meant as an address.
+
+    Passwords may have any character, so of an address all is hidden up to its last ``@``, and all of its query and
+    fragment, whatever they are called.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "", text
+    if separator or address or _is_login(text):
+        login, at, place = rest.rpartition("@")
+        if _QUERY.search(login):
+            # Either the password or the query goes on behind it; nobody can tell.
+            return f"{scheme}{separator}{HIDDEN}"
+        # An address has a login before the ``@``; ``@file`` has none.
+        rest = f"{HIDDEN if login else ''}{at}{place}"
+    if separator or address:
+        rest = _QUERY.sub(rf"\1{HIDDEN}", rest)
+    return _ASSIGNED.sub(rf"\1{HIDDEN}", f"{scheme}{separator}{rest}")
+
+
+def _is_login(text: str) -> bool:
+    """Whether a text may be ``user:password@host``."""
+    login, at, _ = text.rpartition("@")
+    return bool(at) and ":" in login and len(text.split()) == 1
 
 
 class _Missing(Exception):

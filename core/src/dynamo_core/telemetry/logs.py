@@ -1,7 +1,7 @@
 """Logging: one line per record, as JSON or as text, written by a thread so that a slow terminal never stops a request.
 
 What is inside a request carries its ids without being told. Control characters are escaped, long messages are cut, and
-whatever looks like an API key is masked; prompts are never logged on purpose.
+whatever looks like an API key, or like a login in an address, is masked; prompts are never logged on purpose.
 """
 
 from __future__ import annotations
@@ -83,6 +83,12 @@ _CONTROLS.update({code: f"\\u{code:04x}" for code in _TURNING})
 # Half a surrogate pair cannot be written as UTF-8.
 _CONTROLS.update({code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)})
 _KEY = re.compile(r"(?i)\b(bearer\s+)[^\s\"',;]+|\b(sk-)[a-z0-9_-]{8,}")
+#: Logins and keys in addresses, which libraries repeat in their errors. The repeats are bounded: lines may be long.
+_LOGIN = re.compile(r"""(://)[^\s"'<>]{1,512}@""")
+_QUERY = re.compile(
+    r"(?i)([?&;][\w.-]{0,40}(?:key|token|secret|pass|pwd|credential|signature)[\w.-]{0,40}=)"
+    r"""[^\s&;"'<>]+"""
+)
 
 
 def escape(text: str) -> str:
@@ -93,6 +99,8 @@ def escape(text: str) -> str:
 def _clean(text: str, limit: int) -> str:
     if len(text) > limit:
         text = f"{text[:limit]}… ({len(text) - limit} characters more)"
+    if "://" in text or "?" in text:
+        text = _QUERY.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
     return _KEY.sub(lambda match: f"{match.group(1) or match.group(2)}***", text)
 
 

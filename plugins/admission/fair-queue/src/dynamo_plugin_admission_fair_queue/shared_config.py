@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from dynamo_core import PluginConfig
+from dynamo_core import PluginConfig, SettingsMismatch
 from dynamo_core.directory.times import check_times
 from dynamo_core.directory.tls import TlsConfig
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -93,9 +93,9 @@ def _address(text: str) -> str:
         ValueError: it is none, or holds what has a key of its own.
     """
     parts = urlsplit(text if "://" in text else f"redis://{text}")
-    if "@" in parts.netloc:
+    if "@" in text:
         # Without the text: it holds what should not be shown.
-        raise ValueError("holds a user or password, which would show in logs: set `username` and `password`")
+        raise SettingsMismatch("holds a user or password, which would show in logs: set `username` and `password`")
     if parts.scheme not in SCHEMES:
         raise ValueError(f"{text!r} is neither redis://host:port nor rediss://host:port")
     if parts.path.strip("/"):

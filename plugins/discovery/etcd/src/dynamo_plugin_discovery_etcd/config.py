@@ -77,9 +77,9 @@ def _address(text: str) -> str:
         ValueError: it is none, or holds what has a key of its own.
     """
     parts = urlsplit(text if "://" in text else f"http://{text}")
-    if "@" in parts.netloc:
+    if "@" in text:
         # Without the text: it holds what should not be shown.
-        raise ValueError("holds a user or password, which would show in logs: set `username` and `password`")
+        raise SettingsMismatch("holds a user or password, which would show in logs: set `username` and `password`")
     try:
         port = parts.port
     except ValueError:

@@ -101,9 +101,9 @@ def _address(text: str) -> str:
         ValueError: it is none, or would send a token through the network for all to read.
     """
     parts = urlsplit(text)
-    if "@" in parts.netloc:
+    if "@" in text:
         # Without the text: it holds what should not be shown.
-        raise ValueError("holds a user or password, which would show in logs: set `token`")
+        raise SettingsMismatch("holds a user or password, which would show in logs: set `token`")
     try:
         _ = parts.port
     except ValueError:

@@ -88,9 +88,9 @@ def _address(text: str) -> str:
         ValueError: it is none, or holds what has a key of its own.
     """
     parts = urlsplit(text if "://" in text else f"redis://{text}")
-    if "@" in parts.netloc:
+    if "@" in text:
         # Without the text: it holds what should not be shown.
-        raise ValueError("holds a user or password, which would show in logs: set `username` and `password`")
+        raise SettingsMismatch("holds a user or password, which would show in logs: set `username` and `password`")
     if parts.scheme not in SCHEMES:
         raise ValueError(f"{text!r} is neither redis://host:port nor rediss://host:port")
     if parts.path.strip("/"):

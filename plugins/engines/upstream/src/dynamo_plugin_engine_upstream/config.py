@@ -86,9 +86,9 @@ def _base(text: str) -> str:
         ValueError: it is none, or holds what has a key of its own.
     """
     parts = urlsplit(text)
-    if "@" in parts.netloc:
+    if "@" in text:
         # Without the text: it holds what should not be shown.
-        raise ValueError("holds a user or password, which would show in logs: set `api_key`")
+        raise SettingsMismatch("holds a user or password, which would show in logs: set `api_key`")
     try:
         wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
     except ValueError:

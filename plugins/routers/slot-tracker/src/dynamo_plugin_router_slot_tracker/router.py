@@ -9,14 +9,14 @@ import random
 import struct
 from collections.abc import Collection, Sequence
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest, no_worker
 from dynamo_core.errors import ConfigError, InvalidArgument
 from dynamo_core.kv import to_signed
 from dynamo_core.kv.chains import private_names
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.tasks import TaskSet
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dynamo_plugin_router_slot_tracker.bodies import (
     DEFAULT_TENANT,
@@ -59,6 +59,13 @@ class SlotTrackerConfig(PluginConfig):
     )
     block_size: int = Field(default=16, ge=1, description="Tokens of a block for workers that do not say it.")
     seed: int | None = Field(default=None, description="Makes the choice among equals repeatable, for tests.")
+
+    @field_validator("url")
+    @classmethod
+    def _url_holds_no_secret(cls, value: str) -> str:
+        if any(sign in value for sign in "@?#"):
+            raise SettingsMismatch("holds more than scheme, host and port, which would show in logs: set `token`")
+        return value
 
 
 class SlotTrackerRouter(Router):

@@ -90,9 +90,11 @@ def _server(text: str) -> str:
     """
     given = text if "://" in text else f"nats://{text}"
     parts = urlsplit(given)
-    if "@" in parts.netloc:
+    if "@" in text:
         # Without the text: it holds what should not be shown.
-        raise ValueError("holds a user or password, which would show in logs: set `user` and `password`, or `token`")
+        raise SettingsMismatch(
+            "holds a user or password, which would show in logs: set `user` and `password`, or `token`"
+        )
     if parts.scheme not in ("nats", "tls"):
         raise ValueError(f"{text!r} is neither nats://host:port nor tls://host:port")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ SETTINGS = {
         "http://{}h:8000",
     ),
 }
-FORMS = {
+FORMS: dict[str, Callable[[str], str]] = {
     "a user alone": lambda address: address.format(f"{SECRET}@"),
     "a password": lambda address: address.format(f"user:{SECRET}@"),
     "a key in the query": lambda address: f"{address.format('')}?api_key={SECRET}",

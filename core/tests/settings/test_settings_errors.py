@@ -110,6 +110,10 @@ workers:
         ("a: [", "config.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'"),
         ("- a", "config.yaml:1: expected a mapping of settings, such as 'router: {use: round-robin}'"),
         ("log: {}\nlog: {}", "config.yaml:2: key 'log' is given twice; the first is in line 1"),
+        (
+            "a: &a {log: {}}\nb: &b {log: {}}\nc:\n  <<: *a\n  <<: *b",
+            "config.yaml:5: key '<<' is given twice; the first is in line 4",
+        ),
         ("hooks:\n- {a: 1, a: 2}", "config.yaml:2: key 'a' is given twice; the first is in line 2"),
         ("? [a]\n: b", "config.yaml:1: a key must be a plain word"),
         ("router: &a\n  use: x\n  b: *a", "config.yaml:1: an alias refers to itself"),
@@ -133,7 +137,22 @@ def test_a_mistake_in_the_file_is_told_with_its_line(config_file: ConfigFile, te
     [
         ("namespace = 'x'\n[rooter]\nuse = 'kv'", "config.toml:2: unknown key 'rooter'; did you mean 'router'?"),
         ("[frontend]\nport = 'x'", "config.toml:2: frontend.port: expected an integer, got 'x'"),
-        ("a = 1\na = 2\nb = 3", "config.toml:2: is not valid TOML: Cannot overwrite a value"),
+        ("a = 1\na = 2\nb = 3", "config.toml:2: key 'a' is given twice; the first is in line 1"),
+        ("a = 1\na = 2", "config.toml:2: key 'a' is given twice; the first is in line 1"),
+        (
+            "[log]\njson = true\n\n'json' = false",
+            "config.toml:4: key 'log.json' is given twice; the first is in line 2",
+        ),
+        ("[log]\n[frontend]\n[log]", "config.toml:3: key 'log' is given twice; the first is in line 1"),
+        (
+            "log.level = 'info'\nlog . level = 'debug'",
+            "config.toml:2: key 'log.level' is given twice; the first is in line 1",
+        ),
+        ("[[a]]\nb = 1\n[[a]]\nb = 1\nb = 2", "config.toml:5: key 'a.b' is given twice; the first is in line 4"),
+        ('a = """\nb = 1\n"""\nb = 1\nb = 2', "config.toml:5: key 'b' is given twice; the first is in line 4"),
+        ("a = 1\n[a]\nb = 2", "config.toml:2: key 'a' is given twice; the first is in line 1"),
+        ("log = {json = true, json = false}", "config.toml:1: is not valid TOML: Duplicate inline table key 'json'"),
+        ("[x]\ny.z = 1\n[x.y]\nz = 2", "config.toml:3: key 'x.y' is given twice; the first is in line 2"),
         ("a = 1\na =", "config.toml: is not valid TOML: Invalid value"),
     ],
 )

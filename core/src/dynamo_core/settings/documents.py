@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -158,6 +158,10 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str, above: 
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(f"{name}:{line}: a key must be a plain word")
+        key = str(key_node.value)
+        if key in lines:
+            raise ConfigError(_twice(f"{name}:{line}", key, lines[key]))
+        lines[key] = line
         if key_node.tag == _MERGE_TAG:
             sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
             for source in sources:
@@ -166,14 +170,14 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str, above: 
                     raise ConfigError(f"{name}:{line}: '<<' expects a mapping")
                 inherited = {**table.children, **inherited}
             continue
-        key = str(key_node.value)
-        if key in lines:
-            raise ConfigError(f"{name}:{line}: key '{key}' is given twice; the first is in line {lines[key]}")
-        lines[key] = line
         child = _convert(loader, value_node, name, above)
         # A key's own line is what a reader looks for; its value may begin further down.
         children[key] = _at_line(child, f"{name}:{line}")
     return {**inherited, **children}
+
+
+def _twice(where: str, key: str, first: int) -> str:
+    return f"{where}: key '{key}' is given twice; the first is in line {first}"
 
 
 def _at_line(node: Node, origin: str) -> Node:
@@ -194,6 +198,8 @@ _HEADER = re.compile(r"^\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _ASSIGNMENT = re.compile(
     r"""^\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
 )
+#: How tomllib begins what it says of a key that is there already; it names neither the key nor, sometimes, the line.
+_TOML_TWICE = ("Cannot overwrite", "Cannot declare")
 _KEY_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 
 
@@ -203,8 +209,11 @@ def _read_toml(text: str, name: str) -> Table:
     except ValueError as error:
         # Some are tomllib's, others Python's, which reads no number of thousands of digits.
         problem, _, place = str(error).partition(" (at ")
-        line = re.match(r"line (\d+)", place)
-        where = f"{name}:{line[1]}" if line else name
+        if problem.startswith(_TOML_TWICE) and (twice := _toml_twice(text)) is not None:
+            line, path, first = twice
+            raise ConfigError(_twice(f"{name}:{line}", ".".join(path), first)) from None
+        at_line = re.match(r"line (\d+)", place)
+        where = f"{name}:{at_line[1]}" if at_line else name
         raise ConfigError(f"{where}: is not valid TOML: {problem}") from None
     lines = _toml_lines(text)
 
@@ -217,9 +226,19 @@ def _read_toml(text: str, name: str) -> Table:
     return Table(name, {key: convert(child, (key,), 1) for key, child in document.items()})
 
 
-def _toml_lines(text: str) -> dict[Path, int]:
-    """The line of each key and header: tomllib keeps none. The document is known to be valid, so a look is enough."""
-    lines: dict[Path, int] = {}
+class _TomlKey(NamedTuple):
+    """A header, or the key of a value with the `prefix` of the header above it, and its line."""
+
+    line: int
+    prefix: Path
+    path: Path
+    header: bool = False
+    #: Whether the header begins a further entry of a list.
+    entry: bool = False
+
+
+def _toml_keys(text: str) -> Iterator[_TomlKey]:
+    """The headers and keys of a document: tomllib keeps no lines. A look is enough, as it has read the document."""
     prefix: Path = ()
     closing: str | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -229,14 +248,43 @@ def _toml_lines(text: str) -> dict[Path, int]:
             continue
         if header := _HEADER.match(line):
             prefix = _toml_path(header[1])
-            lines.setdefault(prefix, number)
+            yield _TomlKey(number, (), prefix, header=True, entry=line.lstrip().startswith("[["))
             continue
         if key := _ASSIGNMENT.match(line):
-            path = (*prefix, *_toml_path(key[1]))
-            for depth in range(len(prefix) + 1, len(path) + 1):
-                lines.setdefault(path[:depth], number)
+            yield _TomlKey(number, prefix, (*prefix, *_toml_path(key[1])))
         closing = next((quote for quote in ('"""', "'''") if line.count(quote) % 2), None)
+
+
+def _toml_lines(text: str) -> dict[Path, int]:
+    """The line of each key and header."""
+    lines: dict[Path, int] = {}
+    for key in _toml_keys(text):
+        for depth in range(len(key.prefix) + 1, len(key.path) + 1):
+            if depth == len(key.path) or not key.header:
+                lines.setdefault(key.path[:depth], key.line)
     return lines
+
+
+def _toml_twice(text: str) -> tuple[int, Path, int] | None:
+    """The first key of a refused document that is given twice: its line, the key, and where it was first."""
+    values: dict[Path, int] = {}
+    #: Tables that keys with dots have made.
+    dotted: dict[Path, int] = {}
+    for line, prefix, path, header, entry in _toml_keys(text):
+        if entry:
+            # A further entry begins: what the ones before it hold does not count.
+            for known in (values, dotted):
+                for other in [other for other in known if other[: len(path)] == path]:
+                    del known[other]
+            continue
+        before = [] if header else [path[:depth] for depth in range(len(prefix) + 1, len(path))]
+        for one in (*before, path):
+            first = values.get(one, dotted.get(one) if one == path else None)
+            if first is not None:
+                return line, one, first
+        values[path] = line
+        dotted |= {one: line for one in before if one not in dotted}
+    return None
 
 
 def _toml_path(text: str) -> Path:

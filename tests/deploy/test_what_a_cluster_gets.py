@@ -33,6 +33,12 @@ EVERYTHING: dict[str, Any] = {
         "admin": {"port": 9300},
     },
     "secrets": {"SHARED": {"secret": "s", "key": "k"}},
+    "networkPolicy": {
+        "api": [{"ipBlock": {"cidr": "203.0.113.0/24"}}],
+        "system": [{"namespaceSelector": {"matchLabels": {"a": "b"}}, "podSelector": {}}],
+        "servers": [{"name": "redis", "podSelector": {"matchLabels": {"app": "redis"}}, "ports": [6379]}],
+        "egress": {"enabled": True, "more": [{"ports": [{"port": 4318, "protocol": "TCP"}]}]},
+    },
     "serviceAccount": {"name": "someone", "annotations": {"a": "b"}},
     "pod": {
         "annotations": {"a": "b"},

@@ -48,6 +48,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- mergeOverwrite $own (deepCopy .Values.config) (dict "workers" $workers) | toYaml -}}
 {{- end -}}
 
+{{/* The ports of the servers that a config names, as a JSON list: those of its addresses, or where the kind of server listens. */}}
+{{- define "dynamo.serverPorts" -}}
+{{- $listens := dict "nats" "4222" "redis" "6379" "etcd" "2379" "kubernetes" "443" -}}
+{{- $ports := list -}}
+{{- range $section := list (dig "transport" dict .) (dig "discovery" dict .) (dig "admission" "shared" dict .) -}}
+{{- $default := get $listens (dig "use" "redis" $section) -}}
+{{- range $address := concat (dig "servers" list $section) (dig "endpoints" list $section) (list (dig "url" "" $section)) -}}
+{{- if $address -}}
+{{- $ports = append $ports (regexFind ":[0-9]+/?$" $address | trimPrefix ":" | trimSuffix "/" | default $default) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq (dig "use" "" $section) "kubernetes") (not (dig "url" "" $section)) -}}
+{{- $ports = concat $ports (list "443" "6443") -}}
+{{- end -}}
+{{- end -}}
+{{- $numbers := list -}}
+{{- range $ports | uniq | sortAlpha -}}{{- if . -}}{{- $numbers = append $numbers (int .) -}}{{- end -}}{{- end -}}
+{{- toJson $numbers -}}
+{{- end -}}
+
 {{/* Seconds from SIGTERM to SIGKILL: what the part takes at most by its own deadlines, and ten for the rest. */}}
 {{- define "dynamo.terminationSeconds" -}}
 {{- ceil (addf (dig .grace 5 .map) (dig "shutdown_timeout" 30 .map) 10) | int -}}

@@ -98,7 +98,8 @@ def _is(wanted: dict[str, Any], peer: Peer) -> bool:
 
 def _selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
     assert set(selector) <= {"matchLabels"}, "the evaluator of this test knows no others"
-    return selector.get("matchLabels", {}).items() <= labels.items()
+    wanted: dict[str, str] = selector.get("matchLabels", {})
+    return wanted.items() <= labels.items()
 
 
 def everybody(objects: Objects) -> Iterator[Peer]:

@@ -59,7 +59,13 @@ async def thresholds() -> AsyncGenerator[Feed, None]:
     book = ThresholdBook(
         cast(Any, None), "dynamo", common=Thresholds(), models={}, armed=True, changed=lambda model: None
     )
-    yield lambda data: book._take(book._key("m", PREFILL_TOKENS), data, set())
+
+    def feed(data: bytes) -> None:
+        book._take(book._key(data.decode(errors="replace"), PREFILL_TOKENS), b"7", set())
+        book._take(book._key("m", PREFILL_TOKENS), data, set())
+
+    yield feed
+    assert all(model.isprintable() and len(model) <= 256 for model in book.listed())
     assert book.of("m").active_prefill_tokens_threshold == 7
 
 

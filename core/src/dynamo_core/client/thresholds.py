@@ -17,6 +17,7 @@ import msgspec
 
 from dynamo_core.contracts.discovery import Discovery, WatchKind
 from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds, check_changes
+from dynamo_core.protocol.cards import check_model_name
 from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import read
 from dynamo_core.tasks import TaskSet
@@ -163,6 +164,7 @@ class ThresholdBook:
             self._forget(model, name)
             return
         try:
+            check_model_name(model)
             threshold = read(_decoder, value)
             check_changes({name: threshold})
         except ValueError as error:

@@ -112,6 +112,7 @@ async def requests_for_thresholds() -> AsyncGenerator[Feed, None]:
 @reader(
     "dynamo_plugin_router_slot_tracker.decoding:BodyOf.__init__ msgspec.json.Decoder",
     "dynamo_plugin_router_slot_tracker.places:_decoder json.JSONDecoder",
+    "dynamo_plugin_router_slot_tracker.strict:_decoder json.JSONDecoder",
     good=[b'{"model_name": "m", "worker_id": 1, "block_size": 4, "dp_start": 0, "dp_size": 1}'],
 )
 async def requests_for_slots() -> AsyncGenerator[Feed, None]:
@@ -178,20 +179,48 @@ async def snapshots_of_slots() -> AsyncGenerator[Feed, None]:
         assert taken[-1]
 
 
+class NoWire:
+    """The sockets of a replica that is alone."""
+
+    def send(self, topic: bytes, body: bytes) -> bool:
+        return True
+
+    def subscribe(self, topic: bytes) -> None:
+        """There is nothing to subscribe at."""
+
+    def unsubscribe(self, topic: bytes) -> None:
+        """There is nothing to subscribe at."""
+
+
 @reader(
-    "dynamo_plugin_router_slot_tracker.replicas:Replicas.__init__ msgspec.msgpack.Decoder",
+    "dynamo_plugin_router_slot_tracker.replication:Replication.__init__ msgspec.msgpack.Decoder",
+    "dynamo_plugin_router_slot_tracker.replication:Replication.__init__ msgspec.msgpack.Decoder #2",
+    "dynamo_plugin_router_slot_tracker.replication:Replication.__init__ msgspec.msgpack.Decoder #3",
     bodies=msgpack_bodies,
 )
 async def events_of_slots() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_router_slot_tracker.events import FREE, TOPIC, Event, Message, WorkerRank
+    from dynamo_plugin_router_slot_tracker.events import (
+        FREE,
+        PARTS_TOPIC,
+        PROGRESS_TOPIC,
+        TOPIC,
+        Event,
+        Message,
+        WorkerRank,
+    )
     from dynamo_plugin_router_slot_tracker.registry import Registry
-    from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
+    from dynamo_plugin_router_slot_tracker.replication import Replication
 
-    replicas = Replicas(SyncSettings("tcp://127.0.0.1:0", gaps=True), Registry())
-    yield lambda data: replicas._take([TOPIC, data])
-    before = replace(replicas.counts)
-    replicas._take([TOPIC, pack(Message("m", "t", 4, Event("r", WorkerRank(1, 0), FREE, 1)))])
-    assert replicas.counts.malformed == before.malformed > 0
+    replication = Replication(Registry(), NoWire(), gaps=True)
+
+    def feed(data: bytes) -> None:
+        for topic in (TOPIC, PROGRESS_TOPIC, PARTS_TOPIC):
+            replication.receive([topic, data])
+
+    yield feed
+    before = replace(replication.counts)
+    replication.receive([TOPIC, pack(Message("m", "t", 4, Event("r", WorkerRank(1, 0), FREE, 1)))])
+    assert replication.counts.malformed == before.malformed > 0
 
 
 @reader(

@@ -27,6 +27,9 @@ ROOM = 5.0
 #: Seconds for which an engine is frozen that nothing gives up.
 FROZEN = 8.0
 
+#: Seconds for which tokens may be under way from a worker that has been struck.
+UNDER_WAY = 1.0
+
 #: Seconds in which every request must have ended.
 DEADLINE = 75.0
 
@@ -92,7 +95,7 @@ async def one_hang(
     problems = _unheld(fleet, hang, struck)
     for model, limit in MODELS.items():
         mine = [history for history in crowd.histories if history.asked.model == model]
-        problems += check(mine, expected, _allowed(mine, limit, struck[model], given_up is None))
+        problems += check(mine, expected, _allowed(mine, limit, struck[model], struck_at, thawed=given_up is None))
         if given_up is None:
             continue
         waits = _given_up(fleet, model, histories, struck[model], struck_at)
@@ -151,18 +154,21 @@ def _unheld(fleet: HangingFleet, hang: Hang, struck: dict[str, Struck]) -> list[
     return problems
 
 
-def _allowed(histories: list[History], limit: int, struck: Struck, thawed: bool) -> dict[int, set[Outcome]]:
+def _allowed(
+    histories: list[History], limit: int, struck: Struck, struck_at: float, *, thawed: bool
+) -> dict[int, set[Outcome]]:
     """What requests may have become that do not migrate: those of the killed worker, and those that were struck."""
     if limit:
         return {}
     allowed = {}
     for history in histories:
         seed = history.asked.seed
-        broken = Outcome.BROKEN if history.asked.stream else Outcome.FAILED
         if thawed and seed in struck.all:
             continue
-        if seed in struck.own_before_first | struck.moved_before_first and history.asked.stream:
+        # The first tokens of some were under way when the worker was struck.
+        begun = any('"content"' in event and at < struck_at + UNDER_WAY for at, event in history.events)
+        if seed in struck.own_before_first | struck.moved_before_first and history.asked.stream and not begun:
             continue
         # Of the worker that was killed, or struck in mid-answer; or it had never to do with either.
-        allowed[seed] = {broken, Outcome.WHOLE}
+        allowed[seed] = {Outcome.BROKEN if history.asked.stream else Outcome.FAILED, Outcome.WHOLE}
     return allowed

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
 from dynamo_core.client.gauges import FrontGauges
+from dynamo_core.client.monitor import WorkerMonitor
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import DisaggregationMode
+from dynamo_core.protocol.events import ActiveLoad
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry.metrics import Metrics
 from prometheus_client import generate_latest
@@ -111,6 +114,23 @@ async def test_a_rank_shows_what_it_is_doing(house: Any, gauges: FrontGauges) ->
 
     assert busy["worker_active_prefill_tokens"] == {key: 40}
     assert shown(house.metrics)["worker_active_prefill_tokens"] == {key: 0}
+
+
+async def test_blocks_in_use_are_what_a_worker_told_and_what_was_placed_since(house: Any) -> None:
+    monitor = WorkerMonitor(house.board, house.transport.events(), house.discovery)
+    house.metrics.registry.register(FrontGauges(house.models, house.board, "f", monitor))
+    worker = await house.run(Slow)
+    worker_id = worker.instance.instance_id
+    monitor.hear(msgspec.msgpack.encode([ActiveLoad(worker_id, active_decode_blocks=30)]), 0.0)
+
+    stream = await house.ask(PreprocessedRequest(model="m", token_ids=list(range(40))))
+    busy = shown(house.metrics)
+    await stream.aclose()
+
+    # What the thresholds bound, and for comparison what the worker knows of.
+    assert list(busy["worker_active_decode_blocks"].values()) == [33]
+    assert list(busy["worker_kv_blocks_active"].values()) == [30]
+    assert list(shown(house.metrics)["worker_active_decode_blocks"].values()) == [30]
 
 
 async def test_the_last_request_of_a_worker_is_told_until_the_worker_goes(house: Any, gauges: FrontGauges) -> None:

@@ -49,6 +49,7 @@ class Watched:
     def __init__(self, thresholds: Thresholds | None = None, *, ranks: int = 1, workers: int = 2) -> None:
         self.thresholds = thresholds
         self.asked = 0
+        self.now = 0.0
         self.board = LoadBoard()
         self.plane = Plane()
         self.monitor = WorkerMonitor(
@@ -61,7 +62,7 @@ class Watched:
         self.monitor.take(self.pool)
         config = RuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=1000, data_parallel_size=ranks)
         for number in range(1, workers + 1):
-            card = ModelCard(name="m", instance_id=number, runtime_config=config)
+            card = ModelCard(name="m", instance_id=number, kv_cache_block_size=16, runtime_config=config)
             self.pool.add(Instance(instance_id=number), card)
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
@@ -71,7 +72,14 @@ class Watched:
 
     def enter(self, worker: int, tokens: int = 10, *, rank: int = 0, name: str = "r", hashes: Any = ()) -> Ticket:
         route = Route(self.pool.instances[worker], rank)
-        return self.board.enter(route, name, prompt_tokens=tokens, block_size=16, hashes=hashes)
+        return self.board.enter(
+            route, name, prompt_tokens=tokens, block_size=16, hashes=hashes, held_tokens=tokens
+        )
+
+    def tell(self, *loads: ActiveLoad, after: float = 1.0) -> None:
+        """What workers tell so many seconds after the last time."""
+        self.now += after
+        self.monitor.hear(told(*loads), self.now)
 
     @property
     def free(self) -> list[int]:
@@ -88,14 +96,63 @@ def test_a_request_counts_the_moment_it_is_placed_and_until_its_prompt_is_comput
     assert (placed, watched.free) == ([2], [1, 2])
 
 
-def test_blocks_are_what_the_worker_tells_and_not_what_the_board_knows() -> None:
+def test_blocks_are_what_the_worker_told_last_and_what_was_placed_since() -> None:
     watched = Watched(Thresholds(0.5))
-    watched.enter(1, hashes=range(60))
-    by_the_board = watched.free
+    watched.tell(ActiveLoad(1, 0, active_decode_blocks=0), ActiveLoad(2, 0, kv_used_blocks=51))
+    told_only = watched.free
+    ticket = watched.enter(1, hashes=range(51))
+    placed = watched.free
+    ticket.first_item()
 
-    watched.monitor.hear(told(ActiveLoad(1, 0, active_decode_blocks=50), ActiveLoad(2, 0, kv_used_blocks=51)), 0)
+    # The answer has its first block; then the engine counts less than the prompt, as only an engine can know.
+    watched.tell(ActiveLoad(1, 0, active_decode_blocks=52))
+    grown = watched.monitor.load(1, 0).active_decode_blocks
+    watched.tell(ActiveLoad(1, 0, active_decode_blocks=50))
 
-    assert (by_the_board, watched.free) == ([2], [1])
+    assert (told_only, placed, grown, watched.free) == ([1], [], 52, [1])
+
+
+@pytest.mark.parametrize("hashes", [True, False], ids=["with hashes", "without"])
+def test_a_burst_before_any_word_of_the_workers_fills_each_up_to_its_threshold_and_with_one_more(hashes: bool) -> None:
+    watched = Watched(Thresholds(0.5), workers=3)
+    watched.tell(*(ActiveLoad(worker, 0, active_decode_blocks=20) for worker in (1, 2, 3)))
+    placed = dict.fromkeys((1, 2, 3), 0)
+
+    for number in range(50):
+        free = watched.free
+        if free:
+            worker = free[number % len(free)]
+            placed[worker] += 1
+            blocks = range(100 * number, 100 * number + 10) if hashes else ()
+            watched.enter(worker, 160, name=f"r{number}", hashes=blocks)
+
+    # Exactly half is not above it: with three more blocks of ten a worker has that, and then it is let one more in.
+    assert placed == {1: 4, 2: 4, 3: 4}
+
+
+def test_a_word_in_the_middle_of_a_burst_lets_in_no_more() -> None:
+    watched = Watched(Thresholds(0.5), workers=1)
+    watched.tell(ActiveLoad(1, 0, active_decode_blocks=35))
+    for number in range(2):
+        watched.enter(1, 160, name=f"r{number}")
+
+    # It has heard of the first one only.
+    watched.tell(ActiveLoad(1, 0, active_decode_blocks=45), after=0.01)
+
+    assert watched.free == []
+
+
+def test_an_idle_worker_is_free_with_its_first_word_that_says_so() -> None:
+    watched = Watched(Thresholds(0.5), workers=1)
+    tickets = [watched.enter(1, 1600, name=f"r{number}") for number in range(3)]
+    watched.tell(ActiveLoad(1, 0, active_decode_blocks=100))
+
+    for ticket in tickets:
+        ticket.leave()
+    ended = watched.free
+    watched.tell(ActiveLoad(1, 0, active_decode_blocks=0), after=0.01)
+
+    assert (ended, watched.free) == ([], [1])
 
 
 def test_a_total_that_a_worker_tells_goes_before_that_of_its_card() -> None:
@@ -173,7 +230,7 @@ def test_a_worker_that_has_gone_and_come_back_is_looked_at_anew() -> None:
 
 def test_without_a_rule_nobody_is_looked_at_and_loads_are_still_known() -> None:
     watched = Watched()
-    watched.enter(1, tokens=10**9)
+    watched.enter(1, tokens=1000)
     watched.monitor.hear(told(ActiveLoad(1, 0, active_decode_blocks=100)), 0)
 
     assert (watched.free, watched.board.on_load) == ([1, 2], None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from dynamo_core.client.other_loads import OtherLoads
+from dynamo_core.client.used_blocks import Report, UsedBlocks
 from dynamo_core.contracts.router import Route, RouteWatcher
 from dynamo_core.kv.chains import ActiveChains
 from dynamo_core.protocol.events import PlacedLoad
@@ -19,6 +20,7 @@ class LoadBoard:
 
     def __init__(self) -> None:
         self._ranks = ActiveChains()
+        self._used = UsedBlocks()
         #: Active requests by worker: those of this process, and with them those of others.
         self._requests: dict[int, int] = {}
         self._all_requests: dict[int, int] = {}
@@ -31,19 +33,34 @@ class LoadBoard:
         self._watchers: tuple[Callable[[], None], ...] = ()
 
     def enter(
-        self, route: Route, attempt_id: str, *, prompt_tokens: int, block_size: int | None, hashes: Sequence[int]
+        self,
+        route: Route,
+        attempt_id: str,
+        *,
+        prompt_tokens: int,
+        block_size: int | None,
+        hashes: Sequence[int],
+        held_tokens: int = 0,
     ) -> Ticket:
-        """Counts an attempt in; the ticket counts it out. Cached blocks of the route are not prefilled again."""
+        """Counts an attempt in; the ticket counts it out. Cached blocks of the route are not prefilled again.
+
+        `held_tokens` are those whose KV cache it holds from the beginning, whoever computes them: they fill the blocks
+        that `hashes` name, and where it names fewer, others.
+        """
         instance_id = route.instance.instance_id
         key = (instance_id, route.dp_rank)
         cached = route.overlap * (block_size or 0)
-        self._ranks.add(key, attempt_id, hashes, max(0, prompt_tokens - cached))
+        unnamed = max(0, -(-held_tokens // block_size) - len(hashes)) if block_size else 0
+        added = self._ranks.add(key, attempt_id, hashes, max(0, prompt_tokens - cached), unnamed)
+        report = self._used.last(key)
+        if report is not None:
+            report.placed += added
         self._requests[instance_id] = self._requests.get(instance_id, 0) + 1
         self._all_requests[instance_id] = self._all_requests.get(instance_id, 0) + 1
         self._note(key)
         if route.watcher is not None:
             route.watcher.entered(attempt_id)
-        return Ticket(self, key, attempt_id, route.watcher)
+        return Ticket(self, key, attempt_id, route.watcher, report, added)
 
     def requests(self, instance_id: int) -> int:
         """Requests active on a worker now, all ranks together."""
@@ -58,6 +75,20 @@ class LoadBoard:
         """Different KV blocks held by active requests on a rank."""
         own = self._ranks.blocks((instance_id, dp_rank))
         return own + self.others.blocks(instance_id, dp_rank) if self.others else own
+
+    def used_blocks(self, instance_id: int, dp_rank: int, block_size: int | None) -> int:
+        """KV blocks in use on a rank, by what its worker reported and what was placed; see `UsedBlocks`."""
+        key = (instance_id, dp_rank)
+        uncomputed = -(-self.prefill_tokens(instance_id, dp_rank) // block_size) if block_size else 0
+        return self._used.used(key, self._ranks.held(key), self.others.held(instance_id, dp_rank), uncomputed)
+
+    def reported(self, key: tuple[int, int], blocks: int, now: float) -> None:
+        """A worker reported how many KV blocks are in use on a rank; heard at `now`, seconds of the loop's clock."""
+        self._used.report(key, blocks, self._ranks.held(key), self.others.held(*key), now)
+
+    def forget_reports(self, key: tuple[int, int]) -> None:
+        """What the worker reported of a rank counts no more."""
+        self._used.forget(key)
 
     def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
         """Of many ranks: tokens to be prefilled, blocks held, and how many blocks of a chain are among these."""
@@ -92,7 +123,7 @@ class LoadBoard:
     def placed(self, key: tuple[int, int]) -> PlacedLoad:
         """What this process has on a worker and rank."""
         ranks = self._ranks
-        return PlacedLoad(*key, ranks.requests(key), ranks.prefill_tokens(key), ranks.blocks(key))
+        return PlacedLoad(*key, ranks.requests(key), ranks.prefill_tokens(key), ranks.blocks(key), ranks.held(key))
 
     # For tickets.
 
@@ -128,7 +159,9 @@ class LoadBoard:
         if self.on_load is not None:
             self.on_load(key)
 
-    def _others_changed(self, key: tuple[int, int]) -> None:
+    def _others_changed(self, key: tuple[int, int], more: int, now: float) -> None:
+        if more:
+            self._used.others_changed(key, more, now)
         if self.on_load is not None:
             self.on_load(key)
 
@@ -136,15 +169,24 @@ class LoadBoard:
 class Ticket:
     """One attempt on the board."""
 
-    __slots__ = ("_attempt_id", "_board", "_key", "_watcher")
+    __slots__ = ("_attempt_id", "_blocks", "_board", "_key", "_report", "_watcher")
 
     def __init__(
-        self, board: LoadBoard, key: tuple[int, int], attempt_id: str, watcher: RouteWatcher | None = None
+        self,
+        board: LoadBoard,
+        key: tuple[int, int],
+        attempt_id: str,
+        watcher: RouteWatcher | None,
+        report: Report | None,
+        blocks: int,
     ) -> None:
+        """`report` is the worker's last one when the attempt was counted in, to which it added so many blocks."""
         self._board: LoadBoard | None = board
         self._key = key
         self._attempt_id = attempt_id
         self._watcher = watcher
+        self._report = report
+        self._blocks = blocks
 
     def first_item(self) -> None:
         """The prompt has been prefilled."""
@@ -157,6 +199,8 @@ class Ticket:
         """Counts the attempt out. Safe twice."""
         board, self._board = self._board, None
         if board is not None:
+            if self._report is not None:
+                self._report.placed -= self._blocks
             board.left(self._key, self._attempt_id)
             if self._watcher is not None:
                 self._watcher.left()

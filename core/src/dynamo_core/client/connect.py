@@ -225,6 +225,7 @@ class Connector:
             prompt_tokens=len(routing.request.token_ids) if prefills else 0,
             block_size=card.kv_cache_block_size,
             hashes=blocks if blocks is not None else routing.known_hashes(card.kv_cache_block_size),
+            held_tokens=len(routing.request.token_ids),
         )
 
 

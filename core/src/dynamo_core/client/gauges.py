@@ -78,11 +78,13 @@ class FrontGauges(Collector):
         first, size = config.data_parallel_start_rank, config.data_parallel_size
         for rank in range(first, first + size):
             labels = [worker, str(rank), role]
-            families["worker_active_decode_blocks"].add_metric(labels, self._board.blocks(instance_id, rank))
             families["worker_active_prefill_tokens"].add_metric(labels, self._board.prefill_tokens(instance_id, rank))
+            used = self._board.used_blocks(instance_id, rank, card.kv_cache_block_size)
+            families["worker_active_decode_blocks"].add_metric(labels, used)
             if self._monitor is not None:
                 load = self._monitor.load(instance_id, rank)
-                families["worker_kv_blocks_active"].add_metric(labels[:2], load.active_decode_blocks)
+                told = self._monitor.told_blocks(instance_id, rank)
+                families["worker_kv_blocks_active"].add_metric(labels[:2], used if told is None else told)
                 if load.kv_total_blocks is not None:
                     families["worker_kv_blocks_total"].add_metric(labels[:2], load.kv_total_blocks)
         last = self._last.get(instance_id)
@@ -102,9 +104,12 @@ class FrontGauges(Collector):
         }
         told |= {name: (text, ("model",)) for name, text in _CARD.items()}
         told |= {
-            "worker_active_decode_blocks": ("KV blocks that running requests hold on a rank.", _WORKER),
+            "worker_active_decode_blocks": (
+                "KV blocks in use on a rank, by what its worker told and what was placed since: what thresholds bound.",
+                _WORKER,
+            ),
             "worker_active_prefill_tokens": ("Prompt tokens of running requests that are yet to be computed.", _WORKER),
-            "worker_kv_blocks_active": ("KV blocks in use on a rank, as its worker tells.", _WORKER[:2]),
+            "worker_kv_blocks_active": ("KV blocks in use on a rank, as its worker told last.", _WORKER[:2]),
             "worker_kv_blocks_total": ("KV blocks of a rank.", _WORKER[:2]),
             "worker_busy": ("Whether a worker is over its thresholds, so that nobody is sent to it.", _ROLE),
             "worker_last_time_to_first_token_seconds": ("Of the last request of a worker.", _WORKER),

@@ -1,8 +1,8 @@
 """The worker monitor: hears what workers tell of their load, and says which of them are busy.
 
-Each signal has one owner. How many KV blocks a rank holds is the worker's to tell: only its engine knows how long the
-answers have become; where no engine tells, the load board's count stands in. How many tokens wait to be prefilled is
-the load board's: it knows of a request the moment it is sent, a worker a tenth of a second later. With several
+How many KV blocks a rank holds is what its worker told last and what was placed since: only the engine knows how long
+the answers have become, but the load board knows of a request the moment it is placed, a worker a tenth of a second
+later (`dynamo_core.client.used_blocks`). How many tokens wait to be prefilled is the load board's alone. With several
 frontends the board holds what each of them has placed (`dynamo_core.client.load_share`).
 
 A worker is looked at when one of the two has changed, never when a request asks.
@@ -92,23 +92,26 @@ class WorkerMonitor:
     def load(self, instance_id: int, dp_rank: int) -> RankLoad:
         """What a rank is doing, as far as is known."""
         told = self._told.get((instance_id, dp_rank))
-        blocks = total = batch = None
-        if told is not None:
-            load = told.load
-            blocks = load.kv_used_blocks if load.active_decode_blocks is None else load.active_decode_blocks
-            total = load.kv_total_blocks
+        total = None if told is None else told.load.kv_total_blocks
         pool = self._places.get(instance_id)
         card = None if pool is None else pool.cards.get(instance_id)
+        batch = block_size = None
         if card is not None:
+            block_size = card.kv_cache_block_size
             batch = card.runtime_config.max_num_batched_tokens
             total = card.runtime_config.total_kv_blocks if total is None else total
         board = self._board
         return RankLoad(
-            board.blocks(instance_id, dp_rank) if blocks is None else blocks,
+            board.used_blocks(instance_id, dp_rank, block_size),
             total,
             board.prefill_tokens(instance_id, dp_rank),
             batch,
         )
+
+    def told_blocks(self, instance_id: int, dp_rank: int) -> int | None:
+        """The KV blocks in use on a rank, as its worker told last; None if it tells nothing."""
+        told = self._told.get((instance_id, dp_rank))
+        return None if told is None else _blocks(told.load)
 
     def reconsider(self, model: str | None = None) -> None:
         """The rule has changed, for one model or for all: looks at their workers again."""
@@ -124,7 +127,11 @@ class WorkerMonitor:
         """
         heard = read(_decoder, payload)
         for load in heard:
-            self._told[load.worker_id, load.dp_rank] = _Told(load, now)
+            rank = (load.worker_id, load.dp_rank)
+            self._told[rank] = _Told(load, now)
+            blocks = _blocks(load)
+            if blocks is not None:
+                self._board.reported(rank, blocks, now)
         for instance_id in {load.worker_id for load in heard}:
             self._recompute(instance_id)
 
@@ -132,6 +139,7 @@ class WorkerMonitor:
         """Forgets the words of ranks that have been silent for `EXPIRY`."""
         for rank in [rank for rank, told in self._told.items() if now - told.heard >= EXPIRY]:
             del self._told[rank]
+            self._board.forget_reports(rank)
             self._recompute(rank[0])
 
     # What has changed.
@@ -185,3 +193,7 @@ class WorkerMonitor:
         while True:
             await asyncio.sleep(SWEEP)
             self.expire(loop.time())
+
+
+def _blocks(load: ActiveLoad) -> int | None:
+    return load.kv_used_blocks if load.active_decode_blocks is None else load.active_decode_blocks

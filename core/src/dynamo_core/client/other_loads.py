@@ -12,7 +12,9 @@ EXPIRY = 3.0
 
 Rank = tuple[int, int]
 
-_NOTHING = PlacedLoad(0, 0, 0, 0, 0)
+_NOTHING = PlacedLoad(0, 0, 0, 0, 0, 0)
+#: Tokens to be prefilled, blocks with a hash, and all blocks.
+_NO_SUMS = (0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -31,14 +33,14 @@ class OtherLoads:
     rank, and the next whole one, set it right. One that was overtaken is ignored. Times are seconds of one clock.
 
     `add` is called with a worker and how many requests it has more, or less, on the whole; `changed` with a rank after
-    something there has changed.
+    something there has changed, how many blocks requests hold more there, or less, and when that was heard.
     """
 
-    def __init__(self, add: Callable[[int, int], None], changed: Callable[[Rank], None]) -> None:
+    def __init__(self, add: Callable[[int, int], None], changed: Callable[[Rank, int, float], None]) -> None:
         self._add = add
         self._changed = changed
         self._frontends: dict[int, _Frontend] = {}
-        self._ranks: dict[Rank, tuple[int, int]] = {}
+        self._ranks: dict[Rank, tuple[int, int, int]] = {}
 
     def __len__(self) -> int:
         """How many frontends have been heard of lately."""
@@ -46,11 +48,15 @@ class OtherLoads:
 
     def prefill_tokens(self, instance_id: int, dp_rank: int) -> int:
         """Tokens of others that are still to be prefilled on a rank."""
-        return self._ranks.get((instance_id, dp_rank), (0, 0))[0]
+        return self._ranks.get((instance_id, dp_rank), _NO_SUMS)[0]
 
     def blocks(self, instance_id: int, dp_rank: int) -> int:
         """KV blocks of others on a rank. What two frontends share there counts twice."""
-        return self._ranks.get((instance_id, dp_rank), (0, 0))[1]
+        return self._ranks.get((instance_id, dp_rank), _NO_SUMS)[1]
+
+    def held(self, instance_id: int, dp_rank: int) -> int:
+        """The same, and beside them the blocks of which no hash is known."""
+        return self._ranks.get((instance_id, dp_rank), _NO_SUMS)[2]
 
     def hear(self, message: PlacedLoads, now: float) -> None:
         """Takes in a message."""
@@ -62,22 +68,22 @@ class OtherLoads:
         frontend.number, frontend.heard = message.number, now
         named = {(load.worker_id, load.dp_rank): load for load in message.loads}
         if message.whole:
-            self._clear(frontend, [rank for rank in frontend.loads if rank not in named])
+            self._clear(frontend, [rank for rank in frontend.loads if rank not in named], now)
         for rank, load in named.items():
-            self._set(frontend, rank, load)
+            self._set(frontend, rank, load, now)
 
     def expire(self, now: float) -> None:
         """Forgets frontends that have been silent for `EXPIRY`."""
         for frontend_id, frontend in list(self._frontends.items()):
             if now - frontend.heard >= EXPIRY:
-                self._clear(frontend, list(frontend.loads))
+                self._clear(frontend, list(frontend.loads), now)
                 del self._frontends[frontend_id]
 
-    def _clear(self, frontend: _Frontend, ranks: Iterable[Rank]) -> None:
+    def _clear(self, frontend: _Frontend, ranks: Iterable[Rank], now: float) -> None:
         for rank in ranks:
-            self._set(frontend, rank, _NOTHING)
+            self._set(frontend, rank, _NOTHING, now)
 
-    def _set(self, frontend: _Frontend, rank: Rank, load: PlacedLoad) -> None:
+    def _set(self, frontend: _Frontend, rank: Rank, load: PlacedLoad, now: float) -> None:
         before = frontend.loads.pop(rank, _NOTHING)
         if load.requests:
             frontend.loads[rank] = load
@@ -85,11 +91,17 @@ class OtherLoads:
             load = _NOTHING
         if load.requests != before.requests:
             self._add(rank[0], load.requests - before.requests)
-        tokens, blocks = self._ranks.get(rank, (0, 0))
-        sums = (tokens + load.prefill_tokens - before.prefill_tokens, blocks + load.blocks - before.blocks)
+        tokens, blocks, held = self._ranks.get(rank, _NO_SUMS)
+        more = _held(load) - _held(before)
+        sums = (tokens + load.prefill_tokens - before.prefill_tokens, blocks + load.blocks - before.blocks, held + more)
         # A worker that is gone must leave nothing here.
         if any(sums):
             self._ranks[rank] = sums
         else:
             self._ranks.pop(rank, None)
-        self._changed(rank)
+        self._changed(rank, more, now)
+
+
+def _held(load: PlacedLoad) -> int:
+    # A frontend of an earlier version tells only of blocks that have a hash.
+    return load.blocks if load.held is None else load.held

@@ -64,14 +64,15 @@ def depths(chain: Sequence[int], sets: Mapping[int, int], among: int) -> list[tu
 class _RankLoad:
     """One rank: its bit, and what its requests hold together."""
 
-    __slots__ = ("bit", "blocks", "parts", "prefill_tokens", "requests")
+    __slots__ = ("bit", "blocks", "parts", "prefill_tokens", "requests", "unnamed")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.blocks = 0
+        self.unnamed = 0
         self.prefill_tokens = 0
-        #: The chain of each request, and its tokens still to be prefilled.
-        self.requests: dict[str, tuple[Sequence[int], int]] = {}
+        #: The chain of each request, its tokens still to be prefilled, and its blocks that are not in the chain.
+        self.requests: dict[str, tuple[Sequence[int], int, int]] = {}
         #: Blocks behind which requests part, or one ends and another goes on: how many there are beside the first, and
         #: the block's depth.
         self.parts: dict[int, tuple[int, int]] = {}
@@ -117,6 +118,11 @@ class ActiveChains:
         load = self._ranks.get(rank)
         return load.blocks if load is not None else 0
 
+    def held(self, rank: Rank) -> int:
+        """The same, and beside them the blocks that were added without a hash."""
+        load = self._ranks.get(rank)
+        return load.blocks + load.unnamed if load is not None else 0
+
     def loads(self, ranks: Sequence[Rank], chain: Sequence[int] = ()) -> list[Load]:
         """Of each rank all that a choice goes by."""
         get = self._ranks.get
@@ -141,8 +147,10 @@ class ActiveChains:
             for rank in ranks
         ]
 
-    def add(self, rank: Rank, request_id: str, chain: Sequence[int], new_tokens: int) -> None:
+    def add(self, rank: Rank, request_id: str, chain: Sequence[int], new_tokens: int, unnamed: int = 0) -> int:
         """Counts a request in, with the sequence hashes of its blocks, each once and from the first.
+
+        `unnamed` are further blocks, of which no hash is known. Returns how many blocks the rank holds more than before.
 
         Raises:
             KeyError: the request is already active on that rank.
@@ -152,28 +160,32 @@ class ActiveChains:
             load = self._begin(rank)
         elif request_id in load.requests:
             raise KeyError(request_id)
-        load.requests[request_id] = (chain, new_tokens)
+        load.requests[request_id] = (chain, new_tokens, unnamed)
         load.prefill_tokens += new_tokens
-        if not chain:
-            return
+        load.unnamed += unnamed
+        return self._hold(load, chain) + unnamed if chain else unnamed
+
+    def _hold(self, load: _RankLoad, chain: Sequence[int]) -> int:
+        """Puts a request's blocks on a rank; how many it did not hold."""
         table, bit, length = self._map, load.bit, len(chain)
         if chain[0] not in table:
             # As most: nobody begins so.
             table.update(dict.fromkeys(chain, bit))
             load.blocks += length
-            return
+            return length
         shared = _reach(chain, table, bit)
         if shared:
             beside, depth = load.parts.get(chain[shared - 1], (0, shared))
             load.parts[chain[shared - 1]] = (beside + 1, depth)
             if shared == length:
-                return
+                return 0
         # What nobody holds at all needs no look at who does.
         known = _reach(chain, table, -1)
         for block in chain[shared:known]:
             table[block] |= bit
         table.update(dict.fromkeys(chain[known:], bit))
         load.blocks += length - shared
+        return length - shared
 
     def complete_prefill(self, rank: Rank, request_id: str) -> bool:
         """Takes the request's tokens off the prefill count; False if it is not active. Repeating it changes nothing."""
@@ -181,10 +193,10 @@ class ActiveChains:
         entry = load.requests.get(request_id) if load is not None else None
         if load is None or entry is None:
             return False
-        chain, tokens = entry
+        chain, tokens, unnamed = entry
         if tokens:
             load.prefill_tokens -= tokens
-            load.requests[request_id] = (chain, 0)
+            load.requests[request_id] = (chain, 0, unnamed)
         return True
 
     def free(self, rank: Rank, request_id: str) -> bool:
@@ -193,8 +205,9 @@ class ActiveChains:
         entry = load.requests.pop(request_id, None) if load is not None else None
         if load is None or entry is None:
             return False
-        chain, tokens = entry
+        chain, tokens, unnamed = entry
         load.prefill_tokens -= tokens
+        load.unnamed -= unnamed
         if chain:
             self._release(load, chain)
         if not load.requests:

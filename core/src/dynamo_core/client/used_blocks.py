@@ -1,0 +1,96 @@
+"""How many KV blocks are in use on each rank: what its worker reported last, and what has been placed there since.
+
+Only the worker's engine knows how long the answers have become. But a report is as old as the way it came, and an
+engine takes a request in only between two steps. So a report may lack what was placed up to `SETTLE` before it was
+heard, and what a request holds is not added to a report that has it already: reports are compared with older ones.
+
+A request that ends is taken off only if no report can have it. What the last report has stays until the next one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+#: A worker and one of its data-parallel ranks.
+Rank: TypeAlias = tuple[int, int]
+
+#: Seconds after which a report has what was placed before: reports of a busy worker come every 0.1 s.
+SETTLE = 0.25
+#: Seconds within which another frontend tells what it has placed.
+TOLD_WITHIN = 0.1
+
+
+class Report:
+    """What a worker reported of a rank, and what the frontends had placed there when that was heard."""
+
+    __slots__ = ("blocks", "heard", "others", "own", "placed")
+
+    def __init__(self, blocks: int, own: int, others: int, heard: float) -> None:
+        #: In use, as the worker reports.
+        self.blocks = blocks
+        #: Held by requests of this frontend, and of others.
+        self.own = own
+        self.others = others
+        #: Seconds of one clock.
+        self.heard = heard
+        #: Held by requests of this frontend that were placed after this report and before the next, and have not ended.
+        self.placed = 0
+
+
+class UsedBlocks:
+    """The reports that count. Times are seconds of one clock; those of others' loads are of the same."""
+
+    def __init__(self) -> None:
+        #: Of each rank: the last one that is older by `SETTLE` than the last of all, and all after it.
+        self._reports: dict[Rank, tuple[Report, ...]] = {}
+
+    def last(self, rank: Rank) -> Report | None:
+        """The last report of a rank; None if there is none."""
+        reports = self._reports.get(rank)
+        return reports[-1] if reports is not None else None
+
+    def report(self, rank: Rank, blocks: int, own: int, others: int, now: float) -> None:
+        """A report was heard, while the requests of this frontend held `own` blocks, and those of others `others`."""
+        reports = (*self._reports.get(rank, ()), Report(blocks, own, others, now))
+        first = 0
+        while first + 1 < len(reports) and reports[first + 1].heard <= now - SETTLE:
+            first += 1
+        self._reports[rank] = reports[first:]
+
+    def others_changed(self, rank: Rank, blocks: int, now: float) -> None:
+        """Another frontend tells that its requests hold so many more blocks, or less if it is negative.
+
+        They came or went a moment ago, so that a report that was heard lately may know of it already.
+        """
+        for report in self._reports.get(rank, ()):
+            if report.heard > now - TOLD_WITHIN:
+                report.others += blocks
+
+    def forget(self, rank: Rank) -> None:
+        """The worker is silent: its reports count no more."""
+        self._reports.pop(rank, None)
+
+    def used(self, rank: Rank, own: int, others: int, uncomputed: int) -> int:
+        """KV blocks in use on a rank, where requests of this frontend hold `own` now, and those of others `others`.
+
+        `uncomputed` are blocks of prompts that wait or are being computed, which the worker may not have counted yet.
+        Without a report it is what frontends placed. May be called from another thread.
+        """
+        reports = self._reports.get(rank)
+        if reports is None:
+            return own + others
+        last = reports[-1]
+        # What waits inside the worker counts too.
+        used = min(last.blocks + uncomputed, own + others)
+        if last.heard - reports[0].heard < SETTLE:
+            # Nothing that was placed is surely in a report.
+            used = own + others
+        placed = 0
+        for report in reversed(reports):
+            placed += report.placed
+            # If the last report has nothing of what was placed since this one,
+            most = last.blocks + placed + max(0, others - report.others)
+            # and if nothing else has changed since this one.
+            since = report.blocks + own - report.own + others - report.others
+            used = max(used, most if report is last else min(most, since))
+        return used

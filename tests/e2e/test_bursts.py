@@ -1,0 +1,139 @@
+"""Requests that come all at once, against real processes: no more are let in than the thresholds allow, and one each."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REJECTIONS = "dynamo_frontend_model_rejection_total"
+ACTIVE = "dynamo_frontend_active_requests"
+COUNTED = "dynamo_frontend_worker_active_decode_blocks"
+TOLD = "dynamo_frontend_worker_kv_blocks_active"
+# A prompt of 25 blocks is more than a fifth of the 64. A step of the engine is longer than the pause between bursts.
+CONFIG = """
+transport: {{use: tcp}}
+discovery: {{use: file, path: "{folder}"}}
+client: {{drain_grace: 0}}
+router: {{use: {router}}}
+admission: {{use: token-capacity, active_decode_blocks_threshold: {threshold}}}
+workers:
+  mock:
+    model: {{name: m}}
+    engine: {{use: mocker, fixed_itl_ms: 400, block_size: 4, num_gpu_blocks: 64}}
+    replicas: {workers}
+    grace_period: 0
+"""
+BURST = 50
+PAUSE = 0.2
+
+
+def request(prompt: str) -> bytes:
+    """For an answer that takes twenty seconds, and no more blocks than there are."""
+    body = {"model": "m", "prompt": prompt, "max_tokens": 50, "stream": True, "ignore_eos": True}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n"
+    return head.encode() + b"content-type: application/json\r\n\r\n" + data
+
+
+class Crowd:
+    """Clients with an open connection each, to one frontend or to several in turn."""
+
+    def __init__(self, servers: Sequence[Any], name: str) -> None:
+        to = [servers[number % len(servers)] for number in range(BURST)]
+        self._connections = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for server in to]
+        # No two prompts have a block in common.
+        self._requests = [request(f"{name}{number:02}".ljust(100, "x")) for number in range(BURST)]
+
+    def ask(self) -> None:
+        """All at once."""
+        for connection, data in zip(self._connections, self._requests, strict=True):
+            connection.sendall(data)
+
+    def let_in(self) -> int:
+        """How many have not been refused."""
+        answered, _, _ = select.select(self._connections, [], [], 0)
+        refused = sum(b" 503 " in connection.recv(64, socket.MSG_PEEK) for connection in answered)
+        return BURST - refused
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+
+@contextmanager
+def bursts(servers: Sequence[Any], count: int) -> Iterator[list[int]]:
+    """How many are let in of each of several bursts, one soon after the other."""
+    with ExitStack() as stack:
+        crowds = [Crowd(servers, name) for name in "abcdefgh"[:count]]
+        for crowd in crowds:
+            stack.callback(crowd.close)
+        for crowd in crowds:
+            crowd.ask()
+            time.sleep(PAUSE)
+
+        def decided() -> bool:
+            return sum(server.metric(REJECTIONS) + server.metric(ACTIVE) for server in servers) == count * BURST
+
+        assert servers[0].until(decided, 10)
+        yield [crowd.let_in() for crowd in crowds]
+
+
+def heard(server: Any, workers: int) -> None:
+    """Returns once every worker has told of its load, and has nothing to do."""
+    streams = [server.raw("POST", "/v1/completions", {"model": "m", "prompt": "a", "stream": True}) for _ in "ab"]
+    assert server.until(lambda: server.metric(TOLD) >= workers, 20)
+    for stream in streams:
+        stream.close()
+    assert server.until(lambda: server.metric(TOLD) == server.metric(COUNTED) == server.metric(ACTIVE) == 0, 20)
+
+
+@pytest.mark.parametrize("router", ["kv", "round-robin"])
+@pytest.mark.parametrize(
+    ("threshold", "workers", "most"),
+    [
+        # One is above a fifth: it is let in, at each worker.
+        (0.2, 2, 2),
+        # Two are 50 blocks, just below. The worker begins to compute them with its next step.
+        (0.8, 1, 3),
+    ],
+)
+def test_a_burst_lets_in_what_the_threshold_allows_and_one_per_worker(
+    serve: Callable[..., Any], tmp_path: Path, router: str, threshold: float, workers: int, most: int
+) -> None:
+    folder = tmp_path / "discovery"
+    server = serve(CONFIG.format(folder=folder, router=router, threshold=threshold, workers=workers))
+    assert server.until(lambda: len(server.instances()) == workers, 20)
+    heard(server, workers)
+
+    with bursts([server], 3) as let_in:
+        blocks = server.metric(COUNTED)
+
+    assert 1 <= let_in[0] <= most
+    assert let_in[1:] == [0, 0]
+    # What is decided by is what operators see; answers have grown by a block or two.
+    assert 25 * let_in[0] <= blocks <= 30 * let_in[0]
+
+
+@pytest.mark.parametrize("router", ["kv", "round-robin"])
+def test_two_frontends_let_in_one_more_as_long_as_they_have_not_heard_of_each_other(
+    serve: Callable[..., Any], tmp_path: Path, router: str
+) -> None:
+    config = CONFIG.format(folder=tmp_path / "discovery", router=router, threshold=0.2, workers=1)
+    servers = [serve(config), serve(config, command="frontend")]
+    for server in servers:
+        assert server.until(lambda: server.metric("dynamo_frontend_load_peers") == 1, 20)  # noqa: B023 - used at once
+    heard(servers[0], 1)
+
+    with bursts(servers, 3) as let_in:
+        pass
+
+    assert 1 <= let_in[0] <= 2
+    assert let_in[1:] == [0, 0]

@@ -1,0 +1,93 @@
+"""Between being let in and being placed a request may wait: others that are let in meanwhile do not slip through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from dynamo_core import EngineConfig, EngineContext, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
+from dynamo_core.client.monitor import WorkerMonitor
+from dynamo_core.contracts.admission import AdmissionServices, Principal
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.router import PoolView, Route, Router, RouterServices, RoutingRequest
+from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_admission_token_capacity.admission import TokenCapacityAdmission
+from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+
+BURST = 50
+#: Of 64 blocks of four tokens; a prompt has 25.
+THRESHOLDS = Thresholds(active_decode_blocks_threshold=0.2)
+
+
+class Endless(LLMEngine):
+    """Never answers."""
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="m", kv_cache_block_size=4, total_kv_blocks=64)
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        await ctx.stopped()
+        yield LLMEngineOutput.cancelled()
+
+    async def cleanup(self) -> None:
+        """Holds nothing."""
+
+
+class Hesitant(RoundRobinRouter):
+    """Decides on nobody before the whole burst has been let in."""
+
+    def __init__(self, services: RouterServices) -> None:
+        super().__init__(PluginConfig(), services)
+        self.asked = 0
+        self.all_asked = asyncio.Event()
+
+    async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
+        self.asked += 1
+        if self.asked == BURST:
+            self.all_asked.set()
+        await self.all_asked.wait()
+        return await super().route(request, pool)
+
+
+class Fixed:
+    """The same thresholds for every model."""
+
+    def of(self, model: str) -> Thresholds:
+        return THRESHOLDS
+
+
+async def test_requests_that_were_let_in_together_are_placed_only_where_there_is_still_room(
+    make_house: Callable[..., Any], stack: AsyncExitStack
+) -> None:
+    def busy(model: str, ranks: Sequence[RankLoad]) -> bool:
+        return THRESHOLDS.busy(ranks)
+
+    def make_router(services: RouterServices) -> Router:
+        monitor.take(services.pool)
+        return Hesitant(services)
+
+    admission = TokenCapacityAdmission(PluginConfig(), AdmissionServices(Metrics(), thresholds=Fixed()))
+    house = make_house(admission=admission, router=make_router)
+    monitor = WorkerMonitor(house.board, house.transport.events(), house.discovery, rule=busy)
+    stack.push_async_callback(monitor.aclose)
+    for _ in range(2):
+        await house.run(Endless)
+
+    async def ask(number: int) -> bool:
+        request = PreprocessedRequest(model="m", token_ids=[number] * 100)
+        try:
+            stream = await house.model().generate(request, EngineContext(f"r{number}"), Principal())
+        except ServiceOverloaded:
+            return False
+        stack.push_async_callback(stream.aclose)
+        return True
+
+    async with asyncio.timeout(30):
+        let_in = await asyncio.gather(*(ask(number) for number in range(BURST)))
+
+    # One at each worker, which it makes busy.
+    assert sum(let_in) == 2

@@ -85,6 +85,7 @@ _ACCOUNTS: Final = (
     "dynamo_frontend_inflight_requests",
     "dynamo_frontend_active_requests",
     "dynamo_frontend_worker_active_prefill_tokens",
+    "dynamo_frontend_worker_active_decode_blocks",
     "dynamo_frontend_worker_kv_blocks_active",
     "dynamo_admission_queue_requests",
     "dynamo_admission_running_requests",

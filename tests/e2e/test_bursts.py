@@ -95,14 +95,18 @@ def heard(server: Any, workers: int) -> None:
     assert server.until(lambda: server.metric(TOLD) == server.metric(COUNTED) == server.metric(ACTIVE) == 0, 20)
 
 
-@pytest.mark.parametrize("router", ["kv", "round-robin"])
+FULL = pytest.mark.full
+
+
 @pytest.mark.parametrize(
-    ("threshold", "workers", "most"),
+    ("router", "threshold", "workers", "most"),
     [
         # One is above a fifth: it is let in, at each worker.
-        (0.2, 2, 2),
+        ("kv", 0.2, 2, 2),
+        pytest.param("round-robin", 0.2, 2, 2, marks=FULL),
         # Two are 50 blocks, just below. The worker begins to compute them with its next step.
-        (0.8, 1, 3),
+        pytest.param("kv", 0.8, 1, 3, marks=FULL),
+        ("round-robin", 0.8, 1, 3),
     ],
 )
 def test_a_burst_lets_in_what_the_threshold_allows_and_one_per_worker(
@@ -122,7 +126,7 @@ def test_a_burst_lets_in_what_the_threshold_allows_and_one_per_worker(
     assert 25 * let_in[0] <= blocks <= 30 * let_in[0]
 
 
-@pytest.mark.parametrize("router", ["kv", "round-robin"])
+@pytest.mark.parametrize("router", ["round-robin", pytest.param("kv", marks=FULL)])
 def test_two_frontends_let_in_one_more_as_long_as_they_have_not_heard_of_each_other(
     serve: Callable[..., Any], tmp_path: Path, router: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Requests that come all at once, against real processes: no more are let in than the thresholds allow, and one each."""
+"""Requests that come all at once, against real processes: workers are filled up to their threshold, and by one more."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def bursts(servers: Sequence[Any], count: int) -> Iterator[list[int]]:
             time.sleep(PAUSE)
 
         def decided() -> bool:
-            return sum(server.metric(REJECTIONS) + server.metric(ACTIVE) for server in servers) == count * BURST
+            found: float = sum(server.metric(REJECTIONS) + server.metric(ACTIVE) for server in servers)
+            return found == count * BURST
 
         assert servers[0].until(decided, 10)
         yield [crowd.let_in() for crowd in crowds]

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynamo_core import EngineConfig, EngineContext, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
 from dynamo_core.client.monitor import WorkerMonitor
+from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.admission import AdmissionServices, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import PoolView, Route, Router, RouterServices, RoutingRequest
@@ -38,7 +39,7 @@ class Endless(LLMEngine):
 
 
 class Hesitant(RoundRobinRouter):
-    """Decides on nobody before the whole burst has been let in."""
+    """Chooses no worker before the whole burst has been let in."""
 
     def __init__(self, services: RouterServices) -> None:
         super().__init__(PluginConfig(), services)
@@ -67,6 +68,7 @@ async def test_requests_that_were_let_in_together_are_placed_only_where_there_is
         return THRESHOLDS.busy(ranks)
 
     def make_router(services: RouterServices) -> Router:
+        assert isinstance(services.pool, Pool)
         monitor.take(services.pool)
         return Hesitant(services)
 

@@ -142,7 +142,7 @@ def tell(board: LoadBoard, number: int, blocks: int, now: float) -> None:
     board.others.hear(PlacedLoads(1, number, False, [load]), now)
 
 
-def test_what_another_frontend_placed_counts_once_whoever_tells_first() -> None:
+def test_what_another_frontend_placed_counts_once_in_whatever_order_it_is_told() -> None:
     first, second = quiet(0), quiet(0)
 
     tell(first, 1, 25, 0.20)
@@ -353,7 +353,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule()
     def all_is_quiet(self) -> None:
-        """Two reports later everybody counts what the worker does, no more and no less."""
+        """Two reports later both frontends count what the worker does, no more and no less."""
         for _ in range(2):
             self.time_passes(SETTLE + 0.1)
             self.report(set())

@@ -72,9 +72,7 @@ class Watched:
 
     def enter(self, worker: int, tokens: int = 10, *, rank: int = 0, name: str = "r", hashes: Any = ()) -> Ticket:
         route = Route(self.pool.instances[worker], rank)
-        return self.board.enter(
-            route, name, prompt_tokens=tokens, block_size=16, hashes=hashes, held_tokens=tokens
-        )
+        return self.board.enter(route, name, prompt_tokens=tokens, block_size=16, hashes=hashes, held_tokens=tokens)
 
     def tell(self, *loads: ActiveLoad, after: float = 1.0) -> None:
         """What workers tell so many seconds after the last time."""

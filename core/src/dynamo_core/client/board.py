@@ -44,8 +44,8 @@ class LoadBoard:
     ) -> Ticket:
         """Counts an attempt in; the ticket counts it out. Cached blocks of the route are not prefilled again.
 
-        `held_tokens` are those whose KV cache it holds from the beginning, whoever computes them: they fill the blocks
-        that `hashes` name, and where it names fewer, others.
+        `held_tokens` are those whose KV cache it holds from the beginning, even if another worker computes them.
+        They fill the blocks that `hashes` name; blocks beyond these count without a name.
         """
         instance_id = route.instance.instance_id
         key = (instance_id, route.dp_rank)

@@ -2,9 +2,11 @@
 
 Only the worker's engine knows how long the answers have become. But a report is as old as the way it came, and an
 engine takes a request in only between two steps. So a report may lack what was placed up to `SETTLE` before it was
-heard, and what a request holds is not added to a report that has it already: reports are compared with older ones.
+heard, or have it. Which of the two is found by comparing it with an older report: what was placed in between counts
+once, whether the last report has it or not.
 
-A request that ends is taken off only if no report can have it. What the last report has stays until the next one.
+A request that ends is taken off at once if it was placed after the last report. What the last report has stays until
+the next one.
 """
 
 from __future__ import annotations
@@ -88,9 +90,9 @@ class UsedBlocks:
         placed = 0
         for report in reversed(reports):
             placed += report.placed
-            # If the last report has nothing of what was placed since this one,
+            # Right if the last report has nothing of what was placed since this one, and else too much.
             most = last.blocks + placed + max(0, others - report.others)
-            # and if nothing else has changed since this one.
+            # Right if since this one nothing has changed but that requests came and went.
             since = report.blocks + own - report.own + others - report.others
             used = max(used, most if report is last else min(most, since))
         return used

@@ -24,8 +24,8 @@ Changes: TypeAlias = Mapping[str, float | int | None]
 class RankLoad:
     """What one data-parallel rank of a worker is doing, and what it could do; None where that is not known.
 
-    `active_decode_blocks` are KV blocks in use: what the worker reported last and what was placed since. They may be more
-    than there are, while prompts wait for room.
+    `active_decode_blocks` are KV blocks in use: what the worker reported last and what was placed since. While prompts
+    wait for room they may be more than there are.
     """
 
     active_decode_blocks: int = 0

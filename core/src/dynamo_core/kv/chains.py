@@ -150,7 +150,7 @@ class ActiveChains:
     def add(self, rank: Rank, request_id: str, chain: Sequence[int], new_tokens: int, unnamed: int = 0) -> int:
         """Counts a request in, with the sequence hashes of its blocks, each once and from the first.
 
-        `unnamed` are further blocks, of which no hash is known. Returns how many blocks the rank holds more than before.
+        `unnamed` are further blocks, of which no hash is known. Returns how many more blocks the rank holds now.
 
         Raises:
             KeyError: the request is already active on that rank.

@@ -122,6 +122,7 @@ class Fleet:
             prompt_tokens=len(asked.request.token_ids) if prefills else 0,
             block_size=size,
             hashes=route.blocks if route.blocks is not None else asked.known_hashes(size),
+            held_tokens=len(asked.request.token_ids),
         )
 
     async def placed(self, asked: RoutingRequest | None = None) -> tuple[Route, Ticket]:

@@ -25,7 +25,7 @@ class Counting(BeatingLease):
     """Beats as fast as it is let, until a test closes it."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        super().__init__(new_id())
+        super().__init__(new_id(), ttl=1.0)
         self.fails = fails
         self.beats = 0
         self.enough = threading.Event()

@@ -52,6 +52,14 @@ class Lease(ABC):
     def lost(self) -> asyncio.Event:
         """Set when the store gave the lease up and it could not be registered again."""
 
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after which the store forgets the lease of a process that is dead; None if it does not say.
+
+        A worker publishes it, and callers take it for the time that a worker may be silent.
+        """
+        return None
+
     @abstractmethod
     async def put(self, key: str, value: bytes) -> None:
         """Writes a record that lives as long as the lease.

@@ -21,8 +21,10 @@ def new_id() -> int:
 class OutsideLease(Lease):
     """What all of them have: an id, and `lost`, which any thread may tell. Made in the loop that waits for it."""
 
-    def __init__(self, lease_id: int) -> None:
+    def __init__(self, lease_id: int, ttl: float) -> None:
+        """`ttl` in seconds."""
         self._id = lease_id
+        self._ttl = ttl
         self._loop = asyncio.get_running_loop()
         self._lost = asyncio.Event()
 
@@ -33,6 +35,10 @@ class OutsideLease(Lease):
     @property
     def lost(self) -> asyncio.Event:
         return self._lost
+
+    @property
+    def ttl(self) -> float:
+        return self._ttl
 
     @property
     @abstractmethod
@@ -51,8 +57,9 @@ class OutsideLease(Lease):
 class BeatingLease(OutsideLease):
     """One whose heartbeats come from a `Keeper`'s thread; the other methods are called in the event loop."""
 
-    def __init__(self, lease_id: int) -> None:
-        super().__init__(lease_id)
+    def __init__(self, lease_id: int, ttl: float) -> None:
+        """`ttl` in seconds."""
+        super().__init__(lease_id, ttl)
         # What follows is touched with the lock held: by the keeper's thread, and by those that write.
         self._lock = threading.Lock()
         self._closed = False

@@ -95,8 +95,9 @@ class Session(Generic[S]):
 class RemoteLease(OutsideLease):
     """A lease as the process sees it; the work is done in the thread."""
 
-    def __init__(self, thread: LoopThread, lease_id: int) -> None:
-        super().__init__(lease_id)
+    def __init__(self, thread: LoopThread, lease_id: int, ttl: float) -> None:
+        """`ttl` in seconds."""
+        super().__init__(lease_id, ttl)
         self._thread = thread
         self._holding: Holding | None = None
         self._closed = False
@@ -168,7 +169,7 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
         check_ttl(seconds)
         session = await self._open()
         # Drawn here, so that a store that has forgotten it gives it back under the same id.
-        lease = RemoteLease(self._thread, new_id())
+        lease = RemoteLease(self._thread, new_id(), seconds)
         lease.bind(await self._thread.run(session.hold(lease, seconds, heartbeat(seconds, self._heartbeat))))
         if self._fanout.is_closed():
             await lease.aclose()

@@ -30,7 +30,8 @@ class Instance(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     """One worker process (or one worker inside this process) that serves endpoints.
 
     `address` is what its transport published, by transport name; `worker` is the name in the config file; `pid` and
-    `host` tell an operator where it runs.
+    `host` tell an operator where it runs. `lease_ttl` is the life of the worker's lease in seconds, None if it does not
+    say: how long callers put up with its silence.
     """
 
     instance_id: int
@@ -43,6 +44,7 @@ class Instance(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     host: str = ""
     system_url: str | None = None
     proto: int = PROTO
+    lease_ttl: float | None = None
 
     @property
     def path(self) -> str:

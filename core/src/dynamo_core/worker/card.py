@@ -91,9 +91,13 @@ def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, file
 
 
 def make_instance(
-    instance_id: int, worker: WorkerConfig, address: dict[str, str], system_url: str | None = None
+    instance_id: int,
+    worker: WorkerConfig,
+    address: dict[str, str],
+    system_url: str | None = None,
+    lease_ttl: float | None = None,
 ) -> Instance:
-    """The instance record of one worker in this process."""
+    """The instance record of one worker in this process; `lease_ttl` in seconds."""
     return Instance(
         instance_id=instance_id,
         namespace=worker.namespace,
@@ -104,4 +108,5 @@ def make_instance(
         pid=os.getpid(),
         host=socket.gethostname(),
         system_url=system_url,
+        lease_ttl=lease_ttl,
     )

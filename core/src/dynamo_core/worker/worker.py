@@ -369,7 +369,7 @@ class Worker:
             served = await self._transport.serve(lease.id, endpoint, handler)
             self._served.append(served)
             address |= served.address
-        instance = make_instance(lease.id, self._config, address, system_url)
+        instance = make_instance(lease.id, self._config, address, system_url, lease.ttl)
         # The card is there slightly before the instance, so that nobody sees an instance without a model.
         await lease.put(CARDS + card.path, msgspec.json.encode(card))
         await lease.put(INSTANCES + instance.path, msgspec.json.encode(instance))

@@ -23,6 +23,12 @@ class LeaseChecks(DiscoveryHarness):
         assert len(set(ids)) == len(ids)
         assert all(0 < number < 2**63 for number in ids)
 
+    async def test_a_lease_tells_its_life_or_nothing(self, registry: Registry) -> None:
+        usual, own = await registry.directories.one.lease(), await registry.directories.one.lease(ttl=7.0)
+
+        assert usual.ttl is None or usual.ttl > 0
+        assert own.ttl in (None, 7.0)
+
     async def test_a_record_is_there_once_put_has_returned(self, registry: Registry) -> None:
         lease = await registry.directories.one.lease()
 

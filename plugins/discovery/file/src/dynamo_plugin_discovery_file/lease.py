@@ -56,9 +56,8 @@ class FileLease(BeatingLease):
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
-        super().__init__(lease_id)
+        super().__init__(lease_id, ttl)
         self._folder = folder
-        self._ttl = ttl
         self._heartbeat = heartbeat
         self._clock = clock
         self._on_change = on_change

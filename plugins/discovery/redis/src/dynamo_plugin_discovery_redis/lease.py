@@ -34,9 +34,8 @@ class RedisLease(BeatingLease):
         in_thread: InThread,
         on_change: Callable[[], None],
     ) -> None:
-        super().__init__(lease_id)
+        super().__init__(lease_id, ttl)
         self._store = store
-        self._ttl = ttl
         self._heartbeat = heartbeat
         self._in_thread = in_thread
         self._on_change = on_change

@@ -28,6 +28,7 @@ from __future__ import annotations
 from dynamo_core.testing.transport.endings import EndChecks
 from dynamo_core.testing.transport.errors import ErrorChecks
 from dynamo_core.testing.transport.flow import FlowChecks
+from dynamo_core.testing.transport.hanging import HangChecks
 from dynamo_core.testing.transport.harness import Planes, TransportHarness
 from dynamo_core.testing.transport.payloads import PayloadChecks
 from dynamo_core.testing.transport.stopping import StopChecks
@@ -36,5 +37,5 @@ from dynamo_core.testing.transport.streams import StreamChecks
 __all__ = ["Planes", "TransportHarness", "TransportKit"]
 
 
-class TransportKit(StreamChecks, ErrorChecks, StopChecks, PayloadChecks, FlowChecks, EndChecks):
+class TransportKit(StreamChecks, ErrorChecks, StopChecks, PayloadChecks, FlowChecks, EndChecks, HangChecks):
     """All checks of a transport. Subclass it as ``Test…`` and write the fixture `planes`."""

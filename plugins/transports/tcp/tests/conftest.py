@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -194,6 +197,46 @@ class Wire:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+
+
+class Authority:
+    """Makes certificates with the openssl command."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ca = folder / "ca.crt"
+        self._run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=ca",
+                  "-keyout", folder / "ca.key", "-out", self.ca, "-days", "2")  # fmt: skip
+
+    def _run(self, *arguments: str | Path) -> None:
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+    def issue(self, name: str) -> dict[str, str]:
+        key, request, cert, extra = (self._folder / f"{name}.{end}" for end in ("key", "csr", "crt", "ext"))
+        extra.write_text(f"subjectAltName=DNS:{name},IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+        self._run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+                  "-keyout", key, "-out", request)  # fmt: skip
+        self._run("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self._folder / "ca.key", "-out", cert,
+                  "-days", "2", "-extfile", extra, "-CAcreateserial")  # fmt: skip
+        return {"cert": str(cert), "key": str(key), "ca": str(self.ca)}
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command is not installed")
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def strange(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Authority:
+    return Authority(tmp_path_factory.mktemp("strange"))
+
+
+@pytest.fixture
+def encrypted(authority: Authority) -> dict[str, Any]:
+    """Settings with which both ends show certificates."""
+    return {"tls": authority.issue("worker") | {"client_ca": str(authority.ca)}}
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import DynamoError, WireError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Gauge
 from dynamo_plugin_transport_tcp import messages
 from dynamo_plugin_transport_tcp.address import Address
@@ -216,7 +217,7 @@ async def batter(number: int, seed: int) -> int:
     ends: list[tuple[Link, Drain]] = []
     for _ in range(number):
         if not ends:
-            listener, caller = ListenerLink(registry), CallerLink(config, nowhere, Gauge())
+            listener, caller = ListenerLink(registry), CallerLink(config, nowhere, Gauge(), TaskSet())
             ends = [(listener, attach(listener)), (caller, attach(caller))]
             connect(caller, listener)
             calling = [asyncio.ensure_future(caller.call(5, COUNT, 1, EngineContext("r"), Deaf())) for _ in range(2)]

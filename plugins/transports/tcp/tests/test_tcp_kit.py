@@ -7,16 +7,21 @@ from typing import Any, ClassVar
 
 import pytest
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.transport import Served
+from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.testing.events_kit import EventPlanes, EventsKit
+from dynamo_core.testing.faults import Direction, FaultProxy, HalfOpen, Raw
+from dynamo_core.testing.transport.hanging import HangChecks
 from dynamo_core.testing.transport_kit import Planes, TransportKit
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 
 SECRET = "sixteen or more characters"
+
+#: Deadlines that do not end a call before the checks of workers that hang do.
+PATIENT = {"connect_timeout": 60, "accept_timeout": 60, "heartbeat": 0.2}
 
 
 class TestTcp(TransportKit):
@@ -28,6 +33,47 @@ class TestTcp(TransportKit):
     async def planes(self, make_transport: Callable[..., TcpTransport]) -> Planes:
         server, client = (make_transport(secret=SECRET, max_frame_mb=2) for _ in range(2))
         return Planes(server=server, client=client)
+
+
+class TestTcpThatHangs(HangChecks):
+    """Through a proxy, so that a connection may carry one way only."""
+
+    CAN_SERVE_ELSEWHERE: ClassVar[bool] = True
+    CAN_GO_DEAF: ClassVar[bool] = True
+
+    @pytest.fixture
+    async def planes(self, make_transport: Callable[..., TcpTransport]) -> AsyncIterator[Planes]:
+        server, client = (make_transport(**PATIENT) for _ in range(2))
+        async with FaultProxy("127.0.0.1", 1, framing=Raw()) as self.proxy:
+
+            def through_the_proxy(instance_id: int, served: Served) -> Instance:
+                address = Address.parse(served.address["tcp"])
+                self.proxy.target = address.host, address.port
+                there = Address(self.proxy.host, self.proxy.port, address.nonce)
+                return Instance(instance_id=instance_id, address={"tcp": str(there)})
+
+            yield Planes(server=server, client=client, instance=through_the_proxy)
+
+    async def go_deaf(self, planes: Planes) -> None:
+        await self.proxy.plan.inject(HalfOpen(), direction=Direction.DOWN, connection=0).hit()
+
+    def serves_elsewhere(self, planes: Planes) -> tuple[type[Transport], dict[str, Any]]:
+        return TcpTransport, {}
+
+
+class TestTcpThatHangsEncrypted(HangChecks):
+    """With TLS and a secret; probes are plain."""
+
+    CAN_SERVE_ELSEWHERE: ClassVar[bool] = True
+
+    @pytest.fixture
+    async def planes(self, make_transport: Callable[..., TcpTransport], encrypted: dict[str, Any]) -> Planes:
+        self.settings = encrypted | {"secret": SECRET}
+        server, client = (make_transport(**PATIENT, **self.settings) for _ in range(2))
+        return Planes(server=server, client=client)
+
+    def serves_elsewhere(self, planes: Planes) -> tuple[type[Transport], dict[str, Any]]:
+        return TcpTransport, self.settings
 
 
 class TestTcpOverAWire(TransportKit):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +69,7 @@ def test_loopback_needs_neither(bind: str) -> None:
         ({"bind": ":80"}, "names no host"),
         ({"advertise": "worker:0"}, "port 0 cannot be reached"),
         ({"secret": "short"}, "openssl rand"),
-        ({"silence": 5}, "at least twice"),
+        ({"silence": 1.5}, "at least twice"),
         ({"max_frame_mb": 0}, "greater than or equal to 1"),
     ],
 )
@@ -171,42 +169,8 @@ def test_a_proof_is_of_no_use_elsewhere() -> None:
 # Certificates.
 
 
-class Authority:
-    """Makes certificates with the openssl command."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.ca = folder / "ca.crt"
-        self._run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=ca",
-                  "-keyout", folder / "ca.key", "-out", self.ca, "-days", "2")  # fmt: skip
-
-    def _run(self, *arguments: str | Path) -> None:
-        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-    def issue(self, name: str) -> dict[str, str]:
-        key, request, cert, extra = (self._folder / f"{name}.{end}" for end in ("key", "csr", "crt", "ext"))
-        extra.write_text(f"subjectAltName=DNS:{name},IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
-        self._run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
-                  "-keyout", key, "-out", request)  # fmt: skip
-        self._run("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self._folder / "ca.key", "-out", cert,
-                  "-days", "2", "-extfile", extra, "-CAcreateserial")  # fmt: skip
-        return {"cert": str(cert), "key": str(key), "ca": str(self.ca)}
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl command is not installed")
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def strange(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Authority:
-    return Authority(tmp_path_factory.mktemp("strange"))
-
-
 async def test_calls_go_over_tls_and_both_ends_show_certificates(
-    make_transport: Make, recorder: Any, authority: Authority
+    make_transport: Make, recorder: Any, authority: Any
 ) -> None:
     server = make_transport(tls=authority.issue("worker") | {"client_ca": str(authority.ca)})
     client = make_transport(tls=authority.issue("frontend"))
@@ -214,9 +178,7 @@ async def test_calls_go_over_tls_and_both_ends_show_certificates(
     assert await greet(server, client, recorder()) == [b"hello"]
 
 
-async def test_the_name_in_the_certificate_can_be_given(
-    make_transport: Make, recorder: Any, authority: Authority
-) -> None:
+async def test_the_name_in_the_certificate_can_be_given(make_transport: Make, recorder: Any, authority: Any) -> None:
     tls = authority.issue("worker.example")
     server = make_transport(tls=tls)
 
@@ -231,7 +193,7 @@ async def greet_again(server: TcpTransport, client: TcpTransport, sink: Any) -> 
 
 
 async def test_certificates_of_other_authorities_and_plain_callers_are_refused(
-    make_transport: Make, recorder: Any, authority: Authority, strange: Authority
+    make_transport: Make, recorder: Any, authority: Any, strange: Any
 ) -> None:
     server = make_transport(tls=authority.issue("worker") | {"client_ca": str(authority.ca)})
     served = await server.serve(7, BYTES, hello)

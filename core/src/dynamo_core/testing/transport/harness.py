@@ -197,8 +197,10 @@ class Call:
 class Stage:
     """Serves handlers over the pair under test, and calls them."""
 
-    def __init__(self, planes: Planes, wait: float) -> None:
+    def __init__(self, planes: Planes, wait: float, lease_ttl: float | None = None) -> None:
+        """`lease_ttl` is what the records of workers say, in seconds."""
         self.planes = planes
+        self._lease_ttl = lease_ttl
         self.wait = wait
         self.visits: list[Visit] = []
         self.served: dict[tuple[int, str], Served] = {}
@@ -229,7 +231,7 @@ class Stage:
         async with self.deadline("serving"):
             served = await self.planes.server.serve(instance_id, endpoint, handler)
         self.served[instance_id, endpoint.name] = served
-        fresh = self.planes.instance(instance_id, served)
+        fresh = msgspec.structs.replace(self.planes.instance(instance_id, served), lease_ttl=self._lease_ttl)
         known = self._instances.get(instance_id)
         # As a worker does: one record with the addresses of all that it serves.
         self._instances[instance_id] = (
@@ -324,6 +326,11 @@ class TransportHarness:
     CAN_BREAK_CONNECTION: ClassVar[bool] = False
     #: Whether `lose_an_item` can be called.
     CAN_LOSE_AN_ITEM: ClassVar[bool] = False
+    #: Whether `go_deaf` can be called.
+    CAN_GO_DEAF: ClassVar[bool] = False
+    #: Whether `serves_elsewhere` can be called. Then give both transports of `planes` deadlines for connecting and
+    #: accepting that are longer than `WAIT`, and a heartbeat of some 0.2 s: the checks are of workers that hang.
+    CAN_SERVE_ELSEWHERE: ClassVar[bool] = False
 
     @pytest.fixture
     def planes(self) -> Planes:
@@ -336,6 +343,14 @@ class TransportHarness:
 
     async def lose_an_item(self, planes: Planes) -> None:
         """Makes one item that the server sends from now on vanish on its way, with those after it arriving."""
+        raise NotImplementedError
+
+    async def go_deaf(self, planes: Planes) -> None:
+        """From now on nothing comes back to the client over what connects it with the server; nobody is told."""
+        raise NotImplementedError
+
+    def serves_elsewhere(self, planes: Planes) -> tuple[type[Transport], dict[str, Any]]:
+        """The transport, and its settings as JSON has them, with which a process of its own serves the client."""
         raise NotImplementedError
 
     @pytest.fixture

@@ -7,6 +7,7 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -28,6 +29,7 @@ from dynamo_core.errors import (
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.tasks import TaskSet
+from dynamo_core.wire.liveness import ASKED, Liveness, patience
 
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
@@ -59,12 +61,16 @@ from dynamo_plugin_transport_tcp.messages import (
     item_decoder,
     proto_mismatch,
 )
+from dynamo_plugin_transport_tcp.probes import ProbeKey, probe
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
 
 log = logging.getLogger(__name__)
 
 #: Seconds that closing a call waits for the handler to end: a little more than the handler is given.
 CLOSE_BOUND = STOP_GRACE + 1.0
+
+#: Seconds that the TLS part of a handshake may take: another deadline ends it sooner.
+NO_LIMIT = 3600.0
 
 #: Seconds from the arrival of rows to the end of their readers' turn, from which on the process counts as busy.
 BUSY = 0.0004
@@ -75,7 +81,8 @@ LONGEST_REST = 0.004
 class CallerLink(Link):
     """The calling end of one connection. `ready` tells whether the handshake went well, or the error."""
 
-    def __init__(self, config: TcpConfig, address: Address, connections: GaugeLike) -> None:
+    def __init__(self, config: TcpConfig, address: Address, connections: GaugeLike, tasks: TaskSet) -> None:
+        """`tasks` keeps what goes on beside the connection."""
         super().__init__(config, caller_decoder)
         self.ready: asyncio.Future[DynamoError | None] = self._loop.create_future()
         self._address = address
@@ -85,7 +92,18 @@ class CallerLink(Link):
         self._calls: dict[int, TcpCall] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._last = 0
-        self._idle = 0
+        self._idle_since = self._loop.time()
+        self._tasks = tasks
+        #: Whether a thread of the other process answers probes, and the probe under way.
+        self._probes = False
+        self._there = address.host, address.port
+        self.probe_key = ProbeKey(config.secret_bytes, address.nonce)
+        self._probing: asyncio.Task[None] | None = None
+        #: Seconds that the worker's lease lives, as its record says.
+        self.lease_ttl: float | None = None
+        self.liveness = Liveness(config.heartbeat, config.callers_silence, self._loop.time())
+        #: Whether only events are at stake, so that the worker is asked less often.
+        self._slow = False
         #: Frames of rows of which the other end has not been told yet that they were taken.
         self._taken = 0
         self._began_taking = 0.0
@@ -96,6 +114,10 @@ class CallerLink(Link):
     def opened(self) -> None:
         self._connections.inc()
         config = self.config
+        name = self._transport.get_extra_info("peername") if self._transport is not None else None
+        if isinstance(name, tuple):
+            # Where the connection leads, so that probes go the same way.
+            self._there = name[0], name[1]
         self.send(Hello(MAGIC, ACCEPTED_PROTOS[0], self._address.nonce, self._challenge, config.max_frame))
 
     def _on_challenge(self, given: Challenge) -> None:
@@ -107,6 +129,7 @@ class CallerLink(Link):
         challenges = self._challenge, given.challenge
         self._expected = proof(secret, LISTENER, self._address.nonce, *challenges)
         self.peer_limit = given.max_frame
+        self._probes = given.probes
         self.handlers = {Ready: self._on_ready}
         self.send(Proof(proof(secret, CALLER, self._address.nonce, *challenges)))
 
@@ -155,14 +178,15 @@ class CallerLink(Link):
             raise InvalidArgument(f"the request has {len(body)} bytes, more than the {self.peer_limit} of a frame")
         call = TcpCall(self, sid, endpoint)
         # A bare timer: `asyncio.timeout` would be four hundredths of a short request.
-        timer = asyncio.get_running_loop().call_later(self.config.accept_timeout, self._too_late, call)
+        call.timer = self._loop.call_later(self.config.accept_timeout, self._too_late, call)
         try:
             if not self.writable.is_set():
                 await self._until_writable()
             if self.closing:
                 raise CannotConnect(f"the connection with {self.peer} is closed")
             self._calls[sid] = call
-            self._idle = 0
+            if self._slow:
+                self._hurry()
             self.send_frame(frame(body))
             call.watch(ctx)
             verdict = await call.verdict
@@ -170,7 +194,7 @@ class CallerLink(Link):
             call.abandon()
             raise
         finally:
-            timer.cancel()
+            call.timer.cancel()
         if verdict is not None:
             call.abandon()
             raise verdict
@@ -185,7 +209,10 @@ class CallerLink(Link):
             raise self._late(error) from error
 
     def _too_late(self, call: TcpCall) -> None:
-        if not call.verdict.done():
+        if self.liveness.busy:
+            # The worker's engine holds its event loop, which will get to the call: that is not for a wire to judge.
+            call.timer = self._loop.call_later(self.config.accept_timeout, self._too_late, call)
+        elif not call.verdict.done():
             call.verdict.set_result(self._late())
 
     def _late(self, cause: BaseException | None = None) -> ConnectionTimeout:
@@ -299,13 +326,43 @@ class CallerLink(Link):
 
     # Both.
 
-    def ticked(self) -> None:
+    def judge(self) -> bool:
+        config, liveness = self.config, self.liveness
+        self._slow = not self._calls and bool(self._subscriptions)
+        if self._slow:
+            liveness.heartbeat, liveness.silence = config.callers_heartbeat, config.callers_silence
+        else:
+            liveness.heartbeat = config.heartbeat
+            liveness.silence = patience(config.silence, self.lease_ttl, probes=self._probes)
+        return bool(self._calls or self._subscriptions)
+
+    def _hurry(self) -> None:
+        """A call was opened while the worker was asked less often."""
+        self.judge()
+        self.liveness.begin(self._loop.time())
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = self._loop.call_at(self.liveness.due, self._tick)
+
+    def ticked(self, now: float) -> None:
         if self._calls or self._subscriptions:
-            self._idle = 0
-            return
-        self._idle += 1
-        if self._idle * self.config.heartbeat >= self.config.idle_timeout:
+            self._idle_since = now
+        elif now - self._idle_since >= self.config.idle_timeout:
             self.close(Disconnected("the connection was idle"))
+
+    def probe(self) -> None:
+        if self._probes and self._probing is None and self._calls:
+            self._probing = self._tasks.spawn(self._probe(), name=f"probe-{self.peer}")
+
+    async def _probe(self) -> None:
+        try:
+            busy = await probe(*self._there, self.probe_key)
+        finally:
+            self._probing = None
+        if busy and not self.closing and self.liveness.told_busy(self._loop.time()):
+            log.warning(
+                "the event loop of %s is busy, for %.1f s so far: %d calls wait", self.peer, busy, len(self._calls)
+            )
 
     def over(self, error: DynamoError) -> None:
         self._connections.dec()
@@ -352,6 +409,7 @@ class TcpCall(Source):
         "decode",
         "event",
         "expected",
+        "timer",
         "verdict",
     )
 
@@ -364,6 +422,8 @@ class TcpCall(Source):
         self._paused = False
         self._error: DynamoError | None = None
         self._forget_ctx: Callable[[], None] = _nothing
+        #: When it is too late to be accepted.
+        self.timer: asyncio.TimerHandle
         self.compact = endpoint.item_type is LLMEngineOutput
         self.decode = item_decoder(endpoint).decode
         #: The number of the next row; none may come before the call was accepted.
@@ -477,8 +537,10 @@ class Peers:
         self._tasks = TaskSet()
         self._closed = False
 
-    async def get(self, text: str) -> CallerLink:
+    async def get(self, text: str, lease_ttl: float | None = None) -> CallerLink:
         """The connection with the process at an address of a record. Callers that come together share one attempt.
+
+        `lease_ttl` is the life of the worker's lease in seconds, None if the record does not say.
 
         Raises:
             CannotConnect: it is not there, or not the one that is meant, or does not trust us.
@@ -486,13 +548,15 @@ class Peers:
         """
         link = self._links.get(text)
         if link is not None and not link.closing:
+            if lease_ttl is not None:
+                link.lease_ttl = lease_ttl
             return link
         if self._closed:
             raise CannotConnect("the transport is closed")
         attempt = self._attempts.get(text)
         if attempt is None:
             # A task of its own: the first caller may give up while others still wait.
-            attempt = self._attempts[text] = self._tasks.spawn(self._connect(text), name=f"connect-{text}")
+            attempt = self._attempts[text] = self._tasks.spawn(self._connect(text, lease_ttl), name=f"connect-{text}")
         try:
             result = await asyncio.shield(attempt)
         except asyncio.CancelledError:
@@ -505,12 +569,15 @@ class Peers:
             raise type(result)(result.message) from result.__cause__
         return result
 
-    async def _connect(self, text: str) -> CallerLink | DynamoError:
+    async def _connect(self, text: str, lease_ttl: float | None) -> CallerLink | DynamoError:
         made: list[CallerLink] = []
+        limit = self._config.connect_timeout
+        if lease_ttl is not None:
+            limit = min(limit, patience(self._config.silence, lease_ttl, probes=True))
         try:
-            return await self._open(text, made)
+            return await self._open(text, limit, lease_ttl, made)
         except TimeoutError as error:
-            return ConnectionTimeout(f"no connection with {text} within {self._config.connect_timeout} s", cause=error)
+            return ConnectionTimeout(f"no connection with {text} within {limit:g} s", cause=error)
         except DynamoError as error:
             return CannotConnect(f"{text}: {error}", cause=error)
         except (OSError, ValueError) as error:
@@ -521,26 +588,48 @@ class Peers:
                 if self._links.get(text) is not link:
                     link.abort(CannotConnect("the connection was given up"))
 
-    async def _open(self, text: str, made: list[CallerLink]) -> CallerLink:
+    async def _open(self, text: str, limit: float, lease_ttl: float | None, made: list[CallerLink]) -> CallerLink:
+        """`limit` is the seconds that it may take, but for those in which the worker's event loop is busy."""
         address = Address.parse(text)
 
         def make() -> CallerLink:
-            made.append(CallerLink(self._config, address, self._connections))
-            return made[-1]
+            link = CallerLink(self._config, address, self._connections, self._tasks)
+            link.lease_ttl = lease_ttl
+            made.append(link)
+            return link
 
         server_name: str | None = None
         if self._tls is not None and self._config.tls is not None:
             server_name = self._config.tls.server_name or address.host
-        async with asyncio.timeout(self._config.connect_timeout):
-            _, link = await asyncio.get_running_loop().create_connection(
-                make, address.host, address.port, ssl=self._tls, server_hostname=server_name
-            )
-            problem = await link.ready
+        async with asyncio.timeout(limit) as deadline:
+            waiting = self._tasks.spawn(self._wait_for_busy(address, deadline, limit), name=f"probe-{text}")
+            try:
+                _, link = await asyncio.get_running_loop().create_connection(
+                    make,
+                    address.host,
+                    address.port,
+                    ssl=self._tls,
+                    server_hostname=server_name,
+                    ssl_handshake_timeout=None if self._tls is None else NO_LIMIT,
+                )
+                problem = await link.ready
+            finally:
+                waiting.cancel()
         if problem is not None:
             raise problem
         self._links = {key: known for key, known in self._links.items() if not known.closing}
         self._links[text] = link
         return link
+
+    async def _wait_for_busy(self, address: Address, deadline: asyncio.Timeout, limit: float) -> None:
+        """Puts the deadline off as long as a thread of the worker says that its event loop is busy."""
+        loop, key = asyncio.get_running_loop(), ProbeKey(self._config.secret_bytes, address.nonce)
+        while True:
+            await asyncio.sleep(min(self._config.heartbeat, limit / ASKED))
+            if await probe(address.host, address.port, key):
+                # It may have expired in this very moment.
+                with suppress(RuntimeError):
+                    deadline.reschedule(loop.time() + limit)
 
     async def aclose(self) -> None:
         """Ends all calls and closes all connections."""

@@ -13,6 +13,11 @@ from dynamo_plugin_transport_tcp.address import is_loopback, split_host_port
 #: A shorter secret could be guessed by whoever has seen one handshake.
 SHORTEST_SECRET = 16
 
+#: Seconds that a caller may be silent where `silence` is not set, and after which it is asked for life: nothing waits
+#: for a caller but what it has called, so there is no hurry.
+CALLERS_SILENCE = 60.0
+CALLERS_HEARTBEAT = 5.0
+
 
 class TlsConfig(PluginConfig):
     """Encryption. The same certificate is shown to callers and, where workers ask for one, to workers."""
@@ -53,8 +58,16 @@ class TcpConfig(PluginConfig):
         default=5.0, gt=0, description="How long connecting may take, handshake included, seen from either end."
     )
     accept_timeout: float = Field(default=5.0, gt=0, description="How long a worker may take to accept a call.")
-    heartbeat: float = Field(default=5.0, gt=0, description="A connection that was silent this long is asked for life.")
-    silence: float = Field(default=60.0, gt=0, description="A connection that was silent this long is given up.")
+    heartbeat: float = Field(
+        default=1.0, gt=0, description="A connection with open calls that was silent this long is asked for life."
+    )
+    silence: float | None = Field(
+        default=None,
+        gt=0,
+        description="A connection that was silent this long is given up, unless a thread of the worker says that its "
+        f"event loop is busy; null means the life of the worker's lease and a second, and {CALLERS_SILENCE:g} for what "
+        "workers allow callers.",
+    )
     idle_timeout: float = Field(
         default=300.0, gt=0, description="A caller's connection without calls and subscriptions is closed after this."
     )
@@ -100,9 +113,19 @@ class TcpConfig(PluginConfig):
                 f"bind {self.bind!r} is reached by others, who could then call workers: set `secret` or "
                 "`tls.client_ca`, or bind to 127.0.0.1, or allow it with `insecure: true`"
             )
-        if self.silence < 2 * self.heartbeat:
+        if self.silence is not None and self.silence < 2 * self.heartbeat:
             raise SettingsMismatch("`silence` must be at least twice `heartbeat`")
         return self
+
+    @property
+    def callers_silence(self) -> float:
+        """Seconds that a connection without calls may be silent, and one at the listening end."""
+        return CALLERS_SILENCE if self.silence is None else self.silence
+
+    @property
+    def callers_heartbeat(self) -> float:
+        """Seconds of silence after which such a connection is asked for life."""
+        return max(self.heartbeat, CALLERS_HEARTBEAT) if self.silence is None else self.heartbeat
 
     @property
     def max_frame(self) -> int:

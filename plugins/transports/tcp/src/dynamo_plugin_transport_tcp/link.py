@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
+from dynamo_core.wire.liveness import Act, Liveness
 
 from dynamo_plugin_transport_tcp.address import join_host_port
 from dynamo_plugin_transport_tcp.config import TcpConfig
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 CLOSE_GRACE = 2.0
 
 _PING = pack(Ping())
-_PONG = pack(Pong())
+PONG = pack(Pong())
 
 Handlers = dict[type, Callable[[Any], None]]
 
@@ -58,9 +59,7 @@ class Link(asyncio.Protocol):
         self._out: list[bytes] = []
         self._scheduled = False
         self._told = False
-        self._heard = True
-        self._silent = 0
-        self._due = 0.0
+        self.liveness = Liveness(config.callers_heartbeat, config.callers_silence, self._loop.time())
         self._ticker: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._abort: asyncio.TimerHandle | None = None
@@ -76,8 +75,15 @@ class Link(asyncio.Protocol):
     def gather(self, out: list[bytes]) -> None:
         """Appends the frames of everything that waits, after those given to `send`."""
 
-    def ticked(self) -> None:
-        """One heartbeat has passed."""
+    def judge(self) -> bool:
+        """Whether it matters now if the other end lives. Sets how often it is asked, and how long it may be silent."""
+        return True
+
+    def ticked(self, now: float) -> None:
+        """A heartbeat or less has passed."""
+
+    def probe(self) -> None:
+        """Pings stay without an answer: asks the other end's process in another way, if there is one."""
 
     def over(self, error: DynamoError) -> None:
         """Nothing more will arrive, for this reason. Called once."""
@@ -157,12 +163,11 @@ class Link(asyncio.Protocol):
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._due = self._loop.time() + self.config.heartbeat
-        self._ticker = self._loop.call_at(self._due, self._tick)
+        self._ticker = self._loop.call_at(self.liveness.due, self._tick)
         self.opened()
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self.liveness.heard(self._loop.time())
         if self.closing:
             return
         try:
@@ -230,26 +235,22 @@ class Link(asyncio.Protocol):
         self.abort(Disconnected(f"{self.peer} read nothing for {self.config.write_stall} s"))
 
     def _tick(self) -> None:
-        heartbeat = self.config.heartbeat
-        now = self._loop.time()
-        if self._heard or (self.blocked and self.STOPS_READING) or now - self._due > heartbeat:
-            # The last: this process itself slept. What came meanwhile is in the socket, not yet read.
-            self._silent = 0
-        else:
-            self._silent += 1
-        self._heard = False
-        if self._silent * heartbeat >= self.config.silence:
-            silent = ResponseTimeout(f"nothing came from {self.peer} for {self.config.silence} s")
+        now, liveness = self._loop.time(), self.liveness
+        # Where reading has stopped, what the other end says is in the socket.
+        act = liveness.look(now, used=self.judge() and not (self.blocked and self.STOPS_READING))
+        if act is Act.GIVE_UP:
+            silent = ResponseTimeout(f"nothing came from {self.peer} for {liveness.silence:g} s")
             self.abort(Disconnected(silent.message, cause=silent))
             return
-        if self._silent:
+        if act is Act.PING:
             self.send_frame(_PING)
-        self._due = now + heartbeat
-        self._ticker = self._loop.call_at(self._due, self._tick)
-        self.ticked()
+        elif act is Act.PROBE:
+            self.probe()
+        self._ticker = self._loop.call_at(liveness.due, self._tick)
+        self.ticked(now)
 
     def _on_ping(self, _: Ping) -> None:
-        self.send_frame(_PONG)
+        self.send_frame(PONG)
 
     def _on_pong(self, _: Pong) -> None:
         pass

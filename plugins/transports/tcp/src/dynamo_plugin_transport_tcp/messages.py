@@ -51,6 +51,8 @@ class Challenge(msgspec.Struct, array_like=True, tag=1):
     challenge: Challenge32
     max_frame: FrameLimit
     secret: bool
+    #: Whether a thread of the process answers probes; see `probes.py`.
+    probes: bool = False
 
 
 class Proof(msgspec.Struct, array_like=True, tag=2):

@@ -32,7 +32,7 @@ from dynamo_core.tasks import TaskSet
 from dynamo_plugin_transport_tcp.address import NONCE_BYTES, Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.frames import FrameError, frame
-from dynamo_plugin_transport_tcp.link import Handlers, Link
+from dynamo_plugin_transport_tcp.link import PONG, Handlers, Link
 from dynamo_plugin_transport_tcp.messages import (
     ACCEPTED_PROTOS,
     EVENTS_TAG,
@@ -75,6 +75,10 @@ WINDOW = 1
 #: Bytes of events in one frame, so that they never stand in the way of rows for long; and bytes that may wait.
 EVENT_FRAME = 64 * 1024
 EVENT_BACKLOG_BYTES = 8 * 1024 * 1024
+#: Bytes of a frame that is being read from which on its sender is told so, and seconds between two such words.
+LARGE = 64 * 1024
+REASSURE = 0.5
+
 #: More than what an event takes beside its payload.
 EVENT_OVERHEAD = 64
 
@@ -146,8 +150,10 @@ class ListenerLink(Link):
         self._hurried = 0
         #: Frames of rows that the caller has not taken yet, of those it was asked to tell about.
         self._under_way = 0
-        #: Heartbeats since the caller was last heard to have taken any, while it should have.
-        self._overdue = 0
+        #: Since when the caller should have said that it has taken some; None while it need not.
+        self._overdue: float | None = None
+        #: When it was last told that a large frame is being read.
+        self._reassured = 0.0
         #: Awaited by handlers whose items wait for the next frame; None while nobody does.
         self._collected: asyncio.Future[None] | None = None
         self._tail: list[bytes] = []
@@ -183,7 +189,7 @@ class ListenerLink(Link):
         self.handlers = {Proof: self._on_proof}
         config = self.config
         proto = min(hello.proto, ACCEPTED_PROTOS[0])
-        self.send(Challenge(proto, self._challenges[1], config.max_frame, config.secret is not None))
+        self.send(Challenge(proto, self._challenges[1], config.max_frame, config.secret is not None, True))
 
     def _on_proof(self, given: Proof) -> None:
         secret, nonce = self.config.secret_bytes, self._registry.nonce
@@ -256,7 +262,7 @@ class ListenerLink(Link):
         if taken.frames > self._under_way:
             raise FrameError("more frames were taken than sent")
         self._under_way -= taken.frames
-        self._overdue = 0
+        self._overdue = None
         if self._dirty:
             self.schedule()
 
@@ -324,15 +330,26 @@ class ListenerLink(Link):
 
     # Both.
 
-    def ticked(self) -> None:
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.splitter.held > LARGE:
+            # The caller's pings wait behind what it sends: it would take a long request for silence.
+            now = self._loop.time()
+            if now - self._reassured >= REASSURE:
+                self._reassured = now
+                self.send_frame(PONG)
+
+    def ticked(self, now: float) -> None:
         if not self._under_way or self.blocked:
-            self._overdue = 0
+            self._overdue = None
             return
         # A caller that lives tells what it takes. If it does not, a frame was lost, and rows would wait for each other
         # for ever. One that does not live is not heard at all, and given up for that.
-        self._overdue += 1
-        if self._overdue * self.config.heartbeat >= self.config.silence and not self._silent:
-            self.close(Disconnected(f"{self.peer} did not tell for {self.config.silence} s what it has taken"))
+        silence = self.config.callers_silence
+        if self._overdue is None:
+            self._overdue = now
+        elif now - self._overdue >= silence and self.liveness.silent(now) < self.liveness.heartbeat:
+            self.close(Disconnected(f"{self.peer} did not tell for {silence:g} s what it has taken"))
 
     def gather(self, out: list[bytes]) -> None:
         dirty, self._dirty = self._dirty, []

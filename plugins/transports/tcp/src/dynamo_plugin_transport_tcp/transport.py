@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from contextlib import suppress
 from typing import Any
 
 from dynamo_core.contracts.call import Endpoint, Handler, Sink, Source
@@ -16,7 +15,9 @@ from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.errors import CannotConnect, ConfigError, Disconnected
 from dynamo_core.protocol.records import Instance
+from dynamo_core.tasks import TaskSet
 
+from dynamo_plugin_transport_tcp.acceptor import Acceptor, listen
 from dynamo_plugin_transport_tcp.address import (
     Address,
     is_loopback,
@@ -29,13 +30,11 @@ from dynamo_plugin_transport_tcp.calling import Peers
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.events import TcpEvents
 from dynamo_plugin_transport_tcp.link import CLOSE_GRACE
+from dynamo_plugin_transport_tcp.probes import ProbeKey
 from dynamo_plugin_transport_tcp.security import calling_context, listening_context
 from dynamo_plugin_transport_tcp.serving import ListenerLink, Registry, TcpServed
 
 log = logging.getLogger(__name__)
-
-#: Connections that may wait to be accepted by the listener.
-ACCEPT_QUEUE = 512
 
 
 class TcpTransport(Transport):
@@ -60,7 +59,9 @@ class TcpTransport(Transport):
         self._peers = Peers(config, calling_tls, connections.labels("caller"))
         self._events = TcpEvents(self._registry, self._listen, self._peers, metrics)
         self._opening = asyncio.Lock()
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
+        #: Connections that are being made of what was accepted.
+        self._met = TaskSet()
         self._address: Address | None = None
         self._closed = False
 
@@ -84,7 +85,7 @@ class TcpTransport(Transport):
         address = instance.address.get(self.NAME)
         if address is None:
             raise CannotConnect(f"instance {instance.instance_id:x} has no address for transport {self.NAME!r}")
-        link = await self._peers.get(address)
+        link = await self._peers.get(address, instance.lease_ttl)
         return await link.call(instance.instance_id, endpoint, request, ctx, sink)
 
     def events(self) -> EventPlane:
@@ -97,58 +98,75 @@ class TcpTransport(Transport):
             await served.aclose()
         await self._peers.aclose()
         async with self._opening:
-            server, self._server = self._server, None
-        if server is not None:
-            server.close()
+            acceptor, self._acceptor = self._acceptor, None
+        if acceptor is not None:
+            await acceptor.aclose()
+        # A task that is cancelled before it has begun would forget its socket.
+        await self._met.join(CLOSE_GRACE)
+        await self._met.aclose()
         links = list(self._registry.links)
         for link in links:
             link.close(Disconnected("the serving process is stopping"))
         for link in links:
             await link.gone.wait()
-        if server is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_GRACE):
-                    await server.wait_closed()
 
     async def _listen(self) -> Address:
         async with self._opening:
             if self._closed:
                 raise CannotConnect("the transport is closed")
             if self._address is None:
-                self._server, self._address = await self._open()
+                self._acceptor, self._address = await self._open()
                 log.info("listening for calls at %s", join_host_port(self._address.host, self._address.port))
             return self._address
 
-    async def _open(self) -> tuple[asyncio.Server, Address]:
+    async def _open(self) -> tuple[Acceptor, Address]:
         config, loop = self._config, asyncio.get_running_loop()
         host, port = split_host_port(config.bind)
         try:
             # One address only: a name may stand for several, and with port 0 each would get another port.
-            found = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0][4]
-            server = await loop.create_server(
-                lambda: ListenerLink(self._registry),
-                str(found[0]),
-                port,
-                ssl=self._listening_tls,
-                ssl_handshake_timeout=config.connect_timeout if self._listening_tls is not None else None,
-                backlog=ACCEPT_QUEUE,
-            )
+            family, _, _, _, place = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+            sock = listen(family, place)
         except OSError as error:
             raise ConfigError(
                 f"transport.bind: cannot listen on {config.bind!r}: {error.strerror or error}; choose another address "
                 "or a free port",
                 cause=error,
             ) from error
-        bound_host, bound_port = server.sockets[0].getsockname()[:2]
+        bound_host, bound_port = sock.getsockname()[:2]
         if config.insecure and not is_loopback(bound_host):
             log.warning(
                 "%s is open to everyone who reaches it (insecure: true)", join_host_port(bound_host, bound_port)
             )
         try:
-            return server, Address(*self._advertised(bound_host, bound_port), self._registry.nonce)
+            address = Address(*self._advertised(bound_host, bound_port), self._registry.nonce)
         except ConfigError:
-            server.close()
+            sock.close()
             raise
+        acceptor = Acceptor(
+            sock,
+            ProbeKey(config.secret_bytes, self._registry.nonce),
+            timeout=config.connect_timeout,
+            farewell=self._listening_tls is None,
+            take=self._take,
+        )
+        await acceptor.start()
+        return acceptor, address
+
+    def _take(self, sock: socket.socket) -> None:
+        """A connection that is no probe's."""
+        self._met.spawn(self._meet(sock), name="tcp-connection")
+
+    async def _meet(self, sock: socket.socket) -> None:
+        handshake = None if self._listening_tls is None else self._config.connect_timeout
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: ListenerLink(self._registry),
+                sock,
+                ssl=self._listening_tls,
+                ssl_handshake_timeout=handshake,
+            )
+        except OSError as error:
+            log.debug("a connection was not made: %s", error)
 
     def _advertised(self, bound_host: str, bound_port: int) -> tuple[str, int]:
         if self._config.advertise is not None:

@@ -1,0 +1,209 @@
+"""The thread that meets those who connect: it answers probes itself, and hands all others to the event loop.
+
+So a worker whose event loop is blocked by its engine can be told from one that is dead, at one and the same port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from dynamo_core.directory.loop_thread import LoopThread
+from dynamo_core.errors import ConnectionTimeout, to_wire
+from dynamo_core.tasks import TaskSet
+from dynamo_core.wire.loop_watch import LoopWatch
+
+from dynamo_plugin_transport_tcp.messages import Bye, pack
+from dynamo_plugin_transport_tcp.probes import PROBE_BYTES, PROBE_START, ProbeKey
+
+log = logging.getLogger(__name__)
+
+#: Connections that may wait to be accepted.
+ACCEPT_QUEUE = 512
+
+#: Seconds before the next attempt when the process has no descriptor left.
+NO_DESCRIPTORS = 1.0
+_OUT_OF_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+#: Seconds that ending the thread may take.
+STOP_TIMEOUT = 5.0
+
+
+def listen(family: int, place: tuple[Any, ...]) -> socket.socket:
+    """A socket that listens at an address as `socket.getaddrinfo` gives it.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(place)
+        sock.listen(ACCEPT_QUEUE)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class Acceptor:
+    """Owns a listening socket. Made in the event loop that is to be given the connections."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        key: ProbeKey,
+        *,
+        timeout: float,
+        farewell: bool,
+        take: Callable[[socket.socket], None],
+    ) -> None:
+        """`take` is given each connection that is no probe's, in the event loop.
+
+        `timeout` is the seconds in which the first bytes must come; with `farewell` those that say nothing are told so.
+        """
+        self._sock = sock
+        self._key = key
+        self._timeout = timeout
+        self._farewell = farewell
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._watch = LoopWatch()
+        self._thread = LoopThread("tcp-accept", self._end)
+        self._tasks = TaskSet()
+        #: Connections on their way to the event loop. Both threads use it.
+        self._met: deque[socket.socket] = deque()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Accepts from now on."""
+        await self._thread.run(self._start())
+
+    async def aclose(self) -> None:
+        """Accepts no more, and closes what was not handed over."""
+        self._closed = True
+        await asyncio.to_thread(self._thread.stop, STOP_TIMEOUT)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Runs in the event loop."""
+        while self._met:
+            sock = self._met.popleft()
+            if self._closed:
+                sock.close()
+            else:
+                self._take(sock)
+
+    # In the thread.
+
+    async def _start(self) -> None:
+        self._tasks.spawn(self._accept(), name="tcp-accept")
+
+    async def _end(self) -> None:
+        self._sock.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._sock)
+            except OSError as error:
+                # Others concern one connection, which was gone before it was accepted.
+                if error.errno in _OUT_OF_MEANS:
+                    log.error("no connection can be accepted: %s", error.strerror or error)
+                    await asyncio.sleep(NO_DESCRIPTORS)
+                continue
+            self._tasks.spawn(self._meet(sock), name="tcp-meet")
+
+    async def _meet(self, sock: socket.socket) -> None:
+        handed_over = False
+        try:
+            async with asyncio.timeout(self._timeout):
+                if await _begins_with_a_probe(sock):
+                    await self._answer(sock)
+                else:
+                    handed_over = self._pass_on(sock)
+        except TimeoutError:
+            if self._farewell:
+                late = ConnectionTimeout(f"the handshake took longer than {self._timeout} s")
+                with suppress(OSError):
+                    sock.send(pack(Bye(to_wire(late))))
+        except OSError as error:
+            log.debug("a connection broke before anything was said: %s", error)
+        finally:
+            if not handed_over:
+                sock.close()
+
+    async def _answer(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        data = b""
+        while len(data) < PROBE_BYTES:
+            more = await loop.sock_recv(sock, PROBE_BYTES - len(data))
+            if not more:
+                return
+            data += more
+        challenge = self._key.read_probe(data)
+        if challenge is None:
+            return
+        try:
+            busy = await self._watch.busy()
+        except RuntimeError:
+            # The event loop has been closed: nobody could be served.
+            return
+        await loop.sock_sendall(sock, self._key.answer(challenge, busy))
+
+    def _pass_on(self, sock: socket.socket) -> bool:
+        self._met.append(sock)
+        try:
+            self._loop.call_soon_threadsafe(self._hand_over)
+        except RuntimeError:
+            self._met.remove(sock)
+            return False
+        return True
+
+
+async def _begins_with_a_probe(sock: socket.socket) -> bool:
+    """Whether what comes is a probe; returns as soon as that is known, and takes nothing of it.
+
+    Raises:
+        OSError: the connection is over.
+    """
+    while True:
+        try:
+            start = sock.recv(len(PROBE_START), socket.MSG_PEEK)
+        except BlockingIOError:
+            await _readable(sock)
+            continue
+        if not start:
+            raise ConnectionResetError(errno.ECONNRESET, "closed by the other end")
+        if start == PROBE_START or not PROBE_START.startswith(start):
+            return start == PROBE_START
+        # Wakes only when there is more. What has been peeked at would make the socket readable again and again.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(PROBE_START))
+        await _readable(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return sock.recv(len(PROBE_START), socket.MSG_PEEK) == PROBE_START
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    loop.add_reader(sock, _set, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(sock)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

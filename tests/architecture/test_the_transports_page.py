@@ -19,7 +19,7 @@ CHECKS = {
     "DiscoveryKit": [*(KITS / "discovery").glob("*.py"), KITS / "discovery_kit.py"],
 }
 #: What a kit leaves out unless a plugin's class says that it can.
-TRANSPORT_POWERS = ("CAN_BREAK_CONNECTION", "CAN_LOSE_AN_ITEM", "ITEM_LIMIT")
+TRANSPORT_POWERS = ("CAN_BREAK_CONNECTION", "CAN_GO_DEAF", "CAN_LOSE_AN_ITEM", "CAN_SERVE_ELSEWHERE", "ITEM_LIMIT")
 STORE_POWERS = ("CAN_KILL_OWNER", "CAN_CUT_STORE")
 
 #: The files of all tests, by their names, which are unique.

@@ -154,8 +154,9 @@ class ProxiedWorkers:
         frontends: int = 1,
         migration_limit: int = 0,
         itl: float = 10,
-        silence: float = 2,
+        silence: float | None = 2,
     ) -> None:
+        """`silence` None: as long as the lease of a worker lives, and a second."""
         self.migration_limit = migration_limit
         self.silence = silence
         self.servers = Servers(profile, folder)
@@ -163,7 +164,7 @@ class ProxiedWorkers:
         self._config = folder / "config.yaml"
         transport = self.servers.transport() | {"heartbeat": 0.5, "silence": silence}
         if self.servers.broker is None:
-            transport["write_stall"] = silence
+            transport["write_stall"] = 2
         values = {"transport": json.dumps(transport), "discovery": json.dumps(self.servers.discovery())}
         self._config.write_text(CONFIG % (values | {"migration_limit": migration_limit, "itl": itl}))
         self.workers: list[Worker] = []

@@ -7,12 +7,14 @@ answered.
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from typing import Any
 
 import pytest
 
 from tests.chaos.client import Client, Crowd, Stalled
-from tests.chaos.history import Outcome, check
+from tests.chaos.history import Outcome, check, judge
 from tests.chaos.scenarios import QUIET, TROUBLES, Trouble, one_worker_in_trouble, requests, trouble_all_the_time
 
 MIGRATION_LIMIT = 0
@@ -33,6 +35,24 @@ async def test_trouble_with_one_worker_is_told_to_its_clients_and_to_nobody_else
         problems = await one_worker_in_trouble(workers, trouble, expect)
 
         assert problems == [], "\n".join([*problems, workers.logs])
+
+
+async def test_answers_of_a_frozen_worker_end_with_the_life_of_its_lease(fleet: Any, expect: Any) -> None:
+    asked = requests(6, 0)
+    async with fleet(migration_limit=MIGRATION_LIMIT, silence=None) as workers, Client(workers.url) as client:
+        async with Crowd(client, asked) as crowd:
+            await crowd.begun()
+            frozen = asyncio.get_running_loop().time()
+            workers.workers[0].signal(signal.SIGSTOP)
+            histories = await crowd.end()
+        workers.workers[0].signal(signal.SIGCONT)
+
+        expected = await expect(asked)
+        assert check(histories, expected, {one.seed: {Outcome.BROKEN, Outcome.WHOLE} for one in asked}) == []
+        lost = [one for one in histories if judge(one, expected[one.asked.seed])[0] is Outcome.BROKEN]
+        assert lost
+        # The lease lives for 2 s, and calls end within 2 s more; the rest is for a machine that is busy.
+        assert max(one.ends[0][0] - frozen for one in lost) < 2 + 2 + 4
 
 
 @pytest.mark.full

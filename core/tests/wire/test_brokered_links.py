@@ -15,15 +15,32 @@ from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.transport import Served
-from dynamo_core.errors import CannotConnect, Disconnected, DynamoError, StreamIncomplete, WorkerOverloaded
+from dynamo_core.errors import (
+    CannotConnect,
+    Disconnected,
+    DynamoError,
+    ResponseTimeout,
+    StreamIncomplete,
+    WorkerOverloaded,
+    chain_has,
+)
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.wire import calls
+from dynamo_core.wire import calls, liveness
 from dynamo_core.wire.brokered.addresses import Addresses, is_link, word
 from dynamo_core.wire.brokered.broker import Letter
 from dynamo_core.wire.brokered.link import CREDIT
-from dynamo_core.wire.brokered.pieces import ARRIVED, LinkError, Piece, arrived_piece, read_piece
+from dynamo_core.wire.brokered.pieces import (
+    ARRIVED,
+    PROBED,
+    LinkError,
+    Piece,
+    answer_piece,
+    arrived_piece,
+    read_answer,
+    read_piece,
+)
 from dynamo_core.wire.messages import Row, Rows, Taken, encode
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from hypothesis import given
@@ -495,3 +512,70 @@ def test_pieces_come_back_as_they_went(number: int, more: bool, body: bytes) -> 
 
     assert (found.number, found.more, bytes(found.body)) == (number, more, body)
     assert msgspec.msgpack.decode(arrived_piece(number))[0] == ARRIVED
+
+
+# Who lives.
+
+
+async def test_a_worker_whose_process_answers_no_probes_is_judged_as_the_version_before_was(
+    office: Any, make_transport: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "WITHOUT_PROBES", 0.4)
+    server, client = await make_transport(), await make_transport(heartbeat=0.05)
+    instance, sink = at(await server.serve(7, ECHO, endless)), recorder()
+    await client.call(instance, ECHO, b"", EngineContext("r"), sink)
+    await sink.until(lambda: sink.items)
+
+    office.loses = lambda letter: letter.address.startswith("test.cl.")
+
+    assert chain_has(await sink.end() or Disconnected(), ResponseTimeout)
+
+
+@pytest.mark.parametrize("busy", [0.0, 1.5])
+async def test_that_its_event_loop_is_busy_keeps_a_worker_and_that_it_answers_does_not_keep_a_link(
+    office: Any, make_transport: Any, recorder: Any, caplog: pytest.LogCaptureFixture, busy: float
+) -> None:
+    server, client = await make_transport(), await make_transport(heartbeat=0.05, silence=0.4)
+    instance, sink = at(await server.serve(7, ECHO, endless)), recorder()
+    await client.call(instance, ECHO, b"", EngineContext("r"), sink)
+    await sink.until(lambda: sink.items)
+    link = next(iter(client._peers._links.values()))
+    probed: list[Letter] = []
+
+    def loses(letter: Letter) -> bool:
+        if letter.address == instance.address["office"].replace(".rq.", ".pb."):
+            probed.append(letter)
+            link.receive(answer_piece(busy), "")
+        return letter.address.startswith("test.cl.")
+
+    office.loses = loses
+    await until(lambda: len(probed) >= 20 if busy else sink.ends)
+
+    assert probed
+    assert {letter.link for letter in probed} == {link.name}
+    assert bool(sink.ends) is not bool(busy)
+    assert [record.getMessage() for record in caplog.records if "busy" in record.getMessage()] == (
+        [f"the event loop of {link.peer} is busy, for 1.5 s so far: 1 calls wait"] if busy else []
+    )
+
+
+@given(st.floats(0, 1e6))
+def test_what_a_probe_is_told_survives_the_way(busy: float) -> None:
+    answer = read_piece(answer_piece(busy))
+
+    assert answer.number == PROBED
+    assert read_answer(answer.body) == busy
+
+
+@pytest.mark.parametrize("body", [b"", b"\xcb\xbf\xf0\x00\x00\x00\x00\x00\x00", b"\xa1x"])
+def test_the_answer_to_a_probe_is_seconds_or_an_error(body: bytes) -> None:
+    with pytest.raises(LinkError, match="answer to a probe"):
+        read_answer(memoryview(body))
+
+
+async def endless(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+    async def items() -> AsyncGenerator[bytes, None]:
+        yield b"begun"
+        await ctx.stopped()
+
+    return items()

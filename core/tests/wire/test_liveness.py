@@ -138,9 +138,9 @@ def test_a_spell_of_being_busy_is_news_once_until_something_comes() -> None:
     liveness = Liveness(1.0, 4.0, 0.0)
 
     assert [liveness.told_busy(now) for now in (1.0, 2.0, 3.0)] == [True, False, False]
-    assert liveness.busy
+    during = liveness.busy
     liveness.heard(4.0)
-    assert not liveness.busy
+    assert (during, liveness.busy) == (True, False)
     assert liveness.told_busy(5.0)
 
 

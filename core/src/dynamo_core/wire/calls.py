@@ -62,6 +62,10 @@ class CallingLink(Protocol):
         """Whether nothing more will be sent."""
 
     @property
+    def busy(self) -> bool:
+        """Whether the worker's event loop does not run now, and its process does."""
+
+    @property
     def blocked(self) -> bool:
         """Whether so much waits to be sent that calls should wait, too."""
 
@@ -125,7 +129,7 @@ class Calls:
             raise InvalidArgument(f"the request has {len(message)} bytes, more than the {link.limit} that may be sent")
         call = Call(self, sid, endpoint)
         # A bare timer: `asyncio.timeout` would be a part of a short request that can be measured.
-        timer = self._loop.call_later(self._accept_timeout, self._too_late, call)
+        call.timer = self._loop.call_later(self._accept_timeout, self._too_late, call)
         try:
             if link.blocked:
                 await self._until_writable()
@@ -139,7 +143,7 @@ class Calls:
             call.abandon()
             raise
         finally:
-            timer.cancel()
+            call.timer.cancel()
         if verdict is not None:
             call.abandon()
             raise verdict
@@ -154,7 +158,10 @@ class Calls:
             raise self._late(error) from error
 
     def _too_late(self, call: Call) -> None:
-        if not call.verdict.done():
+        if self.link.busy:
+            # The worker's engine holds its event loop, which will get to the call: that is not for a wire to judge.
+            call.timer = self._loop.call_later(self._accept_timeout, self._too_late, call)
+        elif not call.verdict.done():
             call.verdict.set_result(self._late())
 
     def _late(self, cause: BaseException | None = None) -> ConnectionTimeout:
@@ -267,6 +274,7 @@ class Call(Source):
         "decode",
         "event",
         "expected",
+        "timer",
         "verdict",
     )
 
@@ -280,6 +288,8 @@ class Call(Source):
         self._paused = False
         self._error: DynamoError | None = None
         self._forget_ctx: Callable[[], None] = _nothing
+        #: When it is too late to be accepted.
+        self.timer: asyncio.TimerHandle
         self.compact = endpoint.item_type is LLMEngineOutput
         self.decode = item_decoder(endpoint).decode
         #: The number of the next row; none may come before the call was accepted.

@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.transport import Transport
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.testing.events_kit import EventPlanes, EventsKit
-from dynamo_core.testing.faults import Direction, Drop
+from dynamo_core.testing.faults import Direction, Drop, HalfOpen
+from dynamo_core.testing.transport.hanging import HangChecks
 from dynamo_core.testing.transport_kit import Planes, TransportKit
 from dynamo_core.wire.messages import ROWS_TAG
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_plugin_transport_nats.transport import NatsTransport
 
 
 def carries_rows(body: bytes) -> bool:
@@ -49,6 +52,28 @@ class TestNatsOverAWire(TransportKit):
 
     async def lose_an_item(self, planes: Planes) -> None:
         self.wire.plan.inject(Drop(), direction=Direction.DOWN, when=carries_rows)
+
+
+class TestNatsThatHangs(HangChecks):
+    """The client reaches the server through a wire."""
+
+    CAN_SERVE_ELSEWHERE: ClassVar[bool] = True
+    CAN_GO_DEAF: ClassVar[bool] = True
+
+    @pytest.fixture
+    async def planes(
+        self, make_transport: Callable[..., Any], make_wire: Callable[..., Any], nats_server: Any, prefix: str
+    ) -> Planes:
+        self.server, self.prefix, self.wire = nats_server, prefix, await make_wire(raw=True)
+        server = await make_transport(accept_timeout=60)
+        client = await make_transport(accept_timeout=60, servers=[f"nats://127.0.0.1:{self.wire.port}"])
+        return Planes(server=server, client=client)
+
+    async def go_deaf(self, planes: Planes) -> None:
+        await self.wire.plan.inject(HalfOpen(), direction=Direction.DOWN, connection=0).hit()
+
+    def serves_elsewhere(self, planes: Planes) -> tuple[type[Transport], dict[str, Any]]:
+        return NatsTransport, {"servers": [self.server.url], "prefix": self.prefix}
 
 
 class TestNatsEvents(EventsKit):

@@ -30,6 +30,7 @@ from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.testing.faults import BlackHole, Corrupt, Delay, Direction, Drop, Duplicate, Fault, Passing, Reorder
+from dynamo_core.testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
 from dynamo_core.wire.messages import ROWS_TAG
 from dynamo_plugin_transport_nats.broker import NatsBroker
 from dynamo_plugin_transport_nats.config import NatsConfig
@@ -776,6 +777,32 @@ async def test_what_was_said_before_closing_still_arrives(make_transport: Make, 
         assert len(sink.items) == 3
 
 
+@pytest.mark.full
+async def test_after_a_restart_of_the_server_a_busy_worker_is_still_told_from_a_dead_one(
+    make_server: Any, make_transport: Make, recorder: Any, prefix: str
+) -> None:
+    nats = make_server()
+    client = await make_transport(servers=[nats.url], unavailable_wait=WAIT, accept_timeout=WAIT)
+    elsewhere = await Elsewhere.start(
+        NatsTransport, {"servers": [nats.url], "prefix": prefix, "reconnect_wait": 0.2}, lease_ttl=0.5
+    )
+    before, after = recorder(), recorder()
+    try:
+        await client.call(elsewhere.instance, WORK, Work(), EngineContext("r"), before)
+        await before.end()
+        nats.kill()
+        await until(lambda: not client._broker.connected)
+        nats.start()
+
+        await client.call(elsewhere.instance, WORK, Work(block=3.5), EngineContext("s"), after)
+        await after.end()
+    finally:
+        await elsewhere.end()
+
+    assert after.ends == [None]
+    assert len(after.items) == ITEMS
+
+
 async def test_a_closed_transport_leaves_no_connection_and_no_subscription(
     make_server: Any, make_transport: Make, recorder: Any
 ) -> None:
@@ -784,12 +811,12 @@ async def test_a_closed_transport_leaves_no_connection_and_no_subscription(
     instance, sink = at(await server.serve(7, ECHO, echo)), recorder()
     await client.call(instance, ECHO, b"", EngineContext("r"), sink)
     await sink.end()
-    there = nats.seen()["connections"]
+    # Two that carry calls, and that of the worker's thread that answers probes.
+    await until(lambda: nats.seen()["connections"] == 3)
 
     await client.aclose()
     await server.aclose()
 
-    assert there == 2
     await until(lambda: nats.seen()["connections"] == 0)
     with pytest.raises(CannotConnect, match="closed"):
         await client.call(instance, ECHO, b"", EngineContext("r"), recorder())

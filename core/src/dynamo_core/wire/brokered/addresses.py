@@ -3,6 +3,7 @@
 ==============================  ======================================================================
 ``P.rq.<instance>.<run>``       a worker, as in its record: instance id and run, in hex
 ``P.cl.<caller>``               a caller: its run in hex
+``P.pb.<instance>.<run>``       a thread of a worker's process, which answers probes
 ``P.ev.<subject>``              whoever wants the events of a subject
 ==============================  ======================================================================
 
@@ -30,6 +31,7 @@ class Addresses:
     def __init__(self, prefix: str, separator: str) -> None:
         self._workers = separator.join((prefix, "rq", ""))
         self._callers = separator.join((prefix, "cl", ""))
+        self._probes = separator.join((prefix, "pb", ""))
         self._events = separator.join((prefix, "ev", ""))
         self._separator = separator
         self._worker = re.compile(
@@ -43,6 +45,10 @@ class Addresses:
     def is_worker(self, text: str) -> bool:
         """Whether the text, from elsewhere, is the address of a worker: nothing else must be sent to."""
         return len(text) <= LONGEST and self._worker.fullmatch(text) is not None
+
+    def probes(self, worker: str) -> str:
+        """Where the process of the worker at an address answers probes."""
+        return self._probes + worker.removeprefix(self._workers)
 
     def caller(self, link: str) -> str:
         """Where the caller of a link listens."""

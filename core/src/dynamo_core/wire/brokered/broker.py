@@ -182,6 +182,10 @@ class Broker(ABC):
         """The largest message that a link should make, in bytes; what is more goes in parts."""
         return self.max_message
 
+    def another(self, metrics: MetricsScope) -> Broker | None:
+        """A broker with the same settings, for a connection of its own in another thread; None if there can be none."""
+        return None
+
     def begun(self, session: Session) -> None:
         """This connection stands."""
 

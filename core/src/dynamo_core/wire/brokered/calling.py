@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from typing import Any
 
@@ -14,6 +15,7 @@ from dynamo_core.wire.brokered.addresses import RUN_BYTES, Addresses, is_link
 from dynamo_core.wire.brokered.broker import Broker, Listening, varied
 from dynamo_core.wire.brokered.link import Link
 from dynamo_core.wire.brokered.pieces import (
+    PROBE_PIECE,
     UNKNOWN_LINK,
     UNKNOWN_PIECE,
     Hello,
@@ -24,7 +26,10 @@ from dynamo_core.wire.brokered.pieces import (
 )
 from dynamo_core.wire.brokered.settings import BrokeredConfig
 from dynamo_core.wire.calls import Calls
+from dynamo_core.wire.liveness import patience
 from dynamo_core.wire.messages import ACCEPTED_PROTOS, Accepted, Ended, Refused, Rows, proto_mismatch
+
+log = logging.getLogger(__name__)
 
 #: Seconds between two attempts to reach a worker that may still be on its way back to the broker, varied by half.
 SETTLE_PAUSE = 0.1
@@ -38,14 +43,34 @@ class CallerLink(Link):
         super().__init__(peers.broker, peers.config, name, there=address, here=here, decoder=caller_decoder)
         #: Whether the worker does not know this link, so that a new one may do.
         self.forgotten = False
+        #: Seconds that the worker's lease lives, as its record says.
+        self.lease_ttl: float | None = None
+        self._probes = False
         self.calls = Calls(self, self.config.accept_timeout)
         self._peers = peers
         self.handlers = {Welcome: self._on_welcome}
         self.send(Hello(ACCEPTED_PROTOS[0], self.config.max_message))
 
-    @property
-    def used(self) -> bool:
+    def judge(self) -> bool:
+        # A record of the version before does not say how long the lease lives; this one's workers answer probes.
+        probes = self._probes or self.lease_ttl is not None
+        self.liveness.silence = patience(self.config.silence, self.lease_ttl, probes=probes)
         return bool(self.calls)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker's event loop does not run now, and its process does."""
+        return self.liveness.busy
+
+    def probe(self) -> None:
+        # Without a reply: that nobody listens there says nothing of the link.
+        self.broker.publish(self._peers.addresses.probes(self.peer), PROBE_PIECE, link=self.name)
+
+    def told_busy(self, seconds: float) -> None:
+        if self.liveness.told_busy(self._loop.time()):
+            log.warning(
+                "the event loop of %s is busy, for %.1f s so far: %d calls wait", self.peer, seconds, len(self.calls)
+            )
 
     def unused(self, seconds: float) -> None:
         if seconds >= self.config.idle_timeout:
@@ -63,6 +88,7 @@ class CallerLink(Link):
         if welcome.proto not in ACCEPTED_PROTOS:
             raise CannotConnect(proto_mismatch(welcome.proto))
         self.peer_limit = min(welcome.max_message, self.config.max_message)
+        self._probes = welcome.probes
         self.handlers = {
             Rows: self.calls.on_rows,
             Accepted: self.calls.on_accepted,
@@ -108,6 +134,7 @@ class Peers:
         while True:
             await self.broker.ready()
             link = self._get(address)
+            link.lease_ttl = instance.lease_ttl
             try:
                 return await link.calls.open(instance.instance_id, endpoint, request, ctx, sink)
             except CannotConnect:

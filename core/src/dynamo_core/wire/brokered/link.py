@@ -23,15 +23,19 @@ from dynamo_core.wire.brokered.broker import Broker
 from dynamo_core.wire.brokered.pieces import (
     ARRIVED,
     PIECE_OVERHEAD,
+    PROBED,
     UNKNOWN_LINK,
     LinkError,
+    Piece,
     arrived_piece,
     bundle,
+    read_answer,
     read_bundle,
     read_count,
     read_piece,
 )
 from dynamo_core.wire.brokered.settings import BrokeredConfig
+from dynamo_core.wire.liveness import Act, Liveness
 from dynamo_core.wire.messages import Bye, Ping, Pong, encode
 
 log = logging.getLogger(__name__)
@@ -95,22 +99,25 @@ class Link:
         self._released.set()
         self._parts: list[memoryview] = []
         self._size = 0
-        self._heard = True
-        self._silent = 0
-        self._unused = 0
-        self._due = self._loop.time() + config.heartbeat
-        self._ticker = self._loop.call_at(self._due, self._tick)
+        self.liveness = Liveness(config.heartbeat, config.callers_silence, self._loop.time())
+        self._used_at = self._loop.time()
+        self._ticker = self._loop.call_at(self.liveness.due, self._tick)
         self._common: Handlers = {Ping: self._on_ping, Pong: self._on_pong, Bye: self._on_bye}
 
     # What subclasses fill in.
 
-    @property
-    def used(self) -> bool:
-        """Whether calls are open, so that it matters whether the other end lives."""
+    def judge(self) -> bool:
+        """Whether calls are open, so that it matters if the other end lives. Sets how long it may be silent."""
         raise NotImplementedError
 
     def gather(self, out: list[bytes]) -> None:
         """Appends the messages that wait, after those given to `send`."""
+
+    def probe(self) -> None:
+        """Pings stay without an answer: asks the other end's process in another way, if there is one."""
+
+    def told_busy(self, seconds: float) -> None:
+        """The other end's event loop has not run for so long, says its process."""
 
     def unused(self, seconds: float) -> None:
         """The link has not been used for so long."""
@@ -210,15 +217,20 @@ class Link:
         """Takes what arrived over this link; `reply` is set if life is asked for."""
         if self.closed:
             return
-        self._heard = True
         try:
-            self._take(data, reply)
+            piece = read_piece(data)
+            if piece.number == PROBED:
+                # No word of the other end's event loop.
+                if (busy := read_answer(piece.body)) > 0:
+                    self.told_busy(busy)
+                return
+            self.liveness.heard(self._loop.time())
+            self._take(piece, reply)
         except DynamoError as error:
             log.warning("the link with %s is given up: %s", self.peer, error)
             self.close(error)
 
-    def _take(self, data: bytes, reply: str) -> None:
-        piece = read_piece(data)
+    def _take(self, piece: Piece, reply: str) -> None:
         if piece.number == UNKNOWN_LINK:
             self.unknown()
             return
@@ -304,25 +316,24 @@ class Link:
     # Deadlines.
 
     def _tick(self) -> None:
-        heartbeat = self.config.heartbeat
-        now = self._loop.time()
-        if self._heard or not self.used or now - self._due > heartbeat:
-            # The last: this process itself slept. What came meanwhile has not been read yet.
-            self._silent = 0
-        else:
-            self._silent += 1
-        self._unused = 0 if self.used else self._unused + 1
-        self._heard = False
-        if self._silent * heartbeat >= self.config.silence:
-            silent = ResponseTimeout(f"nothing came from {self.peer} for {self.config.silence} s")
+        now, liveness, used = self._loop.time(), self.liveness, self.judge()
+        act = liveness.look(now, used=used)
+        if act is Act.GIVE_UP:
+            silent = ResponseTimeout(f"nothing came from {self.peer} for {liveness.silence:g} s")
             self.close(Disconnected(silent.message, cause=silent))
             return
+        if act is Act.PROBE:
+            self.probe()
         if self._held:
             # A ping would have to wait behind what waits. The answer also makes up for a count that was lost.
             self._tell_arrived(ask=True)
-        elif self._silent:
+        elif act is Act.PING:
             self.ask(_PING)
-        self._due = now + heartbeat
-        self._ticker = self._loop.call_at(self._due, self._tick)
-        if self._unused:
-            self.unused(self._unused * heartbeat)
+        elif self._arrived > self._told and self._parts:
+            # What comes in parts comes slowly, and the other end waits for a word.
+            self._tell_arrived()
+        self._ticker = self._loop.call_at(liveness.due, self._tick)
+        if used:
+            self._used_at = now
+        else:
+            self.unused(now - self._used_at)

@@ -34,6 +34,9 @@ UNKNOWN_LINK: Final = -1
 #: The number of a piece that says how many bytes of bodies have arrived in all. Who asks for life gets one back.
 ARRIVED: Final = -2
 
+#: The number of a piece that is a probe, and of the answer: the seconds for which the worker's event loop has not run.
+PROBED: Final = -3
+
 #: More than what a piece takes beside its body.
 PIECE_OVERHEAD: Final = 32
 
@@ -50,7 +53,7 @@ class Piece(msgspec.Struct, array_like=True):
     `number` counts the pieces of one direction of the link from 0; what has none may be lost.
     """
 
-    number: Constrained[int, msgspec.Meta(ge=ARRIVED, le=2**63 - 1)]
+    number: Constrained[int, msgspec.Meta(ge=PROBED, le=2**63 - 1)]
     more: bool
     body: memoryview
 
@@ -67,6 +70,8 @@ class Welcome(msgspec.Struct, array_like=True, tag=1):
 
     proto: int
     max_message: Size
+    #: Whether a thread of the process answers probes.
+    probes: bool = False
 
 
 ToWorker: TypeAlias = Hello | Open | Stop | Pause | Resume | Taken | Ping | Pong | Bye
@@ -77,10 +82,14 @@ caller_decoder: msgspec.msgpack.Decoder[list[ToCaller]] = msgspec.msgpack.Decode
 _count_decoder: msgspec.msgpack.Decoder[int] = msgspec.msgpack.Decoder(
     Constrained[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 )
+_busy_decoder: msgspec.msgpack.Decoder[float] = msgspec.msgpack.Decoder(Constrained[float, msgspec.Meta(ge=0)])
 _piece_decoder = msgspec.msgpack.Decoder(Piece)
 
 #: Says that a link is not known.
 UNKNOWN_PIECE: Final = encode((UNKNOWN_LINK, False, b""))
+
+#: Asks whether a process lives.
+PROBE_PIECE: Final = encode((PROBED, False, b""))
 
 
 def read_piece(data: bytes) -> Piece:
@@ -110,6 +119,23 @@ def read_count(body: memoryview) -> int:
         return _count_decoder.decode(body)
     except UNREADABLE as error:
         raise LinkError(f"a count cannot be understood: {error}") from None
+
+
+def answer_piece(busy: float) -> bytes:
+    """Answers a probe: the event loop has not run for so many seconds, 0 if it runs."""
+    return encode((PROBED, False, encode(busy)))
+
+
+def read_answer(body: memoryview) -> float:
+    """The seconds for which an event loop has not run, as the body of such a piece says.
+
+    Raises:
+        LinkError: it does not.
+    """
+    try:
+        return _busy_decoder.decode(body)
+    except UNREADABLE as error:
+        raise LinkError(f"the answer to a probe cannot be understood: {error}") from None
 
 
 def bundle(messages: list[bytes]) -> bytes:

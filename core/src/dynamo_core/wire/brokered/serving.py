@@ -63,6 +63,8 @@ class Registry:
     #: Tells this run of this process from every other that had the same instance id.
     run: bytes = field(default_factory=lambda: secrets.token_bytes(RUN_BYTES))
     doors: dict[int, Door] = field(default_factory=dict)
+    #: Whether a thread of this process answers probes.
+    probes: bool = False
 
     def lost(self, error: DynamoError) -> None:
         """The connection with the broker has broken: callers have lost what was sent."""
@@ -172,8 +174,7 @@ class WorkerLink(Link):
         self._outlets = Outlets(self)
         self.handlers = {Hello: self._on_hello}
 
-    @property
-    def used(self) -> bool:
+    def judge(self) -> bool:
         return bool(self._outlets)
 
     def unused(self, seconds: float) -> None:
@@ -193,7 +194,8 @@ class WorkerLink(Link):
             Resume: outlets.on_resume,
             Taken: outlets.on_taken,
         }
-        self.send(Welcome(min(hello.proto, ACCEPTED_PROTOS[0]), self.config.max_message))
+        proto = min(hello.proto, ACCEPTED_PROTOS[0])
+        self.send(Welcome(proto, self.config.max_message, self._door.registry.probes))
 
     def _on_open(self, opening: Open) -> None:
         if opening.sid in self._outlets:

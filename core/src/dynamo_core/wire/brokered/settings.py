@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 
+#: Seconds that a caller may be silent where `silence` is not set: nothing waits for it but what it has called.
+CALLERS_SILENCE = 60.0
+
 
 class TlsConfig(PluginConfig):
     """Encryption. Nothing secret is sent before it is in force; a server that does not offer it is refused."""
@@ -51,7 +54,13 @@ class BrokeredConfig(PluginConfig):
     heartbeat: float = Field(
         default=1.0, gt=0, description="A process with open calls that was silent this long is asked for life."
     )
-    silence: float = Field(default=60.0, gt=0, description="A process that did not answer for this long is given up.")
+    silence: float | None = Field(
+        default=None,
+        gt=0,
+        description="A process that did not answer for this long is given up, unless a thread of the worker says that "
+        f"its event loop is busy; null means the life of the worker's lease and a second, and {CALLERS_SILENCE:g} for "
+        "what workers allow callers.",
+    )
     idle_timeout: float = Field(
         default=300.0, gt=0, description="What a caller and a worker know of each other is forgotten after this."
     )
@@ -66,9 +75,14 @@ class BrokeredConfig(PluginConfig):
 
     @model_validator(mode="after")
     def _silence_is_several_heartbeats(self) -> Self:
-        if self.silence < 2 * self.heartbeat:
+        if self.silence is not None and self.silence < 2 * self.heartbeat:
             raise SettingsMismatch("`silence` must be at least twice `heartbeat`")
         return self
+
+    @property
+    def callers_silence(self) -> float:
+        """Seconds that a caller may be silent."""
+        return CALLERS_SILENCE if self.silence is None else self.silence
 
     @property
     def max_message(self) -> int:

@@ -11,10 +11,12 @@ from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.wire.brokered.addresses import Addresses
 from dynamo_core.wire.brokered.broker import Broker
 from dynamo_core.wire.brokered.calling import Peers
 from dynamo_core.wire.brokered.events import BrokeredEvents
+from dynamo_core.wire.brokered.responder import Responder
 from dynamo_core.wire.brokered.serving import BrokeredServed, Door, Registry
 from dynamo_core.wire.brokered.settings import BrokeredConfig
 
@@ -31,6 +33,7 @@ class BrokeredTransport(Transport):
         broker.on_lost += [self._registry.lost, self._peers.lost]
         broker.on_writable.append(self._events.writable)
         self._closed = False
+        self._responder: Responder | None = None
 
     async def start(self) -> None:
         """See `Transport.start`.
@@ -59,6 +62,7 @@ class BrokeredTransport(Transport):
         served = door.served[endpoint.name] = BrokeredServed(door, endpoint, handler)
         try:
             await door.open()
+            await self._answer_probes(door)
         except BaseException:
             await served.aclose()
             raise
@@ -89,3 +93,15 @@ class BrokeredTransport(Transport):
             door.close()
         self._peers.close()
         await self._broker.aclose()
+        if self._responder is not None:
+            await self._responder.aclose()
+
+    async def _answer_probes(self, door: Door) -> None:
+        if self._responder is None:
+            # Its metrics would be taken for those of the connection that carries calls.
+            broker = self._broker.another(Metrics())
+            if broker is None:
+                return
+            self._responder = Responder(broker, self._registry.addresses)
+            self._registry.probes = True
+        await self._responder.answer_for(door.address)

@@ -69,6 +69,9 @@ class NatsBroker(Broker):
             # One that has served is no stranger.
             yield _NatsSession(server, self._settings, self._login, self._dropped, known=self._count > 0)
 
+    def another(self, metrics: MetricsScope) -> NatsBroker:
+        return NatsBroker(self._settings, metrics)
+
     def begun(self, session: Session) -> None:
         """Servers that were not known are told by those that are."""
         assert isinstance(session, _NatsSession)  # noqa: S101 - it comes from `attempts`

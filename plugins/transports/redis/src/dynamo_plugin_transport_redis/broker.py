@@ -62,6 +62,9 @@ class RedisBroker(Broker):
     def attempts(self) -> Iterator[Session]:
         yield _RedisSession(self._settings, self._make)
 
+    def another(self, metrics: MetricsScope) -> RedisBroker:
+        return RedisBroker(self._settings, metrics)
+
     def begun(self, session: Session) -> None:
         log.info("connected to Redis at %s:%s", self._settings.host, self._settings.port)
 

@@ -1,4 +1,4 @@
-"""The thread that meets those who connect: it answers probes itself, and hands all others to the event loop.
+"""The thread that accepts connections: it answers probes itself, and hands all other connections to the event loop.
 
 So a worker whose event loop is blocked by its engine can be told from one that is dead, at one and the same port.
 """
@@ -20,7 +20,7 @@ from dynamo_core.tasks import TaskSet
 from dynamo_core.wire.loop_watch import LoopWatch
 
 from dynamo_plugin_transport_tcp.messages import Bye, pack
-from dynamo_plugin_transport_tcp.probes import PROBE_BYTES, PROBE_START, ProbeKey
+from dynamo_plugin_transport_tcp.probes import PROBE_LENGTH, PROBE_START, ProbeKey
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Acceptor:
     ) -> None:
         """`take` is given each connection that is no probe's, in the event loop.
 
-        `timeout` is the seconds in which the first bytes must come; with `farewell` those that say nothing are told so.
+        `timeout` is the seconds in which the first bytes must come; with `farewell` a caller that is too late is told.
         """
         self._sock = sock
         self._key = key
@@ -146,8 +146,8 @@ class Acceptor:
     async def _answer(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         data = b""
-        while len(data) < PROBE_BYTES:
-            more = await loop.sock_recv(sock, PROBE_BYTES - len(data))
+        while len(data) < PROBE_LENGTH:
+            more = await loop.sock_recv(sock, PROBE_LENGTH - len(data))
             if not more:
                 return
             data += more

@@ -28,6 +28,9 @@ ACCEPTED_PROTOS: Final = (PROTO, PROTO - 1)
 #: The largest frame before the handshake is over: strangers get no more.
 HANDSHAKE_LIMIT: Final = 4096
 
+#: Bytes of the number that the answer to a probe belongs to.
+PROBE_BYTES: Final = 16
+
 StreamId: TypeAlias = Constrained[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Challenge32: TypeAlias = Constrained[bytes, msgspec.Meta(min_length=CHALLENGE_BYTES, max_length=CHALLENGE_BYTES)]
 Nonce: TypeAlias = Constrained[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
@@ -191,6 +194,21 @@ class Bye(msgspec.Struct, array_like=True, tag=42):
     """Either: the connection is being closed; why."""
 
     error: WireError
+
+
+class Probe(msgspec.Struct, array_like=True, tag=50):
+    """Caller, on a connection of its own: does the process live? See `probes.py`."""
+
+    magic: bytes
+    challenge: Constrained[bytes, msgspec.Meta(min_length=PROBE_BYTES, max_length=PROBE_BYTES)]
+    proof: bytes
+
+
+class Alive(msgspec.Struct, array_like=True, tag=51):
+    """The answer: its event loop has not run for so many seconds, 0 if it runs."""
+
+    busy: Constrained[float, msgspec.Meta(ge=0)]
+    proof: bytes
 
 
 ToListener: TypeAlias = (

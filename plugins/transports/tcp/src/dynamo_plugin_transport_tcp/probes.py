@@ -10,23 +10,26 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import struct
 from typing import Final, cast
 
-from dynamo_plugin_transport_tcp.frames import HEAD, frame
+import msgspec
 
-#: Bytes of the number that an answer belongs to, and of a proof.
-_CHALLENGE, _PROOF = 16, 32
+from dynamo_plugin_transport_tcp.frames import HEAD
+from dynamo_plugin_transport_tcp.messages import PROBE_BYTES, UNREADABLE, Alive, Probe, pack
+from dynamo_plugin_transport_tcp.security import CALLER, LISTENER, proven
 
-_PROBE, _ANSWER = b"dynprobe", b"dynalive"
+_MAGIC: Final = b"dynamo-tcp-probe"
 
-#: Seconds for which the event loop has not run; 0 if it runs.
-_BUSY = struct.Struct(">d")
+_PROOF: Final = 32
 
-#: What every probe begins with, and nothing else that a caller says.
-PROBE_START: Final = (len(_PROBE) + _CHALLENGE + _PROOF).to_bytes(HEAD, "big") + _PROBE
-PROBE_BYTES: Final = len(PROBE_START) + _CHALLENGE + _PROOF
-ANSWER_BYTES: Final = HEAD + len(_ANSWER) + _BUSY.size + _PROOF
+_probe_decoder = msgspec.msgpack.Decoder(Probe)
+_answer_decoder = msgspec.msgpack.Decoder(Alive)
+
+_EMPTY: Final = pack(Probe(_MAGIC, bytes(PROBE_BYTES), bytes(_PROOF)))
+#: What every probe begins with, and nothing else that a caller says; and how long a probe and its answer are.
+PROBE_START: Final = _EMPTY[: _EMPTY.index(_MAGIC) + len(_MAGIC)]
+PROBE_LENGTH: Final = len(_EMPTY)
+ANSWER_LENGTH: Final = len(pack(Alive(0.0, bytes(_PROOF))))
 
 #: Seconds that a probe may take.
 TIMEOUT: Final = 1.0
@@ -38,33 +41,37 @@ class ProbeKey:
     __slots__ = ("_key",)
 
     def __init__(self, secret: bytes | None, nonce: bytes) -> None:
-        self._key = hmac.digest(secret or b"", b"dynamo-tcp-probe/1\0" + nonce, "sha256")
+        self._key = hmac.digest(secret or b"", _MAGIC + b"/1\0" + nonce, "sha256")
 
-    def _proof(self, role: bytes, *parts: bytes) -> bytes:
-        return hmac.digest(self._key, b"\0".join((role, *parts)), "sha256")
+    def _proof(self, *parts: bytes) -> bytes:
+        return hmac.digest(self._key, b"\0".join(parts), "sha256")
+
+    def _of_answer(self, challenge: bytes, busy: float) -> bytes:
+        return self._proof(LISTENER, challenge, busy.hex().encode())
 
     def probe(self, challenge: bytes) -> bytes:
         """A probe, as a frame."""
-        return frame(_PROBE + challenge + self._proof(_PROBE, challenge))
+        return pack(Probe(_MAGIC, challenge, self._proof(CALLER, challenge)))
 
     def read_probe(self, data: bytes) -> bytes | None:
-        """The challenge of a probe; None if it is not proven. `data` has `PROBE_BYTES` bytes."""
-        start, end = len(PROBE_START), len(PROBE_START) + _CHALLENGE
-        challenge = data[start:end]
-        genuine = data[:start] == PROBE_START and hmac.compare_digest(data[end:], self._proof(_PROBE, challenge))
-        return challenge if genuine else None
+        """The challenge of a probe, from a frame; None if it is not proven, or none at all."""
+        try:
+            given = _probe_decoder.decode(data[HEAD:])
+        except UNREADABLE:
+            return None
+        return given.challenge if proven(self._proof(CALLER, given.challenge), given.proof) else None
 
     def answer(self, challenge: bytes, busy: float) -> bytes:
         """The answer to a probe, as a frame; `busy` is the seconds for which the event loop has not run."""
-        said = _BUSY.pack(busy)
-        return frame(_ANSWER + said + self._proof(_ANSWER, challenge, said))
+        return pack(Alive(busy, self._of_answer(challenge, busy)))
 
     def read_answer(self, challenge: bytes, data: bytes) -> float | None:
-        """The seconds in an answer; None if it is not proven, or none at all."""
-        start, end = HEAD + len(_ANSWER), HEAD + len(_ANSWER) + _BUSY.size
-        said = data[start:end]
-        genuine = len(data) == ANSWER_BYTES and hmac.compare_digest(data[end:], self._proof(_ANSWER, challenge, said))
-        return _BUSY.unpack(said)[0] if genuine else None
+        """The seconds in an answer, from a frame; None if it is not proven, or none at all."""
+        try:
+            given = _answer_decoder.decode(data[HEAD:])
+        except UNREADABLE:
+            return None
+        return given.busy if proven(self._of_answer(challenge, given.busy), given.proof) else None
 
 
 async def probe(host: str, port: int, key: ProbeKey) -> float | None:
@@ -73,7 +80,7 @@ async def probe(host: str, port: int, key: ProbeKey) -> float | None:
     None if there was no answer within `TIMEOUT`, or none that is proven.
     """
     loop = asyncio.get_running_loop()
-    challenge = secrets.token_bytes(_CHALLENGE)
+    challenge = secrets.token_bytes(PROBE_BYTES)
     asking = _Asking(key.probe(challenge), loop.create_future())
     try:
         async with asyncio.timeout(TIMEOUT):
@@ -100,8 +107,8 @@ class _Asking(asyncio.Protocol):
         self._transport.write(self._said)
 
     def data_received(self, data: bytes) -> None:
-        self._got += data[:ANSWER_BYTES]
-        if len(self._got) >= ANSWER_BYTES:
+        self._got += data[:ANSWER_LENGTH]
+        if len(self._got) >= ANSWER_LENGTH:
             self._tell()
 
     def connection_lost(self, exc: Exception | None) -> None:

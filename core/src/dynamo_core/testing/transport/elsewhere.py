@@ -20,6 +20,7 @@ import msgspec
 from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.protocol.records import Instance
+from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.testing.transport.harness import INSTANCE, Tick
 
@@ -47,6 +48,8 @@ class Elsewhere:
         self._process = process
         #: The worker's record.
         self.instance = instance
+        #: Calls of it, which end with it at the latest.
+        self.calls = TaskSet()
 
     @classmethod
     async def start(cls, transport: type[Transport], settings: dict[str, Any], *, lease_ttl: float) -> Elsewhere:
@@ -66,6 +69,7 @@ class Elsewhere:
 
     async def end(self) -> None:
         """Ends it, however it is."""
+        await self.calls.aclose()
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()

@@ -95,7 +95,7 @@ class _Calling:
         self.sink = Recorder(wait)
         self._accepted = asyncio.Event()
         self._wait = wait
-        self._task = asyncio.ensure_future(self._run(client, elsewhere, request))
+        self._task = elsewhere.calls.spawn(self._run(client, elsewhere, request), name="call")
 
     async def _run(self, client: Transport, elsewhere: Elsewhere, request: Work) -> DynamoError | None:
         try:

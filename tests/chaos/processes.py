@@ -255,6 +255,13 @@ class ProxiedWorkers:
         """What all processes have logged."""
         return "\n".join(part.log for part in (*self.frontends, *self.workers))
 
+    @property
+    def misattributed(self) -> list[str]:
+        """Log lines that speak of one request and carry the ids of another, or none."""
+        lines = [line for part in self.frontends for line in part.log.splitlines()]
+        spoken = ((re.search(r"client\.migration: request (\S+) ", line), line) for line in lines)
+        return [line for found, line in spoken if found and f" request_id={found[1]}" not in line]
+
     async def held(self) -> dict[str, float]:
         """All accounting gauges of all processes that are not zero."""
         places: dict[str, tuple[str, tuple[str, ...]]]

@@ -200,6 +200,7 @@ async def one_worker_in_trouble(
         outcomes = {judge(history, expected[history.asked.seed])[0] for history in histories}
         if outcomes == {Outcome.WHOLE}:
             problems.append("nothing was broken: the trouble was none")
+    problems += [f"not the request's own ids: {line}" for line in fleet.misattributed]
     return problems + [f"still held: {name} = {value}" for name, value in held.items()]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,9 +28,9 @@ class TaskSet:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Runs a coroutine as a task of this set."""
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str, context: Context | None = None) -> asyncio.Task[T]:
+        """Runs a coroutine as a task of this set, in a copy of the present context unless another one is given."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

@@ -62,7 +62,9 @@ class Transport(ConnectingPlugin, ABC):
         """Calls an endpoint of one worker and returns once the worker has accepted.
 
         Stopping `ctx` stops the handler's context, an explicit wish. From the moment this returns the sink is fed,
-        and `Sink.closed` is called exactly once. If this raises, the sink has not been touched.
+        and `Sink.closed` is called exactly once. If this raises, the sink has not been touched. `Sink.event` and
+        `Sink.closed` are called in a copy of the context (`contextvars`) in which this was; `Sink.data` in that or in
+        an empty one, so that what is logged there carries no other request's ids.
 
         Raises:
             CannotConnect, ConnectionTimeout: the worker was not reached; nothing was started.

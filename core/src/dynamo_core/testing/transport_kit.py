@@ -25,6 +25,7 @@ Checks of what the harness cannot do (break a connection, say) are skipped unles
 
 from __future__ import annotations
 
+from dynamo_core.testing.transport.contexts import ContextChecks
 from dynamo_core.testing.transport.endings import EndChecks
 from dynamo_core.testing.transport.errors import ErrorChecks
 from dynamo_core.testing.transport.flow import FlowChecks
@@ -37,5 +38,7 @@ from dynamo_core.testing.transport.streams import StreamChecks
 __all__ = ["Planes", "TransportHarness", "TransportKit"]
 
 
-class TransportKit(StreamChecks, ErrorChecks, StopChecks, PayloadChecks, FlowChecks, EndChecks, HangChecks):
+class TransportKit(
+    StreamChecks, ErrorChecks, StopChecks, PayloadChecks, FlowChecks, EndChecks, HangChecks, ContextChecks
+):
     """All checks of a transport. Subclass it as ``Test…`` and write the fixture `planes`."""

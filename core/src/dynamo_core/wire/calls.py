@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import copy_context
 from time import monotonic
 from typing import Any, Protocol
 
@@ -260,6 +261,7 @@ class Call(Source):
     """One call. Until the caller has its grip on it, what arrives is held back."""
 
     __slots__ = (
+        "_context",
         "_error",
         "_forget_ctx",
         "_held",
@@ -283,6 +285,8 @@ class Call(Source):
         self._link = siblings.link
         self._sid = sid
         self._sink: Sink | None = None
+        #: What is told of this call alone is told in its own context, so that log lines carry its ids.
+        self._context = copy_context()
         self._held: list[tuple[bool, Any]] = []
         self._over = asyncio.Event()
         self._paused = False
@@ -319,7 +323,7 @@ class Call(Source):
     def deliver_to(self, sink: Sink) -> None:
         """Gives `sink` what was held back, and everything that follows."""
         self._sink = sink
-        self.data, self.event = sink.data, sink.event
+        self.data, self.event = sink.data, self._event
         held, self._held = self._held, []
         for is_event, item in held:
             if is_event:
@@ -344,7 +348,12 @@ class Call(Source):
         sink, self._sink = self._sink, None
         if sink is not None:
             self.data = self.event = _drop
-            sink.closed(self._error)
+            self._context.copy().run(sink.closed, self._error)
+
+    def _event(self, item: Annotated[Any]) -> None:
+        if self._sink is not None:
+            # A copy, since one that is entered cannot be entered again, and a sink may do anything.
+            self._context.copy().run(self._sink.event, item)
 
     def abandon(self) -> None:
         """Nobody listens any more: tells the other end, if it does not know, and drops what it still sends."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
 import msgspec
@@ -83,6 +84,8 @@ class Link:
         self._here = here
         self._decoder = decoder
         self._loop = asyncio.get_running_loop()
+        #: What is done for the whole link belongs to no request, whichever was the first to need it.
+        self._context = Context()
         self._out: list[bytes] = []
         self._scheduled = False
         self._ask = False
@@ -101,7 +104,7 @@ class Link:
         self._size = 0
         self.liveness = Liveness(config.heartbeat, config.callers_silence, self._loop.time())
         self._used_at = self._loop.time()
-        self._ticker = self._loop.call_at(self.liveness.due, self._tick)
+        self._ticker = self._loop.call_at(self.liveness.due, self._tick, context=self._context)
         self._common: Handlers = {Ping: self._on_ping, Pong: self._on_pong, Bye: self._on_bye}
 
     # What subclasses fill in.
@@ -161,7 +164,7 @@ class Link:
         """Sends in the next turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -332,7 +335,7 @@ class Link:
         elif self._arrived > self._told and self._parts:
             # What comes in parts comes slowly, and the other end waits for a word.
             self._tell_arrived()
-        self._ticker = self._loop.call_at(liveness.due, self._tick)
+        self._ticker = self._loop.call_at(liveness.due, self._tick, context=self._context)
         if used:
             self._used_at = now
         else:

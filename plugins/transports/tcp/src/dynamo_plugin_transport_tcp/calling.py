@@ -8,6 +8,7 @@ import secrets
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context, copy_context
 from time import monotonic
 from typing import Any
 
@@ -340,9 +341,7 @@ class CallerLink(Link):
         """A call was opened while the worker was asked less often."""
         self.judge()
         self.liveness.begin(self._loop.time())
-        if self._ticker is not None:
-            self._ticker.cancel()
-            self._ticker = self._loop.call_at(self.liveness.due, self._tick)
+        self._set_ticker()
 
     def ticked(self, now: float) -> None:
         if self._calls or self._subscriptions:
@@ -396,6 +395,7 @@ class TcpCall(Source):
     """One call. Until the caller has its grip on it, what arrives is held back."""
 
     __slots__ = (
+        "_context",
         "_error",
         "_forget_ctx",
         "_held",
@@ -417,6 +417,8 @@ class TcpCall(Source):
         self._link = link
         self._sid = sid
         self._sink: Sink | None = None
+        #: What is told of this call alone is told in its own context, so that log lines carry its ids.
+        self._context = copy_context()
         self._held: list[tuple[bool, Any]] = []
         self._over = asyncio.Event()
         self._paused = False
@@ -448,7 +450,7 @@ class TcpCall(Source):
     def deliver_to(self, sink: Sink) -> None:
         """Gives `sink` what was held back, and everything that follows."""
         self._sink = sink
-        self.data, self.event = sink.data, sink.event
+        self.data, self.event = sink.data, self._event
         held, self._held = self._held, []
         for is_event, item in held:
             if is_event:
@@ -473,7 +475,12 @@ class TcpCall(Source):
         sink, self._sink = self._sink, None
         if sink is not None:
             self.data = self.event = _drop
-            sink.closed(self._error)
+            self._context.copy().run(sink.closed, self._error)
+
+    def _event(self, item: Annotated[Any]) -> None:
+        if self._sink is not None:
+            # A copy, since one that is entered cannot be entered again, and a sink may do anything.
+            self._context.copy().run(self._sink.event, item)
 
     def abandon(self) -> None:
         """Nobody listens any more: tells the other end, if it does not know, and drops what it still sends."""
@@ -555,8 +562,11 @@ class Peers:
             raise CannotConnect("the transport is closed")
         attempt = self._attempts.get(text)
         if attempt is None:
-            # A task of its own: the first caller may give up while others still wait.
-            attempt = self._attempts[text] = self._tasks.spawn(self._connect(text, lease_ttl), name=f"connect-{text}")
+            # A task of its own: the first caller may give up while others still wait. Its context is no caller's, since
+            # all that is received runs in it.
+            attempt = self._attempts[text] = self._tasks.spawn(
+                self._connect(text, lease_ttl), name=f"connect-{text}", context=Context()
+            )
         try:
             result = await asyncio.shield(attempt)
         except asyncio.CancelledError:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -55,6 +56,8 @@ class Link(asyncio.Protocol):
         self.handlers: Handlers = {}
         self._decoder = decoder
         self._loop = asyncio.get_running_loop()
+        #: What is done for the whole connection belongs to no request, whichever was the first to need it.
+        self._context = Context()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._scheduled = False
@@ -105,7 +108,7 @@ class Link(asyncio.Protocol):
         """Writes in the next turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -163,7 +166,7 @@ class Link(asyncio.Protocol):
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._ticker = self._loop.call_at(self.liveness.due, self._tick)
+        self._set_ticker()
         self.opened()
 
     def data_received(self, data: bytes) -> None:
@@ -246,8 +249,13 @@ class Link(asyncio.Protocol):
             self.send_frame(_PING)
         elif act is Act.PROBE:
             self.probe()
-        self._ticker = self._loop.call_at(liveness.due, self._tick)
+        self._set_ticker()
         self.ticked(now)
+
+    def _set_ticker(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._ticker = self._loop.call_at(self.liveness.due, self._tick, context=self._context)
 
     def _on_ping(self, _: Ping) -> None:
         self.send_frame(PONG)

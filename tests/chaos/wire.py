@@ -23,9 +23,15 @@ _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
 _LONGEST = len(_SEED) + 1 + 4 - 1
 
 
+def _message(body: bytes) -> Any:
+    """What a frame of the transport tcp says; after the handshake a checksum comes before it."""
+    checked = int.from_bytes(body[:4], "big") ^ 0xFFFFFFFF == len(body)
+    return _decode(body[12:] if checked else body)
+
+
 def tagged(tag: Any) -> Callable[[bytes], bool]:
     """Whether a frame is this message."""
-    return lambda body: bool(_decode(body)[0] == tag)
+    return lambda body: bool(_message(body)[0] == tag)
 
 
 is_rows = tagged(ROWS_TAG)
@@ -34,13 +40,13 @@ is_taken = tagged(TAKEN)
 
 def is_running(body: bytes) -> bool:
     """Whether a frame carries a row that is neither the first of its stream nor its last."""
-    message = _decode(body)
+    message = _message(body)
     return bool(message[0] == ROWS_TAG and any(row[1] > 0 and isinstance(row[2], list) for row in message[1]))
 
 
 def is_last(body: bytes) -> bool:
     """Whether a frame carries the flag that closes a stream."""
-    message = _decode(body)
+    message = _message(body)
     return bool(
         message[0] == ROWS_TAG
         and any(isinstance(row[2], dict) and row[2].get("event") == COMPLETE_FINAL for row in message[1])
@@ -83,7 +89,7 @@ class TcpRequests(Requests):
     def __call__(self, passing: Passing) -> None:
         if passing.direction is not Direction.UP:
             return
-        message = _decode(passing.body)
+        message = _message(passing.body)
         if message[0] == OPEN and message[3] == "generate":
             seed = message[7].get("sampling_options", {}).get("seed")
             if seed is not None:

@@ -26,6 +26,8 @@ class Office:
         self.listenings: dict[str, list[Listening]] = {}
         #: Whether a letter gets lost.
         self.loses: Callable[[Letter], bool] = lambda letter: False
+        #: What becomes of a letter on its way.
+        self.spoils: Callable[[Letter], Letter] = lambda letter: letter
         #: Letters are kept back while this is not set.
         self.delivers = asyncio.Event()
         self.delivers.set()
@@ -41,6 +43,7 @@ class Office:
         self.letters.append(letter)
         if self.loses(letter):
             return
+        letter = self.spoils(letter)
         if self.delivers.is_set():
             self._deliver(letter)
         else:

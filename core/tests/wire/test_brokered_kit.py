@@ -19,7 +19,7 @@ from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 def carries_rows(letter: Letter) -> bool:
     """Whether a letter is a piece with rows in it."""
     try:
-        _, _, messages = msgspec.msgpack.decode(letter.data)
+        _, _, messages, *_ = msgspec.msgpack.decode(letter.data)
         return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))
     except (msgspec.MsgspecError, ValueError, TypeError):
         return False

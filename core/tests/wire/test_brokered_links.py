@@ -34,6 +34,7 @@ from dynamo_core.wire.brokered.link import CREDIT
 from dynamo_core.wire.brokered.pieces import (
     ARRIVED,
     PROBED,
+    Checksums,
     LinkError,
     Piece,
     answer_piece,
@@ -579,3 +580,82 @@ async def endless(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, N
         await ctx.stopped()
 
     return items()
+
+
+# What is changed on the way.
+
+
+@given(
+    st.text(max_size=20), st.integers(0, 2**62), st.booleans(), st.binary(max_size=200), st.integers(0), st.integers(1)
+)
+def test_no_bit_of_a_piece_can_change_without_its_checksum_telling(
+    link: str, number: int, more: bool, body: bytes, at: int, bit: int
+) -> None:
+    checksums = Checksums(link, "there")
+    data = bytearray(encode((number, more, body, checksums.of(number, more, body))))
+    data[at % len(data)] ^= 1 << bit % 8
+
+    try:
+        piece = read_piece(bytes(data))
+    except LinkError:
+        return
+
+    assert piece.check != checksums.of(piece.number, piece.more, piece.body)
+
+
+def test_a_checksum_belongs_to_one_link_one_direction_and_one_piece() -> None:
+    mine = Checksums("a.1", "there").of(1, False, b"body")
+
+    others = [
+        Checksums("a.2", "there").of(1, False, b"body"),
+        Checksums("a.1", "here").of(1, False, b"body"),
+        Checksums("a.1", "there").of(2, False, b"body"),
+        Checksums("a.1", "there").of(1, True, b"body"),
+        Checksums("a.1", "there").of(1, False, b"bodi"),
+    ]
+
+    assert mine not in others
+
+
+@pytest.mark.parametrize("end", ["worker", "caller"])
+@pytest.mark.parametrize("harm", ["changed", "of another link", "without its checksum"])
+async def test_a_piece_that_is_not_what_was_sent_ends_its_link_and_is_counted(
+    office: Any, make_transport: Any, recorder: Any, end: str, harm: str
+) -> None:
+    metrics = Metrics()
+    damaged = metrics.counter("dynamo_office_damaged_messages_total", "").labels()
+    server = await make_transport(metrics if end == "worker" else None)
+    client = await make_transport(metrics if end == "caller" else None)
+    instance, first, second = at(await server.serve(7, ECHO, endless)), recorder(), recorder()
+    await client.call(instance, ECHO, b"", EngineContext("r"), first)
+    await first.until(lambda: first.items)
+    there = ".rq." if end == "worker" else ".cl."
+
+    def spoilt(letter: Letter) -> Letter:
+        piece = read_piece(letter.data)
+        if there not in letter.address or piece.number < 1:
+            return letter
+        if harm == "changed":
+            return letter._replace(data=letter.data[:-1] + bytes([letter.data[-1] ^ 1]))
+        if harm == "without its checksum":
+            return letter._replace(data=encode((piece.number, piece.more, piece.body)))
+        other = Checksums("another.1", letter.address).of(piece.number, piece.more, piece.body)
+        return letter._replace(data=encode((piece.number, piece.more, piece.body, other)))
+
+    office.spoils = spoilt
+    with pytest.raises(Disconnected):
+        await client.call(instance, ECHO, b"", EngineContext("s"), second)
+
+    assert isinstance(await first.end(), Disconnected)
+    await until(lambda: damaged.value)
+
+
+@pytest.mark.parametrize("without", ["server", "client"])
+async def test_an_end_that_sends_no_checksums_is_understood(make_transport: Any, recorder: Any, without: str) -> None:
+    server, client = [await make_transport(checksum=end != without) for end in ("server", "client")]
+    instance, sink = at(await server.serve(7, ECHO, echo)), recorder()
+
+    await client.call(instance, ECHO, bytes(3_000_000), EngineContext("r"), sink)
+
+    assert await sink.end() is None
+    assert sink.items == [bytes(3_000_000)]

@@ -22,7 +22,7 @@ from dynamo_plugin_transport_nats.transport import NatsTransport
 def carries_rows(body: bytes) -> bool:
     """Whether a payload is a piece with rows in it."""
     try:
-        _, _, messages = msgspec.msgpack.decode(body.removesuffix(b"\r\n"))
+        _, _, messages, *_ = msgspec.msgpack.decode(body.removesuffix(b"\r\n"))
         return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))
     except (msgspec.MsgspecError, ValueError, TypeError):
         return False

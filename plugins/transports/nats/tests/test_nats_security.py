@@ -266,4 +266,5 @@ def test_the_readme_lists_every_setting_with_its_default() -> None:
     for name, row in listed.items():
         value = getattr(defaults, name, None)
         if isinstance(value, (int, float)):
-            assert f"{value:g}" in rows[row].replace("`", "").split(", "), name
+            shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+            assert shown in rows[row].replace("`", "").split(", "), name

@@ -110,7 +110,7 @@ async def until(condition: Callable[[], Any]) -> None:
 def messages(body: bytes) -> list[Any]:
     """The messages in a payload; none in what is not a whole piece."""
     try:
-        _, more, bundle = msgspec.msgpack.decode(body.removesuffix(b"\r\n"))
+        _, more, bundle, *_ = msgspec.msgpack.decode(body.removesuffix(b"\r\n"))
         found: list[Any] = [] if more else msgspec.msgpack.decode(bundle)
     except (msgspec.MsgspecError, ValueError, TypeError):
         return []

@@ -110,7 +110,7 @@ def messages(body: bytes) -> list[Any]:
     """The messages in a payload; none in what is not a whole piece."""
     try:
         _, _, piece = body.removesuffix(b"\r\n").split(b" ", 2)
-        _, more, bundle = msgspec.msgpack.decode(piece)
+        _, more, bundle, *_ = msgspec.msgpack.decode(piece)
         found: list[Any] = [] if more else msgspec.msgpack.decode(bundle)
     except (msgspec.MsgspecError, ValueError, TypeError):
         return []

@@ -23,7 +23,7 @@ def carries_rows(body: bytes) -> bool:
     """Whether a payload is a piece with rows in it."""
     try:
         _, _, piece = body.removesuffix(b"\r\n").split(b" ", 2)
-        _, _, messages = msgspec.msgpack.decode(piece)
+        _, _, messages, *_ = msgspec.msgpack.decode(piece)
         return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))
     except (msgspec.MsgspecError, ValueError, TypeError):
         return False

@@ -18,11 +18,13 @@ from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
-from dynamo_plugin_transport_tcp.frames import FrameSplitter, frame
-from dynamo_plugin_transport_tcp.messages import ROWS_TAG
+from dynamo_plugin_transport_tcp.frames import FrameSplitter, checked_frame, frame
+from dynamo_plugin_transport_tcp.messages import ROWS_TAG, Challenge, Proof, Ready
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 
 WAIT = 10.0
+
+CHALLENGE, PROOF, READY = (kind.__struct_config__.tag for kind in (Challenge, Proof, Ready))
 
 
 class Recorder:
@@ -67,10 +69,13 @@ class End(asyncio.Protocol):
     def __init__(self, wire: Wire, other: End | None = None) -> None:
         self._wire = wire
         self._splitter = FrameSplitter(2**32 - 1)
+        self._frame = frame
         self.other = other
         #: What came before the other end was connected.
         self.early: list[bytes] = []
         self.transport: asyncio.Transport | None = None
+        #: Whether frames have checksums, once the handshake is over.
+        self.agreed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -82,15 +87,30 @@ class End(asyncio.Protocol):
             self.transport.writelines(self.other.early)
 
     def data_received(self, data: bytes) -> None:
-        bodies = [bytes(body) for body in self._splitter.feed(data)]
-        self.carry(bodies)
+        carried: list[bytes] = []
+        for body in self._splitter.feed(data):
+            message = msgspec.msgpack.decode(body)
+            if message[0] in self._wire.hold:
+                self._wire.held.append((self, bytes(body)))
+            else:
+                carried += self._spoilt(bytes(body))
+            if message[0] == CHALLENGE and message[6]:
+                self.agreed = True
+            if message[0] in (PROOF, READY) and (self.agreed or (self.other is not None and self.other.agreed)):
+                # The last one without a checksum in its direction.
+                self._splitter.check()
+                self._frame = checked_frame
+        self._send(carried)
 
-    def carry(self, bodies: list[bytes]) -> None:
-        """Sends frames on, those that the wire holds back later."""
-        held = [body for body in bodies if msgspec.msgpack.decode(body)[0] in self._wire.hold]
-        self._wire.held += [(self, body) for body in held]
-        bodies = [body for body in bodies if body not in held]
-        carried = [frame(spoilt) for body in bodies if (spoilt := self._wire.spoil(body)) is not None]
+    def carry(self, body: bytes) -> None:
+        """Sends a frame on that was held back."""
+        self._send(self._spoilt(body))
+
+    def _spoilt(self, body: bytes) -> list[bytes]:
+        spoilt = self._wire.spoil(body)
+        return [] if spoilt is None else [self._frame(spoilt)]
+
+    def _send(self, carried: list[bytes]) -> None:
         if self.other is None:
             self.early += carried
         elif self.other.transport is not None and carried:
@@ -183,7 +203,7 @@ class Wire:
         self.hold.clear()
         held, self.held = self.held, []
         for end, body in held:
-            end.carry([body])
+            end.carry(body)
 
     def cut(self) -> None:
         """Breaks every connection, as if a cable were pulled."""

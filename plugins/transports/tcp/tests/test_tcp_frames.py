@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import msgspec
@@ -21,7 +21,7 @@ from dynamo_plugin_transport_tcp import messages
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.calling import CallerLink
 from dynamo_plugin_transport_tcp.config import TcpConfig
-from dynamo_plugin_transport_tcp.frames import HEAD, FrameError, FrameSplitter, frame
+from dynamo_plugin_transport_tcp.frames import HEAD, FrameError, FrameSplitter, checked_frame, frame
 from dynamo_plugin_transport_tcp.link import Link
 from dynamo_plugin_transport_tcp.serving import ListenerLink, Registry, TcpServed
 from hypothesis import given
@@ -43,11 +43,17 @@ def pieces(data: bytes, cuts: list[int]) -> Iterator[bytes]:
         yield data[begin:end]
 
 
-@given(bodies=st.lists(st.binary(max_size=300), max_size=8), cuts=st.lists(st.integers(0, 10_000), max_size=20))
-def test_frames_are_found_however_the_bytes_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
-    splitter = FrameSplitter(300)
+BODIES = st.lists(st.binary(max_size=300), max_size=8)
 
-    found = [bytes(body) for piece in pieces(b"".join(map(frame, bodies)), cuts) for body in splitter.feed(piece)]
+
+@given(checked=st.booleans(), bodies=BODIES, cuts=st.lists(st.integers(0, 10_000), max_size=20))
+def test_frames_are_found_however_the_bytes_are_cut(checked: bool, bodies: list[bytes], cuts: list[int]) -> None:
+    splitter, make = FrameSplitter(300), frame
+    if checked:
+        splitter.check()
+        make = checked_frame
+
+    found = [bytes(body) for piece in pieces(b"".join(map(make, bodies)), cuts) for body in splitter.feed(piece)]
 
     assert found == bodies
     assert splitter.held == 0
@@ -73,6 +79,35 @@ def test_a_length_over_the_limit_is_an_error_before_its_body_is_kept(excess: int
 
     assert found == before
     assert splitter.held == 0
+
+
+@given(bodies=BODIES.filter(len), at=st.integers(0), flip=st.integers(1, 255), rest=st.binary(max_size=8))
+def test_what_is_damaged_is_not_found_and_not_waited_for(bodies: list[bytes], at: int, flip: int, rest: bytes) -> None:
+    splitter = FrameSplitter(MEBIBYTE)
+    found: list[bytes] = []
+    splitter.check()
+    frames = [checked_frame(body) for body in bodies]
+    data = bytearray(b"".join(frames))
+    at %= len(data)
+    data[at] ^= flip
+    ends = list(accumulate(map(len, frames)))
+    whole = sum(end <= at for end in ends)
+
+    with pytest.raises(FrameError):
+        found.extend(map(bytes, splitter.feed(bytes(data) + rest)))
+
+    assert found == bodies[:whole]
+
+
+def test_checks_begin_with_the_next_frame_also_in_the_middle_of_what_came() -> None:
+    splitter = FrameSplitter(100)
+    found: list[bytes] = []
+
+    for body in splitter.feed(frame(b"ready") + checked_frame(b"first") + checked_frame(b"second")):
+        found.append(bytes(body))
+        splitter.check()
+
+    assert found == [b"ready", b"first", b"second"]
 
 
 # Mutating.
@@ -210,14 +245,14 @@ async def batter(number: int, seed: int) -> int:
     """Gives mutated frames to both ends of connections; how many connections that took."""
     source = random.Random(seed)
     config = TcpConfig(max_frame_mb=1)
-    registry = Registry(config, Gauge())
+    registry = Registry(config, Gauge(), Gauge())
     nowhere = Address("127.0.0.1", 1, registry.nonce)
     served = registry.served[5, "count"] = TcpServed(registry, 5, COUNT, endless, nowhere)
     made = 0
     ends: list[tuple[Link, Drain]] = []
     for _ in range(number):
         if not ends:
-            listener, caller = ListenerLink(registry), CallerLink(config, nowhere, Gauge(), TaskSet())
+            listener, caller = ListenerLink(registry), CallerLink(config, nowhere, Gauge(), Gauge(), TaskSet())
             ends = [(listener, attach(listener)), (caller, attach(caller))]
             connect(caller, listener)
             calling = [asyncio.ensure_future(caller.call(5, COUNT, 1, EngineContext("r"), Deaf())) for _ in range(2)]

@@ -25,6 +25,9 @@ TOKENS = Endpoint("tokens", int, LLMEngineOutput, merge_outputs)
 ROWS = Direction.DOWN, ROWS_TAG
 TAKEN = Direction.UP, Taken.__struct_config__.tag
 
+#: What follows the length of a frame that has a checksum.
+CHECK = 12
+
 HEARTBEAT, SILENCE = 0.1, 0.3
 
 
@@ -54,7 +57,7 @@ async def test_streams_do_not_wait_for_ever_for_a_frame_that_was_lost(
             await sink.until(lambda sink=sink: len(sink.items) > 5)
 
         await proxy.plan.inject(
-            Drop(), direction=direction, when=lambda body: bool(msgspec.msgpack.decode(body)[0] == tag)
+            Drop(), direction=direction, when=lambda body: bool(msgspec.msgpack.decode(body[CHECK:])[0] == tag)
         ).hit()
 
         errors = [await sink.end() for sink in sinks]

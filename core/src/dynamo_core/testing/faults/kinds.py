@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from random import Random
 
 from dynamo_core.testing.faults.framing import Frame
 from dynamo_core.testing.faults.lane import Lane
@@ -98,6 +99,19 @@ class Corrupt(Fault):
         body = bytearray(frame.body)
         body[self.offset] ^= self.flip
         await lane.send(frame.head + body)
+
+
+@dataclass(frozen=True, slots=True)
+class Flip(Fault):
+    """One bit of the frame is another, of its head as well as of its body; `dice` draws which."""
+
+    dice: Random
+
+    async def carry(self, frame: Frame, lane: Lane) -> None:
+        data = bytearray(frame.data)
+        bit = self.dice.randrange(8 * len(data))
+        data[bit // 8] ^= 1 << bit % 8
+        await lane.send(bytes(data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,9 @@ class Broker(ABC):
         self._disconnects = metrics.counter(
             f"dynamo_{name}_disconnects_total", f"Broken {self.SERVER} connections."
         ).labels()
+        self.damaged = metrics.counter(
+            f"dynamo_{name}_damaged_messages_total", "Messages that were not what was sent; each ended its link."
+        ).labels()
         #: Whether so much waits to be sent that whoever can should wait.
         self.blocked = False
         self.writable = asyncio.Event()

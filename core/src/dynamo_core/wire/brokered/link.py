@@ -26,6 +26,8 @@ from dynamo_core.wire.brokered.pieces import (
     PIECE_OVERHEAD,
     PROBED,
     UNKNOWN_LINK,
+    Checksums,
+    Damaged,
     LinkError,
     Piece,
     arrived_piece,
@@ -100,6 +102,10 @@ class Link:
         self._held: deque[tuple[bytes, int, str]] = deque()
         self._released = asyncio.Event()
         self._released.set()
+        self._outgoing = Checksums(name, there) if config.checksum else None
+        self._incoming = Checksums(name, here)
+        #: Whether the other end sends checksums; known from its first piece.
+        self._checked = False
         self._parts: list[memoryview] = []
         self._size = 0
         self.liveness = Liveness(config.heartbeat, config.callers_silence, self._loop.time())
@@ -186,9 +192,13 @@ class Link:
         reply, self._ask = (self._here if self._ask else ""), False
         step = self.broker.max_piece - PIECE_OVERHEAD
         view = memoryview(body)
+        checksums = self._outgoing
         for start in range(0, len(view), step):
-            part = view[start : start + step]
-            self._held.append((encode((self._sent, start + step < len(view), part)), len(part), reply))
+            part, number, more = view[start : start + step], self._sent, start + step < len(view)
+            piece = (
+                (number, more, part) if checksums is None else (number, more, part, checksums.of(number, more, part))
+            )
+            self._held.append((encode(piece), len(part), reply))
             self._sent += 1
             reply = ""
         self._release()
@@ -222,6 +232,7 @@ class Link:
             return
         try:
             piece = read_piece(data)
+            self._check(piece)
             if piece.number == PROBED:
                 # No word of the other end's event loop.
                 if (busy := read_answer(piece.body)) > 0:
@@ -230,8 +241,19 @@ class Link:
             self.liveness.heard(self._loop.time())
             self._take(piece, reply)
         except DynamoError as error:
+            if isinstance(error, Damaged):
+                self.broker.damaged.inc()
             log.warning("the link with %s is given up: %s", self.peer, error)
             self.close(error)
+
+    def _check(self, piece: Piece) -> None:
+        if piece.check is None:
+            damaged = self._checked and piece.number >= 0
+        else:
+            self._checked = True
+            damaged = piece.check != self._incoming.of(piece.number, piece.more, piece.body)
+        if damaged:
+            raise Damaged(f"piece {piece.number} of the link is not what was sent: its checksum differs")
 
     def _take(self, piece: Piece, reply: str) -> None:
         if piece.number == UNKNOWN_LINK:

@@ -9,6 +9,7 @@ from typing import Annotated as Constrained
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from dynamo_core.errors import Disconnected
 from dynamo_core.wire.messages import (
@@ -38,7 +39,9 @@ ARRIVED: Final = -2
 PROBED: Final = -3
 
 #: More than what a piece takes beside its body.
-PIECE_OVERHEAD: Final = 32
+PIECE_OVERHEAD: Final = 48
+
+_ALL_BITS: Final = 2**64 - 1
 
 Size: TypeAlias = Constrained[int, msgspec.Meta(ge=1024, lt=2**32)]
 
@@ -50,12 +53,31 @@ class LinkError(Disconnected):
 class Piece(msgspec.Struct, array_like=True):
     """What one message of the broker carries. `body` is an array of messages, or with `more` a part of it.
 
-    `number` counts the pieces of one direction of the link from 0; what has none may be lost.
+    `number` counts the pieces of one direction of the link from 0; what has none may be lost. `check` is a checksum of
+    all of it, and of where it belongs; see `Checksums`. The version before has none.
     """
 
     number: Constrained[int, msgspec.Meta(ge=PROBED, le=2**63 - 1)]
     more: bool
     body: memoryview
+    check: int | None = None
+
+
+class Damaged(LinkError):
+    """What came is not what was sent."""
+
+
+class Checksums:
+    """The checksums of the pieces of one direction of a link: also of what the broker is told, and not the piece."""
+
+    __slots__ = ("_seed",)
+
+    def __init__(self, link: str, address: str) -> None:
+        self._seed = xxh3_64_intdigest(f"{link} {address}".encode())
+
+    def of(self, number: int, more: bool, body: bytes | memoryview) -> int:
+        """The checksum of a piece."""
+        return xxh3_64_intdigest(body, (self._seed + 2 * number + more) & _ALL_BITS)
 
 
 class Hello(msgspec.Struct, array_like=True, tag=0):

@@ -40,6 +40,10 @@ class BrokeredConfig(PluginConfig):
         le=1024,
         description="The largest request or item in MiB; what is too much for one message goes in parts.",
     )
+    checksum: bool = Field(
+        default=True,
+        description="Whether messages carry a checksum, so that what is changed on their way ends what they belong to.",
+    )
     start_timeout: float = Field(
         default=30.0, gt=0, description="How long a starting process waits for a server that is not there yet."
     )

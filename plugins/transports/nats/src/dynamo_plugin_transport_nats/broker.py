@@ -92,7 +92,8 @@ class _NatsSession(Session):
     A link is the last two words of a subject: ``<address>.<caller>.<number>``.
     """
 
-    broken: ClassVar[tuple[type[Exception], ...]] = (nats.errors.Error, OSError)
+    #: The last is how uvloop says that a connection has been closed.
+    broken: ClassVar[tuple[type[Exception], ...]] = (nats.errors.Error, OSError, RuntimeError)
 
     def __init__(self, server: str, config: NatsConfig, login: Login, dropped: CounterLike, *, known: bool) -> None:
         super().__init__()

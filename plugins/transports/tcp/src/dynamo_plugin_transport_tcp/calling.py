@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.metrics import GaugeLike
+from dynamo_core.contracts.metrics import CounterLike, GaugeLike
 from dynamo_core.contracts.serving import STOP_GRACE
 from dynamo_core.errors import (
     CannotConnect,
@@ -34,7 +34,6 @@ from dynamo_core.wire.liveness import ASKED, Liveness, patience
 
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
-from dynamo_plugin_transport_tcp.frames import frame
 from dynamo_plugin_transport_tcp.link import Link
 from dynamo_plugin_transport_tcp.messages import (
     ACCEPTED_PROTOS,
@@ -82,9 +81,11 @@ LONGEST_REST = 0.004
 class CallerLink(Link):
     """The calling end of one connection. `ready` tells whether the handshake went well, or the error."""
 
-    def __init__(self, config: TcpConfig, address: Address, connections: GaugeLike, tasks: TaskSet) -> None:
-        """`tasks` keeps what goes on beside the connection."""
-        super().__init__(config, caller_decoder)
+    def __init__(
+        self, config: TcpConfig, address: Address, connections: GaugeLike, damaged: CounterLike, tasks: TaskSet
+    ) -> None:
+        """`tasks` keeps what goes on beside the connection; `damaged` counts frames that are not what was sent."""
+        super().__init__(config, caller_decoder, damaged)
         self.ready: asyncio.Future[DynamoError | None] = self._loop.create_future()
         self._address = address
         self._connections = connections
@@ -119,7 +120,8 @@ class CallerLink(Link):
         if isinstance(name, tuple):
             # Where the connection leads, so that probes go the same way.
             self._there = name[0], name[1]
-        self.send(Hello(MAGIC, ACCEPTED_PROTOS[0], self._address.nonce, self._challenge, config.max_frame))
+        proto, nonce = ACCEPTED_PROTOS[0], self._address.nonce
+        self.send(Hello(MAGIC, proto, nonce, self._challenge, config.max_frame, config.checksums))
 
     def _on_challenge(self, given: Challenge) -> None:
         if given.proto not in ACCEPTED_PROTOS:
@@ -132,12 +134,15 @@ class CallerLink(Link):
         self.peer_limit = given.max_frame
         self._probes = given.probes
         self.handlers = {Ready: self._on_ready}
-        self.send(Proof(proof(secret, CALLER, self._address.nonce, *challenges)))
+        self.introduced(checksums=given.checksums)
+        self.send(Proof(proof(secret, CALLER, self._address.nonce, *challenges), self.transcript))
+        self.checking()
 
     def _on_ready(self, given: Ready) -> None:
         if self._expected and not proven(self._expected, given.proof):
             raise CannotConnect(f"{self.peer} did not prove that it knows the secret")
-        self.splitter.limit = self.config.max_frame
+        self.agree(given.transcript)
+        self.shaken()
         self.handlers = {
             Rows: self._on_rows,
             Accepted: self._on_accepted,
@@ -188,7 +193,7 @@ class CallerLink(Link):
             self._calls[sid] = call
             if self._slow:
                 self._hurry()
-            self.send_frame(frame(body))
+            self.send_body(body)
             call.watch(ctx)
             verdict = await call.verdict
         except BaseException:
@@ -535,8 +540,11 @@ class TcpCall(Source):
 class Peers:
     """Connections to other processes, one per address, made when first needed."""
 
-    def __init__(self, config: TcpConfig, tls: ssl.SSLContext | None, connections: GaugeLike) -> None:
+    def __init__(
+        self, config: TcpConfig, tls: ssl.SSLContext | None, connections: GaugeLike, damaged: CounterLike
+    ) -> None:
         self._config = config
+        self._damaged = damaged
         self._tls = tls
         self._connections = connections
         self._links: dict[str, CallerLink] = {}
@@ -603,7 +611,7 @@ class Peers:
         address = Address.parse(text)
 
         def make() -> CallerLink:
-            link = CallerLink(self._config, address, self._connections, self._tasks)
+            link = CallerLink(self._config, address, self._connections, self._damaged, self._tasks)
             link.lease_ttl = lease_ttl
             made.append(link)
             return link

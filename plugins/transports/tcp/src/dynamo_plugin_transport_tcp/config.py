@@ -51,6 +51,11 @@ class TcpConfig(PluginConfig):
     insecure: bool = Field(
         default=False, description="Allows an address that others reach without `secret` or `tls.client_ca`."
     )
+    checksum: bool = Field(
+        default=True,
+        description="Whether messages carry a checksum, so that what a network changes ends the connection; with `tls` "
+        "they have a better one and do without.",
+    )
     max_frame_mb: int = Field(
         default=32, ge=1, le=1024, description="The largest message in MiB; a longer one closes the connection."
     )
@@ -116,6 +121,11 @@ class TcpConfig(PluginConfig):
         if self.silence is not None and self.silence < 2 * self.heartbeat:
             raise SettingsMismatch("`silence` must be at least twice `heartbeat`")
         return self
+
+    @property
+    def checksums(self) -> bool:
+        """Whether frames are to have checksums."""
+        return self.checksum and self.tls is None
 
     @property
     def callers_silence(self) -> float:

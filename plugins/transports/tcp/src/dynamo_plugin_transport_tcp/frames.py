@@ -1,16 +1,31 @@
-"""Frames: four bytes of length, big-endian, then that many bytes. A length over the limit is found before the body."""
+"""Frames: a head, then a body. A length over the limit is found before the body.
+
+The head is four bytes of length, big-endian. Once both ends have agreed on checksums, twelve more follow, which the
+length counts: the length with all its bits turned over, so that a length that was damaged is not waited for, and a
+checksum of the body.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import Struct
 
 from dynamo_core.errors import Disconnected
+from xxhash import xxh3_64_intdigest
 
 HEAD = 4
+
+_CHECKED = Struct(">IIQ")
+_CHECK = _CHECKED.size - HEAD
+_ALL_BITS = 0xFFFFFFFF
 
 
 class FrameError(Disconnected):
     """The other end sent what cannot be understood; the connection is of no more use."""
+
+
+class DamagedFrame(FrameError):
+    """What came is not what was sent."""
 
 
 def frame(body: bytes) -> bytes:
@@ -18,16 +33,24 @@ def frame(body: bytes) -> bytes:
     return len(body).to_bytes(HEAD, "big") + body
 
 
+def checked_frame(body: bytes) -> bytes:
+    """The body as a frame with a checksum."""
+    length = len(body) + _CHECK
+    return _CHECKED.pack(length, length ^ _ALL_BITS, xxh3_64_intdigest(body)) + body
+
+
 class FrameSplitter:
     """Cuts what arrives, in whatever pieces, into bodies of frames. Holds at most one unfinished frame.
 
-    `limit` is the largest body in bytes and may be changed between frames.
+    `limit` is the largest body in bytes, and may be changed between frames; so may it be begun to `check` them.
     """
 
-    __slots__ = ("_need", "_partial", "limit")
+    __slots__ = ("_checked", "_head", "_need", "_partial", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._checked = False
+        self._head = HEAD
         self._partial = bytearray()
         self._need = 0
 
@@ -36,11 +59,17 @@ class FrameSplitter:
         """Bytes of the unfinished frame."""
         return len(self._partial)
 
+    def check(self) -> None:
+        """From the next frame on there are checksums."""
+        self._checked = True
+        self._head = _CHECKED.size
+
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """The bodies that `data` completes, in order. Must be read to its end before the next piece is fed.
 
         Raises:
             FrameError: a length is over the limit. Nothing of that frame has been kept.
+            DamagedFrame: a length or a body is not what was sent.
         """
         partial = self._partial
         if partial:
@@ -51,17 +80,30 @@ class FrameSplitter:
             data = bytes(partial)
             partial.clear()
         view, at, end = memoryview(data), 0, len(data)
-        while end - at >= HEAD:
-            length = int.from_bytes(view[at : at + HEAD], "big")
+        while end - at >= self._head:
+            start = at + self._head
+            length, checksum = self._read_head(view, at)
             if length > self.limit:
                 raise FrameError(f"a frame of {length} bytes was announced; at most {self.limit} are taken")
-            stop = at + HEAD + length
+            stop = start + length
             if stop > end:
-                self._need = HEAD + length
+                self._need = stop - at
                 break
-            yield view[at + HEAD : stop]
+            body = view[start:stop]
+            if checksum is not None and xxh3_64_intdigest(body) != checksum:
+                raise DamagedFrame(f"a frame of {length} bytes is not what was sent: its checksum differs")
+            yield body
             at = stop
         else:
-            self._need = HEAD
+            self._need = self._head
         if at < end:
             partial += view[at:]
+
+    def _read_head(self, view: memoryview, at: int) -> tuple[int, int | None]:
+        """The length of the body, and its checksum if there is one."""
+        if not self._checked:
+            return int.from_bytes(view[at : at + HEAD], "big"), None
+        length, turned, checksum = _CHECKED.unpack_from(view, at)
+        if length ^ turned != _ALL_BITS or length < _CHECK:
+            raise DamagedFrame(f"the head of a frame is not what was sent: a length of {length} bytes")
+        return length - _CHECK, checksum

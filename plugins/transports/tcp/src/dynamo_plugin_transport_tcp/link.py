@@ -10,21 +10,23 @@ from contextvars import Context
 from typing import Any, ClassVar, cast
 
 import msgspec
+from dynamo_core.contracts.metrics import CounterLike
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
 from dynamo_core.wire.liveness import Act, Liveness
+from xxhash import xxh3_64
 
 from dynamo_plugin_transport_tcp.address import join_host_port
 from dynamo_plugin_transport_tcp.config import TcpConfig
-from dynamo_plugin_transport_tcp.frames import FrameError, FrameSplitter
-from dynamo_plugin_transport_tcp.messages import HANDSHAKE_LIMIT, Bye, Ping, Pong, pack, read
+from dynamo_plugin_transport_tcp.frames import DamagedFrame, FrameError, FrameSplitter, checked_frame, frame
+from dynamo_plugin_transport_tcp.messages import HANDSHAKE_LIMIT, Bye, Ping, Pong, encode, read
 
 log = logging.getLogger(__name__)
 
 #: Seconds that a connection being closed may take to send what is left.
 CLOSE_GRACE = 2.0
 
-_PING = pack(Ping())
-PONG = pack(Pong())
+_PING = encode(Ping())
+PONG = encode(Pong())
 
 Handlers = dict[type, Callable[[Any], None]]
 
@@ -39,7 +41,8 @@ class Link(asyncio.Protocol):
     #: Whether reading stops while the other end does not read; only one of the two ends may do so.
     STOPS_READING: ClassVar[bool] = False
 
-    def __init__(self, config: TcpConfig, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+    def __init__(self, config: TcpConfig, decoder: msgspec.msgpack.Decoder[Any], damaged: CounterLike) -> None:
+        """`damaged` counts the frames that are not what was sent."""
         self.config = config
         #: The largest frame the other end takes; known after the handshake.
         self.peer_limit = HANDSHAKE_LIMIT
@@ -53,6 +56,13 @@ class Link(asyncio.Protocol):
         #: Set when the socket is closed.
         self.gone = asyncio.Event()
         self.splitter = FrameSplitter(HANDSHAKE_LIMIT)
+        #: What has been said so far, up to where both ends have said what they are.
+        self._transcript: xxh3_64 | None = xxh3_64()
+        #: The checksum of that.
+        self.transcript = b""
+        self._checksums = False
+        self.framed = frame
+        self._damaged = damaged
         self.handlers: Handlers = {}
         self._decoder = decoder
         self._loop = asyncio.get_running_loop()
@@ -95,14 +105,44 @@ class Link(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Sends a message with the next write."""
-        self.send_frame(pack(message))
+        self.send_body(encode(message))
 
-    def send_frame(self, data: bytes) -> None:
-        """Sends a frame with the next write."""
+    def send_body(self, body: bytes) -> None:
+        """Sends an encoded message with the next write."""
         if self.closing:
             return
-        self._out.append(data)
+        if self._transcript is not None:
+            self._transcript.update(body)
+        self._out.append(self.framed(body))
         self.schedule()
+
+    # The handshake.
+
+    def introduced(self, *, checksums: bool) -> None:
+        """Both ends have said what they are, and whether frames shall have checksums once the handshake is over."""
+        if self._transcript is not None:
+            self.transcript, self._transcript = self._transcript.digest(), None
+        self._checksums = checksums
+
+    def agree(self, transcript: bytes) -> None:
+        """Compares what has been said with what the other end has heard; one of the version before does not tell.
+
+        Raises:
+            DamagedFrame: something was changed on its way.
+        """
+        if transcript != self.transcript and (transcript or self._checksums):
+            raise DamagedFrame("the handshake is not what was sent: its checksum differs")
+
+    def shaken(self) -> None:
+        """All of the handshake has come: larger frames may follow, and have checksums if both ends want them."""
+        self.splitter.limit = self.config.max_frame
+        if self._checksums:
+            self.splitter.check()
+
+    def checking(self) -> None:
+        """All of the handshake has been sent: frames from now on have checksums if both ends want them."""
+        if self._checksums:
+            self.framed = checked_frame
 
     def schedule(self) -> None:
         """Writes in the next turn of the loop."""
@@ -127,7 +167,7 @@ class Link(asyncio.Protocol):
         """Sends what waits and the reason, then closes. Whatever is still open here ends with `error`."""
         if self.closing:
             return
-        self._out.append(pack(Bye(to_wire(error))))
+        self._out.append(self.framed(encode(Bye(to_wire(error)))))
         self._flush()
         self.closing = True
         if self._transport is not None:
@@ -176,12 +216,16 @@ class Link(asyncio.Protocol):
         try:
             self._read(data)
         except DynamoError as error:
+            if isinstance(error, DamagedFrame):
+                self._damaged.inc()
             log.warning("the connection with %s is closed: %s", self.peer, error)
             self.close(error)
 
     def _read(self, data: bytes) -> None:
         for body in self.splitter.feed(data):
             message = read(self._decoder, body)
+            if self._transcript is not None:
+                self._transcript.update(body)
             handler = self.handlers.get(type(message)) or self._common.get(type(message))
             if handler is None:
                 raise FrameError(f"{type(message).__name__} was not expected now")
@@ -246,7 +290,7 @@ class Link(asyncio.Protocol):
             self.abort(Disconnected(silent.message, cause=silent))
             return
         if act is Act.PING:
-            self.send_frame(_PING)
+            self.send_body(_PING)
         elif act is Act.PROBE:
             self.probe()
         self._set_ticker()
@@ -258,7 +302,7 @@ class Link(asyncio.Protocol):
         self._ticker = self._loop.call_at(self.liveness.due, self._tick, context=self._context)
 
     def _on_ping(self, _: Ping) -> None:
-        self.send_frame(PONG)
+        self.send_body(PONG)
 
     def _on_pong(self, _: Pong) -> None:
         pass

@@ -45,6 +45,8 @@ class Hello(msgspec.Struct, array_like=True, tag=0):
     wanted: Nonce
     challenge: Challenge32
     max_frame: FrameLimit
+    #: Whether it wants frames to have checksums.
+    checksums: bool = False
 
 
 class Challenge(msgspec.Struct, array_like=True, tag=1):
@@ -56,18 +58,24 @@ class Challenge(msgspec.Struct, array_like=True, tag=1):
     secret: bool
     #: Whether a thread of the process answers probes; see `probes.py`.
     probes: bool = False
+    #: Whether frames have checksums once the handshake is over, in both directions.
+    checksums: bool = False
 
 
 class Proof(msgspec.Struct, array_like=True, tag=2):
     """Caller: the proof, empty without a secret."""
 
     proof: bytes
+    #: A checksum of the bodies so far, in both directions; empty from the version before.
+    transcript: bytes = b""
 
 
 class Ready(msgspec.Struct, array_like=True, tag=3):
     """Listener: the proof of its own; calls may begin."""
 
     proof: bytes
+    #: As in `Proof`, which it covers, too.
+    transcript: bytes = b""
 
 
 class Open(msgspec.Struct, array_like=True, tag=10):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 from dynamo_core.contracts.call import Endpoint, Handler, ServedContext
-from dynamo_core.contracts.metrics import GaugeLike
+from dynamo_core.contracts.metrics import CounterLike, GaugeLike
 from dynamo_core.contracts.serving import ServedCall
 from dynamo_core.contracts.transport import Served
 from dynamo_core.errors import (
@@ -31,7 +31,7 @@ from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_transport_tcp.address import NONCE_BYTES, Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
-from dynamo_plugin_transport_tcp.frames import FrameError, frame
+from dynamo_plugin_transport_tcp.frames import FrameError
 from dynamo_plugin_transport_tcp.link import PONG, Handlers, Link
 from dynamo_plugin_transport_tcp.messages import (
     ACCEPTED_PROTOS,
@@ -56,7 +56,6 @@ from dynamo_plugin_transport_tcp.messages import (
     Unsubscribed,
     encode,
     listener_decoder,
-    pack,
     proto_mismatch,
 )
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
@@ -99,6 +98,8 @@ class Registry:
 
     config: TcpConfig
     connections: GaugeLike
+    #: Frames that are not what was sent.
+    damaged: CounterLike
     #: Tells this run of this process from whatever else may listen on the same port, before or after.
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
     served: dict[tuple[int, str], TcpServed] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class ListenerLink(Link):
     STOPS_READING: ClassVar[bool] = True
 
     def __init__(self, registry: Registry) -> None:
-        super().__init__(registry.config, listener_decoder)
+        super().__init__(registry.config, listener_decoder, registry.damaged)
         self._registry = registry
         self._calls: dict[int, _Outlet] = {}
         self._subscriptions: dict[int, Source] = {}
@@ -189,17 +190,21 @@ class ListenerLink(Link):
         self.handlers = {Proof: self._on_proof}
         config = self.config
         proto = min(hello.proto, ACCEPTED_PROTOS[0])
-        self.send(Challenge(proto, self._challenges[1], config.max_frame, config.secret is not None, True))
+        checksums = hello.checksums and config.checksums
+        self.send(Challenge(proto, self._challenges[1], config.max_frame, config.secret is not None, True, checksums))
+        self.introduced(checksums=checksums)
 
     def _on_proof(self, given: Proof) -> None:
         secret, nonce = self.config.secret_bytes, self._registry.nonce
         if not proven(proof(secret, CALLER, nonce, *self._challenges), given.proof if secret else b""):
             raise CannotConnect("the secrets of the two processes differ")
+        self.agree(given.transcript)
         if self._deadline is not None:
             self._deadline.cancel()
-        self.splitter.limit = self.config.max_frame
         self.handlers = self._serving()
-        self.send(Ready(proof(secret, LISTENER, nonce, *self._challenges)))
+        self.send(Ready(proof(secret, LISTENER, nonce, *self._challenges), self.transcript))
+        self.shaken()
+        self.checking()
 
     def _serving(self) -> Handlers:
         return {
@@ -283,12 +288,12 @@ class ListenerLink(Link):
         if outlet is not None:
             self._hurried -= outlet.hurried
         if not told and not self.closing:
-            self._tail.append(pack(Ended(sid, None if error is None else to_wire(error))))
+            self._tail.append(self.framed(encode(Ended(sid, None if error is None else to_wire(error)))))
             self.schedule()
 
     def cut(self, sid: int, error: DynamoError) -> None:
         """The caller learns that the stream is over, though the handler may still run."""
-        self._tail.append(pack(Ended(sid, to_wire(error))))
+        self._tail.append(self.framed(encode(Ended(sid, to_wire(error)))))
         self.schedule()
 
     # Events.
@@ -325,7 +330,7 @@ class ListenerLink(Link):
     def unsubscribed(self, sid: int) -> None:
         """The source of a subscription is gone. What waits is still sent."""
         self._subscriptions.pop(sid, None)
-        self._tail.append(pack(Unsubscribed(sid)))
+        self._tail.append(self.framed(encode(Unsubscribed(sid))))
         self.schedule()
 
     # Both.
@@ -337,7 +342,7 @@ class ListenerLink(Link):
             now = self._loop.time()
             if now - self._reassured >= REASSURE:
                 self._reassured = now
-                self.send_frame(PONG)
+                self.send_body(PONG)
 
     def ticked(self, now: float) -> None:
         if not self._under_way or self.blocked:
@@ -386,7 +391,7 @@ class ListenerLink(Link):
             body, problem = b"", str(error)
         else:
             if len(body) <= self.peer_limit:
-                out.append(frame(body))
+                out.append(self.framed(body))
                 self._under_way += ask
                 return
             problem = f"it has {len(body)} bytes, more than the {self.peer_limit} of a frame"
@@ -416,7 +421,7 @@ class ListenerLink(Link):
         self._event_bytes -= size
         if self._events:
             self.schedule()
-        return frame(encode((EVENTS_TAG, batch)))
+        return self.framed(encode((EVENTS_TAG, batch)))
 
     def over(self, error: DynamoError) -> None:
         registry = self._registry

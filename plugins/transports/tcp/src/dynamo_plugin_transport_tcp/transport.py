@@ -53,10 +53,15 @@ class TcpTransport(Transport):
             raise TypeError(f"TcpConfig is needed, not {type(config).__name__}")
         self._config = config
         connections = metrics.gauge("dynamo_tcp_connections", "Open connections of the TCP transport.", ("side",))
+        damaged = metrics.counter(
+            "dynamo_tcp_damaged_frames_total",
+            "Frames that were not what was sent; each ended its connection.",
+            ("side",),
+        )
         self._listening_tls = None if config.tls is None else listening_context(config.tls)
         calling_tls = None if config.tls is None else calling_context(config.tls)
-        self._registry = Registry(config, connections.labels("listener"))
-        self._peers = Peers(config, calling_tls, connections.labels("caller"))
+        self._registry = Registry(config, connections.labels("listener"), damaged.labels("listener"))
+        self._peers = Peers(config, calling_tls, connections.labels("caller"), damaged.labels("caller"))
         self._events = TcpEvents(self._registry, self._listen, self._peers, metrics)
         self._opening = asyncio.Lock()
         self._acceptor: Acceptor | None = None

@@ -1,0 +1,124 @@
+"""Bits that flip on the way: no answer is another than was sent, wherever they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from dynamo_core.contracts.call import Endpoint, ServedContext
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.errors import CannotConnect, ConnectionTimeout, Disconnected
+from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.faults import Corrupt, Direction, FaultProxy, Passing, Raw
+from dynamo_core.testing.transport.damage import TEXT, Damage, flip_bits, speak
+from dynamo_plugin_transport_tcp.address import Address
+from dynamo_plugin_transport_tcp.transport import TcpTransport
+
+Make = Callable[..., TcpTransport]
+
+COUNT = Endpoint("count", int, LLMEngineOutput, merge_outputs)
+
+CLIENTS = 8
+QUICK = {"heartbeat": 0.1, "silence": 0.5, "connect_timeout": 0.5, "accept_timeout": 0.5}
+
+
+async def count(request: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
+    """So many tokens, and then nothing."""
+
+    async def items() -> AsyncGenerator[LLMEngineOutput, None]:
+        for token in range(request):
+            yield LLMEngineOutput([token])
+            await asyncio.sleep(0)
+        await ctx.stopped()
+
+    return items()
+
+
+def through(proxy: FaultProxy, there: Address) -> Instance:
+    return Instance(instance_id=7, address={"tcp": str(Address(proxy.host, proxy.port, there.nonce))})
+
+
+async def flipped(make_transport: Make, flips: int) -> Damage:
+    server = make_transport(**QUICK)
+    there = Address.parse((await server.serve(7, TEXT, speak)).address["tcp"])
+    clients = [make_transport(**QUICK) for _ in range(CLIENTS)]
+    async with FaultProxy(there.host, there.port, framing=Raw()) as proxy:
+        return await flip_bits(clients, through(proxy, there), proxy.plan, flips=flips, seed=1)
+
+
+async def test_no_answer_is_another_than_was_sent_though_bits_flip(make_transport: Make) -> None:
+    damage = await flipped(make_transport, 150)
+
+    assert (damage.wrong, damage.hung) == ([], 0)
+    assert damage.whole
+    assert damage.failed
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+async def test_no_answer_is_another_than_was_sent_though_ten_thousand_bits_flip(make_transport: Make) -> None:
+    damage = await flipped(make_transport, 10_000)
+
+    assert (damage.wrong, damage.hung) == ([], 0)
+    assert damage.whole > 1000
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("offset", [0, 3, 4, 11, 12, -1])
+async def test_a_frame_that_is_damaged_ends_its_connection_and_is_counted(
+    make_transport: Make, recorder: Any, direction: Direction, offset: int
+) -> None:
+    metrics, side = Metrics(), "listener" if direction is Direction.UP else "caller"
+    server, client = make_transport(metrics), make_transport(metrics)
+    damaged = metrics.counter("dynamo_tcp_damaged_frames_total", "", ("side",)).labels(side)
+    there = Address.parse((await server.serve(7, COUNT, count)).address["tcp"])
+    first, second = recorder(), recorder()
+    async with FaultProxy(there.host, there.port) as proxy:
+        instance = through(proxy, there)
+        await client.call(instance, COUNT, 3, EngineContext("r"), first)
+        await first.until(lambda: first.items)
+        # What follows the length: its bits turned over, the checksum, and the body.
+        rule = proxy.plan.inject(Corrupt(offset, flip=1), direction=direction)
+        with pytest.raises(Disconnected):
+            await client.call(instance, COUNT, 3, EngineContext("s"), second)
+        await rule.hit()
+        error = await first.end()
+
+    assert isinstance(error, Disconnected)
+    assert damaged.value == 1
+
+
+@pytest.mark.parametrize("without", ["server", "client"])
+async def test_one_end_that_wants_no_checksums_is_enough_to_do_without(
+    make_transport: Make, recorder: Any, without: str
+) -> None:
+    server, client = (make_transport(checksum=end != without) for end in ("server", "client"))
+    there, sink = Address.parse((await server.serve(7, COUNT, count)).address["tcp"]), recorder()
+    said: list[Any] = []
+
+    def tap(passing: Passing) -> None:
+        said.append(msgspec.msgpack.decode(passing.body))
+
+    async with FaultProxy(there.host, there.port, tap=tap) as proxy:
+        await client.call(through(proxy, there), COUNT, 3, EngineContext("r"), sink)
+        await sink.until(lambda: sum(len(item.token_ids) for item in sink.items) == 3)
+
+    assert len(said) > 5
+
+
+async def test_a_handshake_that_was_changed_on_its_way_is_refused(make_transport: Make, recorder: Any) -> None:
+    server, dice = make_transport(), Random(1)
+    there = Address.parse((await server.serve(7, COUNT, count)).address["tcp"])
+    async with FaultProxy(there.host, there.port) as proxy:
+        for _ in range(40):
+            direction = dice.choice([*Direction])
+            proxy.plan.inject(Corrupt(dice.randrange(40), flip=1 << dice.randrange(8)), direction=direction)
+            with pytest.raises((CannotConnect, ConnectionTimeout)):
+                await make_transport().call(through(proxy, there), COUNT, 3, EngineContext("r"), recorder())
+            proxy.plan.clear()

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
 import pytest
 from dynamo_core.contracts.call import Endpoint, ServedContext
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.errors import CannotConnect
+from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import frame
 from dynamo_plugin_transport_tcp.messages import (
@@ -33,6 +40,7 @@ Make = Callable[..., TcpTransport]
 
 WAIT = 10.0
 BYTES = Endpoint("bytes", int, bytes)
+OTHER = Endpoint("other", int, bytes)
 
 
 class Stranger:
@@ -236,3 +244,123 @@ async def test_answers_do_not_pile_up_for_a_caller_that_asks_and_never_reads(mak
     # What one turn of a loop reads and answers, which is far less than all of it.
     assert link._transport.get_write_buffer_size() < 8 << 20
     stranger.leave()
+
+
+# Many at once.
+
+
+def silent(address: str, number: int, *, said: bytes = b"", host: str = "127.0.0.1") -> list[socket.socket]:
+    """Connections that say this, and then nothing."""
+    there = Address.parse(address)
+    made = []
+    for _ in range(number):
+        made.append(socket.create_connection((there.host, there.port), source_address=(host, 0)))
+        made[-1].sendall(said)
+    return made
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other end has not closed it."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+async def left(connections: list[socket.socket], number: int) -> list[socket.socket]:
+    """Those that are open, as soon as they are so few."""
+    async with asyncio.timeout(WAIT):
+        while len(still := [one for one in connections if is_open(one)]) > number:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return still
+
+
+#: Nothing, the beginning of what could be a probe, and of a handshake that never comes.
+WORDS = [b"", b"\x00\x00", b"\x00\x00\x0f\xff" + b"x" * 100]
+
+
+@pytest.mark.parametrize("said", WORDS, ids=["nothing", "two bytes", "half a frame"])
+async def test_a_flood_of_silent_connections_keeps_no_caller_out(
+    make_transport: Make, recorder: Any, said: bytes
+) -> None:
+    server, client, sink = make_transport(max_connections=8), make_transport(), recorder()
+    address = await serve(server)
+
+    flood = silent(address, 200, said=said)
+    await client.call(Instance(instance_id=7, address={"tcp": address}), BYTES, 0, EngineContext("r"), sink)
+
+    assert await sink.end() is None
+    assert 0 < len(await left(flood, 128)) <= 128
+    for connection in flood:
+        connection.close()
+
+
+async def test_the_oldest_silent_connection_makes_room_one_of_a_known_host_last(
+    make_transport: Make, recorder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    server, client, sink = make_transport(metrics, max_silent=4), make_transport(), recorder()
+    closed = metrics.counter("dynamo_tcp_silent_connections_closed_total", "").labels()
+    address = await serve(server)
+    await client.call(Instance(instance_id=7, address={"tcp": address}), BYTES, 0, EngineContext("r"), sink)
+    await sink.end()
+
+    known = silent(address, 2)
+    strange = silent(address, 6, host="127.0.0.2")
+
+    assert await left(strange, 2) == strange[-2:]
+    assert await left(known, 2) == known
+    assert closed.value == 4
+    told = [record.getMessage() for record in caplog.records if "max_silent" in record.getMessage()]
+    assert len(told) == 1
+    assert "127.0.0.2" in told[0]
+    for connection in (*known, *strange):
+        connection.close()
+
+
+async def test_while_the_event_loop_is_blocked_silent_connections_stay_few(make_transport: Make) -> None:
+    address = await serve(make_transport(max_silent=8))
+    before = len(os.listdir("/proc/self/fd"))
+
+    flood = [connection for said in WORDS for connection in silent(address, 20, said=said)]
+    # This loop has not had a turn since: only the thread has.
+    time.sleep(0.2)  # noqa: ASYNC251
+    accepted = len(os.listdir("/proc/self/fd")) - before - len(flood)
+
+    assert 0 < accepted <= 8
+    for connection in flood:
+        connection.close()
+
+
+async def test_where_all_places_are_taken_a_caller_without_calls_makes_room(
+    make_transport: Make, recorder: Any
+) -> None:
+    async def wait(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+        async def items() -> AsyncGenerator[bytes, None]:
+            yield b"begun"
+            await ctx.stopped()
+
+        return items()
+
+    server = make_transport(max_connections=2)
+    await server.serve(7, BYTES, wait)
+    instance = Instance(instance_id=7, address={"tcp": await serve_more(server)})
+    busy, idle, new, last = (make_transport() for _ in range(4))
+    sinks = [recorder() for _ in range(4)]
+    await busy.call(instance, BYTES, 0, EngineContext("r"), sinks[0])
+    await idle.call(instance, OTHER, 0, EngineContext("r"), sinks[1])
+    await sinks[1].end()
+
+    await new.call(instance, BYTES, 0, EngineContext("r"), sinks[2])
+
+    await sinks[2].until(lambda: sinks[2].items)
+    assert sinks[0].ends == []
+    with pytest.raises(CannotConnect, match="no more are accepted"):
+        await last.call(instance, BYTES, 0, EngineContext("r"), sinks[3])
+
+
+async def serve_more(transport: TcpTransport) -> str:
+    return (await transport.serve(7, OTHER, nothing)).address["tcp"]

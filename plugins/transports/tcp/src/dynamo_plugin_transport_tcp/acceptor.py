@@ -9,9 +9,10 @@ import asyncio
 import errno
 import logging
 import socket
-from collections import deque
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from dynamo_core.directory.loop_thread import LoopThread
@@ -21,6 +22,7 @@ from dynamo_core.wire.loop_watch import LoopWatch
 
 from dynamo_plugin_transport_tcp.messages import Bye, pack
 from dynamo_plugin_transport_tcp.probes import PROBE_LENGTH, PROBE_START, ProbeKey
+from dynamo_plugin_transport_tcp.strangers import Stranger, Strangers
 
 log = logging.getLogger(__name__)
 
@@ -63,16 +65,18 @@ class Acceptor:
         sock: socket.socket,
         key: ProbeKey,
         *,
+        strangers: Strangers,
         timeout: float,
         farewell: bool,
-        take: Callable[[socket.socket], None],
+        take: Callable[[socket.socket, Stranger], None],
     ) -> None:
-        """`take` is given each connection that is no probe's, in the event loop.
+        """`take` is given each connection that is no probe's, in the event loop, with its place among `strangers`.
 
         `timeout` is the seconds in which the first bytes must come; with `farewell` a caller that is too late is told.
         """
         self._sock = sock
         self._key = key
+        self._strangers = strangers
         self._timeout = timeout
         self._farewell = farewell
         self._take = take
@@ -80,8 +84,9 @@ class Acceptor:
         self._watch = LoopWatch()
         self._thread = LoopThread("tcp-accept", self._end)
         self._tasks = TaskSet()
-        #: Connections on their way to the event loop. Both threads use it.
-        self._met: deque[socket.socket] = deque()
+        #: Connections on their way to the event loop. Both threads use it, with the lock held.
+        self._met: dict[Stranger, socket.socket] = {}
+        self._lock = threading.Lock()
         self._closed = False
 
     async def start(self) -> None:
@@ -96,12 +101,14 @@ class Acceptor:
 
     def _hand_over(self) -> None:
         """Runs in the event loop."""
-        while self._met:
-            sock = self._met.popleft()
+        with self._lock:
+            met, self._met = self._met, {}
+        for stranger, sock in met.items():
             if self._closed:
+                self._strangers.gone(stranger)
                 sock.close()
             else:
-                self._take(sock)
+                self._take(sock, stranger)
 
     # In the thread.
 
@@ -115,23 +122,35 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(self._sock)
+                sock, place = await loop.sock_accept(self._sock)
             except OSError as error:
                 # Others concern one connection, which was gone before it was accepted.
                 if error.errno in _OUT_OF_MEANS:
                     log.error("no connection can be accepted: %s", error.strerror or error)
                     await asyncio.sleep(NO_DESCRIPTORS)
                 continue
-            self._tasks.spawn(self._meet(sock), name="tcp-meet")
+            stranger = Stranger(str(place[0]), sock.close)
+            task = self._tasks.spawn(self._meet(sock, stranger), name="tcp-meet")
+            task.add_done_callback(partial(self._over, sock, stranger))
+            stranger.close = task.cancel
+            self._strangers.met(stranger)
+            # The next may be there already, and then this would not wait.
+            await asyncio.sleep(0)
 
-    async def _meet(self, sock: socket.socket) -> None:
-        handed_over = False
+    def _over(self, sock: socket.socket, stranger: Stranger, meeting: asyncio.Task[bool]) -> None:
+        # A callback, not a `finally`: a task that is cancelled before its first step never enters its coroutine.
+        if meeting.cancelled() or meeting.exception() is not None or not meeting.result():
+            self._strangers.gone(stranger)
+            sock.close()
+
+    async def _meet(self, sock: socket.socket, stranger: Stranger) -> bool:
+        """Whether the connection was handed over."""
         try:
             async with asyncio.timeout(self._timeout):
                 if await _begins_with_a_probe(sock):
-                    await self._answer(sock)
-                else:
-                    handed_over = self._pass_on(sock)
+                    await self._answer(sock, stranger)
+                    return False
+                return self._pass_on(sock, stranger)
         except TimeoutError:
             if self._farewell:
                 late = ConnectionTimeout(f"the handshake took longer than {self._timeout} s")
@@ -139,11 +158,9 @@ class Acceptor:
                     sock.send(pack(Bye(to_wire(late))))
         except OSError as error:
             log.debug("a connection broke before anything was said: %s", error)
-        finally:
-            if not handed_over:
-                sock.close()
+        return False
 
-    async def _answer(self, sock: socket.socket) -> None:
+    async def _answer(self, sock: socket.socket, stranger: Stranger) -> None:
         loop = asyncio.get_running_loop()
         data = b""
         while len(data) < PROBE_LENGTH:
@@ -154,6 +171,7 @@ class Acceptor:
         challenge = self._key.read_probe(data)
         if challenge is None:
             return
+        self._strangers.known(stranger)
         try:
             busy = await self._watch.busy()
         except RuntimeError:
@@ -161,14 +179,25 @@ class Acceptor:
             return
         await loop.sock_sendall(sock, self._key.answer(challenge, busy))
 
-    def _pass_on(self, sock: socket.socket) -> bool:
-        self._met.append(sock)
+    def _pass_on(self, sock: socket.socket, stranger: Stranger) -> bool:
+        """Leaves the connection to the event loop; whether there is one."""
+        stranger.close = lambda: self._drop(stranger)
+        with self._lock:
+            self._met[stranger] = sock
         try:
             self._loop.call_soon_threadsafe(self._hand_over)
         except RuntimeError:
-            self._met.remove(sock)
+            with self._lock:
+                self._met.pop(stranger, None)
             return False
         return True
+
+    def _drop(self, stranger: Stranger) -> None:
+        """Closes a connection that still waits for the event loop."""
+        with self._lock:
+            sock = self._met.pop(stranger, None)
+        if sock is not None:
+            sock.close()
 
 
 async def _begins_with_a_probe(sock: socket.socket) -> bool:

@@ -82,7 +82,16 @@ class TcpConfig(PluginConfig):
     write_high_water_kb: int = Field(
         default=256, ge=1, description="KiB that may wait on one connection before its calls have to wait too."
     )
-    max_connections: int = Field(default=1024, ge=1, description="Connections a worker process accepts.")
+    max_connections: int = Field(
+        default=1024,
+        ge=1,
+        description="Callers that a worker process lets in; one more takes the place of one without calls.",
+    )
+    max_silent: int = Field(
+        default=128,
+        ge=1,
+        description="Connections that may wait without having shown that they know the worker; the oldest makes room.",
+    )
     max_streams: int = Field(default=10_000, ge=1, description="Calls that may run on one connection.")
     event_backlog: int = Field(
         default=10_000, ge=1, description="Events that may wait for one subscriber, at either end; more are dropped."

@@ -159,7 +159,11 @@ class Link(asyncio.Protocol):
             return
         data = out[0] if len(out) == 1 else b"".join(out)
         self._written += len(data)
-        transport.write(data)
+        try:
+            transport.write(data)
+        except RuntimeError:
+            # uvloop closes at once what the other end has reset, and tells of it in a later turn.
+            log.debug("the connection with %s broke before it was written to", self.peer)
 
     # Ending.
 
@@ -198,6 +202,9 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio's, but look the same.
         self._transport = cast(asyncio.Transport, transport)
+        if self.gone.is_set():
+            self._transport.abort()
+            return
         self._transport.set_write_buffer_limits(high=self.config.write_high_water)
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):

@@ -59,6 +59,7 @@ from dynamo_plugin_transport_tcp.messages import (
     proto_mismatch,
 )
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
+from dynamo_plugin_transport_tcp.strangers import Stranger, Strangers
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +101,23 @@ class Registry:
     connections: GaugeLike
     #: Frames that are not what was sent.
     damaged: CounterLike
+    strangers: Strangers
     #: Tells this run of this process from whatever else may listen on the same port, before or after.
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
     served: dict[tuple[int, str], TcpServed] = field(default_factory=dict)
     sources: dict[tuple[str, int], Source] = field(default_factory=dict)
     links: set[ListenerLink] = field(default_factory=set)
+    #: Those whose callers have shown the nonce, in the order in which they came.
+    callers: dict[ListenerLink, None] = field(default_factory=dict)
+
+    def make_room(self) -> bool:
+        """Whether there is room for another caller. One that has no calls makes room: it connects again when needed."""
+        if len(self.callers) < self.config.max_connections:
+            return True
+        idle = next((link for link in self.callers if link.idle), None)
+        if idle is not None:
+            idle.close(Disconnected("the worker needs room for another caller"))
+        return idle is not None
 
 
 class TcpServed(Served):
@@ -141,9 +154,11 @@ class ListenerLink(Link):
 
     STOPS_READING: ClassVar[bool] = True
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, stranger: Stranger | None = None) -> None:
+        """`stranger` is its place among those that have not shown the nonce yet."""
         super().__init__(registry.config, listener_decoder, registry.damaged)
         self._registry = registry
+        self._stranger = stranger
         self._calls: dict[int, _Outlet] = {}
         self._subscriptions: dict[int, Source] = {}
         self._dirty: list[_Outlet] = []
@@ -167,10 +182,10 @@ class ListenerLink(Link):
     # The handshake.
 
     def opened(self) -> None:
-        registry = self._registry
-        if len(registry.links) >= self.config.max_connections:
-            self.close(CannotConnect(f"{len(registry.links)} connections are open, no more are accepted"))
-            return
+        registry, loop = self._registry, self._loop
+        if self._stranger is not None:
+            made_room = Disconnected("the connection said nothing and had to make room for others")
+            self._stranger.close = lambda: loop.call_soon_threadsafe(self.abort, made_room)
         registry.links.add(self)
         registry.connections.inc()
         self._deadline = self._loop.call_later(self.config.connect_timeout, self._too_slow)
@@ -185,6 +200,12 @@ class ListenerLink(Link):
             raise CannotConnect(proto_mismatch(hello.proto))
         if hello.wanted != self._registry.nonce:
             raise CannotConnect("not me: the process that published this address is gone")
+        registry = self._registry
+        if self._stranger is not None:
+            registry.strangers.known(self._stranger)
+        if not registry.make_room():
+            raise CannotConnect(f"{len(registry.callers)} connections are open, no more are accepted")
+        registry.callers[self] = None
         self._challenges = hello.challenge, self._challenges[1]
         self.peer_limit = hello.max_frame
         self.handlers = {Proof: self._on_proof}
@@ -216,6 +237,11 @@ class ListenerLink(Link):
             Subscribe: self._on_subscribe,
             Unsubscribe: self._on_unsubscribe,
         }
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost with it."""
+        return Hello not in self.handlers and Proof not in self.handlers and not self._calls and not self._subscriptions
 
     # Calls.
 
@@ -427,6 +453,9 @@ class ListenerLink(Link):
         registry = self._registry
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._stranger is not None:
+            registry.strangers.gone(self._stranger)
+        registry.callers.pop(self, None)
         if self in registry.links:
             registry.links.discard(self)
             registry.connections.dec()

@@ -33,6 +33,7 @@ from dynamo_plugin_transport_tcp.link import CLOSE_GRACE
 from dynamo_plugin_transport_tcp.probes import ProbeKey
 from dynamo_plugin_transport_tcp.security import calling_context, listening_context
 from dynamo_plugin_transport_tcp.serving import ListenerLink, Registry, TcpServed
+from dynamo_plugin_transport_tcp.strangers import Stranger, Strangers
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,12 @@ class TcpTransport(Transport):
         )
         self._listening_tls = None if config.tls is None else listening_context(config.tls)
         calling_tls = None if config.tls is None else calling_context(config.tls)
-        self._registry = Registry(config, connections.labels("listener"), damaged.labels("listener"))
+        evicted = metrics.counter(
+            "dynamo_tcp_silent_connections_closed_total",
+            "Connections that said nothing and had to make room for others.",
+        )
+        strangers = Strangers(config.max_silent, evicted.labels())
+        self._registry = Registry(config, connections.labels("listener"), damaged.labels("listener"), strangers)
         self._peers = Peers(config, calling_tls, connections.labels("caller"), damaged.labels("caller"))
         self._events = TcpEvents(self._registry, self._listen, self._peers, metrics)
         self._opening = asyncio.Lock()
@@ -150,6 +156,7 @@ class TcpTransport(Transport):
         acceptor = Acceptor(
             sock,
             ProbeKey(config.secret_bytes, self._registry.nonce),
+            strangers=self._registry.strangers,
             timeout=config.connect_timeout,
             farewell=self._listening_tls is None,
             take=self._take,
@@ -157,21 +164,29 @@ class TcpTransport(Transport):
         await acceptor.start()
         return acceptor, address
 
-    def _take(self, sock: socket.socket) -> None:
+    def _take(self, sock: socket.socket, stranger: Stranger) -> None:
         """A connection that is no probe's."""
-        self._met.spawn(self._meet(sock), name="tcp-connection")
+        loop = asyncio.get_running_loop()
+        task = self._met.spawn(self._meet(sock, stranger), name="tcp-connection")
+        stranger.close = lambda: loop.call_soon_threadsafe(task.cancel)
 
-    async def _meet(self, sock: socket.socket) -> None:
-        handshake = None if self._listening_tls is None else self._config.connect_timeout
+    async def _meet(self, sock: socket.socket, stranger: Stranger) -> None:
+        link = ListenerLink(self._registry, stranger)
+        made = False
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ListenerLink(self._registry),
+                lambda: link,
                 sock,
                 ssl=self._listening_tls,
-                ssl_handshake_timeout=handshake,
+                ssl_handshake_timeout=None if self._listening_tls is None else self._config.connect_timeout,
             )
+            made = True
         except OSError as error:
             log.debug("a connection was not made: %s", error)
+        finally:
+            if not made:
+                # uvloop does not say that a connection is lost that was given up in the moment in which it was made.
+                link.connection_lost(None)
 
     def _advertised(self, bound_host: str, bound_port: int) -> tuple[str, int]:
         if self._config.advertise is not None:

@@ -24,6 +24,9 @@ DYNAMO_API = 1
 class Limits(PluginConfig):
     limit: int = Field(default=4, ge=1, description="Requests at once.")
 
+    def remarks(self):
+        return [f"a limit of {self.limit} is large"] if self.limit > 100 else []
+
 
 def stage(base, name, **members):
     members = {method: lambda *args: None for method in base.__abstractmethods__} | members

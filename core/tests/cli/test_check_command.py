@@ -45,6 +45,15 @@ def test_check_as_json_is_the_whole_graph(dynamo: RunCli, config: Path) -> None:
     ]
 
 
+def test_check_prints_what_plugins_remark_on_their_settings(dynamo: RunCli, config: Path) -> None:
+    config.write_text(config.read_text().replace("limit: 2", "limit: 200"))
+
+    text, graph = dynamo("check", config).output, json.loads(dynamo("check", config, "--json").output)
+
+    assert "workers.one.engine: a limit of 200 is large." in text.splitlines()
+    assert graph["remarks"] == [{"section": "workers.one.engine", "remark": "a limit of 200 is large"}]
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [

@@ -29,8 +29,8 @@ EXPOSED = "exposed to the network"
 def command(as_json: bool, **options: Any) -> None:
     """Load a config and its plugins without starting anything.
 
-    Prints what would run: each stage with its plugin, and each listener with who can reach it. Exit code 2, with one
-    line that says what is wrong, if the config could not be served.
+    Prints what would run: each stage with its plugin, and each listener with who can reach it; and what plugins remark
+    on their settings. Exit code 2, with one line that says what is wrong, if the config could not be served.
     """
     from dynamo_core.plugins.loader import PluginLoader
     from dynamo_core.runtime.resolve import resolve
@@ -42,8 +42,12 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 def describe(settings: Settings, resolved: Resolved, loader: PluginLoader) -> dict[str, list[dict[str, Any]]]:
-    """What would run, as plain data: `stages` and `listeners`."""
-    return {"stages": list(_stages(settings, resolved, loader)), "listeners": list(_listeners(settings))}
+    """What would run, as plain data: `stages` and `listeners`, and `remarks`."""
+    return {
+        "stages": list(_stages(settings, resolved, loader)),
+        "listeners": list(_listeners(settings)),
+        "remarks": list(_remarks(resolved)),
+    }
 
 
 def exposure(host: str) -> str:
@@ -84,6 +88,20 @@ def _stage(stage: str, picked: Picked[Any]) -> dict[str, Any]:
     }
 
 
+def _remarks(resolved: Resolved) -> Iterator[dict[str, Any]]:
+    single = (
+        resolved.frontend,
+        resolved.admission,
+        resolved.router,
+        resolved.transport,
+        resolved.events,
+        resolved.discovery,
+    )
+    for picked in (*single, *resolved.workers.values()):
+        if picked is not None:
+            yield from ({"section": picked.section, "remark": remark} for remark in picked.config.remarks())
+
+
 def _listeners(settings: Settings) -> Iterator[dict[str, Any]]:
     yield _listener("public", settings.frontend.host, settings.frontend.port)
     if settings.admin.port is not None:
@@ -105,6 +123,7 @@ def _as_text(graph: dict[str, list[dict[str, Any]]]) -> str:
         [
             format_table(["STAGE", "PLUGIN", "DISTRIBUTION", "VERSION", ""], stages),
             format_table(["LISTENER", "HOST", "PORT", "REACHED FROM"], listeners),
+            *(f"{row['section']}: {row['remark']}." for row in graph["remarks"]),
             "The config is sound.",
         ]
     )

@@ -14,6 +14,10 @@ class PluginConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
+    def remarks(self) -> list[str]:
+        """What an operator should know of settings that are sound, a sentence each; ``dynamo check`` prints them."""
+        return []
+
 
 class SettingsMismatch(ValueError):
     """Settings that do not go together, raised in a validator of a `PluginConfig`.

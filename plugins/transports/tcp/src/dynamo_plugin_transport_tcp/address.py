@@ -68,6 +68,15 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_address(host: str) -> bool:
+    """Whether `host` is an address as numbers, and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`. A name other than ``localhost`` counts as reached by others."""
     if host == "localhost":

@@ -61,6 +61,7 @@ from dynamo_plugin_transport_tcp.messages import (
     item_decoder,
     proto_mismatch,
 )
+from dynamo_plugin_transport_tcp.networks import AllowedNetworks
 from dynamo_plugin_transport_tcp.probes import ProbeKey, probe
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
 
@@ -89,6 +90,7 @@ class CallerLink(Link):
         self.ready: asyncio.Future[DynamoError | None] = self._loop.create_future()
         self._address = address
         self._connections = connections
+        self._counted = False
         self._challenge = secrets.token_bytes(CHALLENGE_BYTES)
         self._expected = b""
         self._calls: dict[int, TcpCall] = {}
@@ -115,6 +117,7 @@ class CallerLink(Link):
 
     def opened(self) -> None:
         self._connections.inc()
+        self._counted = True
         config = self.config
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         if isinstance(name, tuple):
@@ -369,7 +372,9 @@ class CallerLink(Link):
             )
 
     def over(self, error: DynamoError) -> None:
-        self._connections.dec()
+        # One of which TLS never became a connection was not counted.
+        if self._counted:
+            self._connections.dec()
         if not self.ready.done():
             self.ready.set_result(error)
         calls, self._calls = self._calls, {}
@@ -546,6 +551,7 @@ class Peers:
         self._config = config
         self._damaged = damaged
         self._tls = tls
+        self._networks = AllowedNetworks(config.allowed_networks)
         self._connections = connections
         self._links: dict[str, CallerLink] = {}
         self._attempts: dict[str, asyncio.Task[CallerLink | DynamoError]] = {}
@@ -620,16 +626,13 @@ class Peers:
         if self._tls is not None and self._config.tls is not None:
             server_name = self._config.tls.server_name or address.host
         async with asyncio.timeout(limit) as deadline:
-            waiting = self._tasks.spawn(self._wait_for_busy(address, deadline, limit), name=f"probe-{text}")
+            hosts = await self._networks.resolve(address.host, address.port)
+            key = ProbeKey(self._config.secret_bytes, address.nonce)
+            waiting = self._tasks.spawn(
+                self._wait_for_busy(hosts, address.port, key, deadline, limit), name=f"probe-{text}"
+            )
             try:
-                _, link = await asyncio.get_running_loop().create_connection(
-                    make,
-                    address.host,
-                    address.port,
-                    ssl=self._tls,
-                    server_hostname=server_name,
-                    ssl_handshake_timeout=None if self._tls is None else NO_LIMIT,
-                )
+                link = await self._connected(hosts, address.port, make, server_name)
                 problem = await link.ready
             finally:
                 waiting.cancel()
@@ -639,15 +642,40 @@ class Peers:
         self._links[text] = link
         return link
 
-    async def _wait_for_busy(self, address: Address, deadline: asyncio.Timeout, limit: float) -> None:
+    async def _connected(
+        self, hosts: list[str], port: int, make: Callable[[], CallerLink], server_name: str | None
+    ) -> CallerLink:
+        """A connection with the first of the hosts that answers."""
+        for host in hosts[:-1]:
+            with suppress(OSError):
+                return await self._connect_to(host, port, make, server_name)
+        return await self._connect_to(hosts[-1], port, make, server_name)
+
+    async def _connect_to(
+        self, host: str, port: int, make: Callable[[], CallerLink], server_name: str | None
+    ) -> CallerLink:
+        _, link = await asyncio.get_running_loop().create_connection(
+            make,
+            host,
+            port,
+            ssl=self._tls,
+            server_hostname=server_name,
+            ssl_handshake_timeout=None if self._tls is None else NO_LIMIT,
+        )
+        return link
+
+    async def _wait_for_busy(
+        self, hosts: list[str], port: int, key: ProbeKey, deadline: asyncio.Timeout, limit: float
+    ) -> None:
         """Puts the deadline off as long as a thread of the worker says that its event loop is busy."""
-        loop, key = asyncio.get_running_loop(), ProbeKey(self._config.secret_bytes, address.nonce)
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(self._config.heartbeat, limit / ASKED))
-            if await probe(address.host, address.port, key):
-                # It may have expired in this very moment.
-                with suppress(RuntimeError):
-                    deadline.reschedule(loop.time() + limit)
+            for host in hosts:
+                if await probe(host, port, key):
+                    # It may have expired in this very moment.
+                    with suppress(RuntimeError):
+                        deadline.reschedule(loop.time() + limit)
 
     async def aclose(self) -> None:
         """Ends all calls and closes all connections."""

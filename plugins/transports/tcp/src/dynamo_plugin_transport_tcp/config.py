@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Self
 
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from dynamo_plugin_transport_tcp.address import is_loopback, split_host_port
+from dynamo_plugin_transport_tcp.address import is_address, is_loopback, is_unspecified, split_host_port
+from dynamo_plugin_transport_tcp.networks import AllowedNetworks
 
 #: A shorter secret could be guessed by whoever has seen one handshake.
 SHORTEST_SECRET = 16
@@ -82,6 +84,11 @@ class TcpConfig(PluginConfig):
     write_high_water_kb: int = Field(
         default=256, ge=1, description="KiB that may wait on one connection before its calls have to wait too."
     )
+    allowed_networks: tuple[str, ...] | None = Field(
+        default=None,
+        description="Networks of workers that are connected to, such as 203.0.113.0/24; a worker whose record names an "
+        "address outside is not. Null means private, loopback and link-local ones and those that the machine is in.",
+    )
     max_connections: int = Field(
         default=1024,
         ge=1,
@@ -111,6 +118,16 @@ class TcpConfig(PluginConfig):
             raise ValueError("port 0 cannot be reached; leave the port out to publish the bound one")
         return value
 
+    @field_validator("allowed_networks")
+    @classmethod
+    def _networks_are_networks(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for text in value or ():
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                raise ValueError(f"{text!r} is not a network such as 203.0.113.0/24: {error}") from None
+        return value
+
     @field_validator("secret")
     @classmethod
     def _secret_is_long_enough(cls, value: SecretStr | None) -> SecretStr | None:
@@ -130,6 +147,15 @@ class TcpConfig(PluginConfig):
         if self.silence is not None and self.silence < 2 * self.heartbeat:
             raise SettingsMismatch("`silence` must be at least twice `heartbeat`")
         return self
+
+    def remarks(self) -> list[str]:
+        host, _ = split_host_port(self.advertise or self.bind)
+        if not is_address(host) or is_unspecified(host) or AllowedNetworks(self.allowed_networks).allow(host):
+            return []
+        return [
+            f"workers are reached at {host}, outside of `allowed_networks`: frontends with these settings do not "
+            f'connect to them; add a network that holds it, such as "{ipaddress.ip_network(host)}"'
+        ]
 
     @property
     def checksums(self) -> bool:

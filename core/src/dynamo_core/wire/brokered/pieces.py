@@ -9,9 +9,9 @@ from typing import Annotated as Constrained
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from xxhash import xxh3_64_intdigest
 
 from dynamo_core.errors import Disconnected
+from dynamo_core.wire.checksums import checksum
 from dynamo_core.wire.messages import (
     UNREADABLE,
     Accepted,
@@ -73,11 +73,11 @@ class Checksums:
     __slots__ = ("_seed",)
 
     def __init__(self, link: str, address: str) -> None:
-        self._seed = xxh3_64_intdigest(f"{link} {address}".encode())
+        self._seed = checksum(f"{link} {address}".encode())
 
     def of(self, number: int, more: bool, body: bytes | memoryview) -> int:
         """The checksum of a piece."""
-        return xxh3_64_intdigest(body, (self._seed + 2 * number + more) & _ALL_BITS)
+        return checksum(body, (self._seed + 2 * number + more) & _ALL_BITS)
 
 
 class Hello(msgspec.Struct, array_like=True, tag=0):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from struct import Struct
 
 from dynamo_core.errors import Disconnected
-from xxhash import xxh3_64_intdigest
+from dynamo_core.wire.checksums import checksum
 
 HEAD = 4
 
@@ -36,7 +36,7 @@ def frame(body: bytes) -> bytes:
 def checked_frame(body: bytes) -> bytes:
     """The body as a frame with a checksum."""
     length = len(body) + _CHECK
-    return _CHECKED.pack(length, length ^ _ALL_BITS, xxh3_64_intdigest(body)) + body
+    return _CHECKED.pack(length, length ^ _ALL_BITS, checksum(body)) + body
 
 
 class FrameSplitter:
@@ -82,7 +82,7 @@ class FrameSplitter:
         view, at, end = memoryview(data), 0, len(data)
         while end - at >= self._head:
             start = at + self._head
-            length, checksum = self._read_head(view, at)
+            length, check = self._read_head(view, at)
             if length > self.limit:
                 raise FrameError(f"a frame of {length} bytes was announced; at most {self.limit} are taken")
             stop = start + length
@@ -90,7 +90,7 @@ class FrameSplitter:
                 self._need = stop - at
                 break
             body = view[start:stop]
-            if checksum is not None and xxh3_64_intdigest(body) != checksum:
+            if check is not None and checksum(body) != check:
                 raise DamagedFrame(f"a frame of {length} bytes is not what was sent: its checksum differs")
             yield body
             at = stop
@@ -103,7 +103,7 @@ class FrameSplitter:
         """The length of the body, and its checksum if there is one."""
         if not self._checked:
             return int.from_bytes(view[at : at + HEAD], "big"), None
-        length, turned, checksum = _CHECKED.unpack_from(view, at)
+        length, turned, check = _CHECKED.unpack_from(view, at)
         if length ^ turned != _ALL_BITS or length < _CHECK:
             raise DamagedFrame(f"the head of a frame is not what was sent: a length of {length} bytes")
-        return length - _CHECK, checksum
+        return length - _CHECK, check

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, cast
 import msgspec
 from dynamo_core.contracts.metrics import CounterLike
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
+from dynamo_core.wire.checksums import checksum
 from dynamo_core.wire.liveness import Act, Liveness
-from xxhash import xxh3_64
 
 from dynamo_plugin_transport_tcp.address import join_host_port
 from dynamo_plugin_transport_tcp.config import TcpConfig
@@ -57,7 +57,7 @@ class Link(asyncio.Protocol):
         self.gone = asyncio.Event()
         self.splitter = FrameSplitter(HANDSHAKE_LIMIT)
         #: What has been said so far, up to where both ends have said what they are.
-        self._transcript: xxh3_64 | None = xxh3_64()
+        self._transcript: int | None = 0
         #: The checksum of that.
         self.transcript = b""
         self._checksums = False
@@ -112,7 +112,7 @@ class Link(asyncio.Protocol):
         if self.closing:
             return
         if self._transcript is not None:
-            self._transcript.update(body)
+            self._transcript = checksum(body, self._transcript)
         self._out.append(self.framed(body))
         self.schedule()
 
@@ -121,7 +121,7 @@ class Link(asyncio.Protocol):
     def introduced(self, *, checksums: bool) -> None:
         """Both ends have said what they are, and whether frames shall have checksums once the handshake is over."""
         if self._transcript is not None:
-            self.transcript, self._transcript = self._transcript.digest(), None
+            self.transcript, self._transcript = self._transcript.to_bytes(8, "big"), None
         self._checksums = checksums
 
     def agree(self, transcript: bytes) -> None:
@@ -232,7 +232,7 @@ class Link(asyncio.Protocol):
         for body in self.splitter.feed(data):
             message = read(self._decoder, body)
             if self._transcript is not None:
-                self._transcript.update(body)
+                self._transcript = checksum(body, self._transcript)
             handler = self.handlers.get(type(message)) or self._common.get(type(message))
             if handler is None:
                 raise FrameError(f"{type(message).__name__} was not expected now")

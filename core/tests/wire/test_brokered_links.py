@@ -523,7 +523,8 @@ async def test_a_worker_whose_process_answers_no_probes_is_judged_as_the_version
 ) -> None:
     monkeypatch.setattr(liveness, "WITHOUT_PROBES", 0.4)
     server, client = await make_transport(), await make_transport(heartbeat=0.05)
-    instance, sink = at(await server.serve(7, ECHO, endless)), recorder()
+    served, sink = await server.serve(7, ECHO, endless), recorder()
+    instance = Instance(instance_id=7, address=served.address, lease_ttl=60.0)
     await client.call(instance, ECHO, b"", EngineContext("r"), sink)
     await sink.until(lambda: sink.items)
 

@@ -1,6 +1,6 @@
 """Finds out, from another thread, whether an event loop runs: callers of a worker are told so when they probe it.
 
-Nothing happens while nobody asks. A thread can only answer while it gets Python's interpreter lock: an engine that
+Nothing happens while no caller asks. A thread can only answer while it gets Python's interpreter lock: an engine that
 holds the lock for longer than callers are patient looks like a process that is dead.
 """
 

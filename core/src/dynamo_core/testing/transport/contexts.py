@@ -13,9 +13,9 @@ from dynamo_core.contracts.call import ServedContext
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.testing.transport.harness import Ask, Call, Planes, Recorder, Stage, Tick, TransportHarness
 
-NOBODYS = "nobody's"
+UNSET = "no request"
 
-_whose: ContextVar[str] = ContextVar("whose", default=NOBODYS)
+_whose: ContextVar[str] = ContextVar("whose", default=UNSET)
 
 
 class _Noting(Recorder):
@@ -63,9 +63,9 @@ class ContextChecks(TransportHarness):
             sink, own = call.sink, f"request {number}"
             assert isinstance(sink, _Noting)
             assert sink.of_events == sink.of_ends == {own}
-            # Nothing is done per item that is not needed: so its context may be nobody's, but not another's.
-            assert sink.of_data <= {own, NOBODYS}
-            assert served[number] in (own, NOBODYS)
+            # Nothing is done per item that is not needed: so its context may be empty, but not another request's.
+            assert sink.of_data <= {own, UNSET}
+            assert served[number] in (own, UNSET)
 
     async def test_a_broken_connection_is_told_to_each_call_in_its_own_context(
         self, planes: Planes, stage: Stage

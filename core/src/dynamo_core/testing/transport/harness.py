@@ -346,7 +346,7 @@ class TransportHarness:
         raise NotImplementedError
 
     async def go_deaf(self, planes: Planes) -> None:
-        """From now on nothing comes back to the client over what connects it with the server; nobody is told."""
+        """From now on nothing comes back to the client over its connections with the server, and neither is told."""
         raise NotImplementedError
 
     def serves_elsewhere(self, planes: Planes) -> tuple[type[Transport], dict[str, Any]]:

@@ -45,15 +45,16 @@ class CallerLink(Link):
         self.forgotten = False
         #: Seconds that the worker's lease lives, as its record says.
         self.lease_ttl: float | None = None
-        self._probes = False
+        #: Whether a thread of the worker's process answers probes; None until it has said so.
+        self._probes: bool | None = None
         self.calls = Calls(self, self.config.accept_timeout)
         self._peers = peers
         self.handlers = {Welcome: self._on_welcome}
         self.send(Hello(ACCEPTED_PROTOS[0], self.config.max_message))
 
     def judge(self) -> bool:
-        # A record of the version before does not say how long the lease lives; this one's workers answer probes.
-        probes = self._probes or self.lease_ttl is not None
+        # A record of the version before, whose workers answer none, does not say how long the lease lives.
+        probes = self.lease_ttl is not None if self._probes is None else self._probes
         self.liveness.silence = patience(self.config.silence, self.lease_ttl, probes=probes)
         return bool(self.calls)
 
@@ -63,7 +64,7 @@ class CallerLink(Link):
         return self.liveness.busy
 
     def probe(self) -> None:
-        # Without a reply: that nobody listens there says nothing of the link.
+        # Without a reply: a process that does not listen there may listen at the link all the same.
         self.broker.publish(self._peers.addresses.probes(self.peer), PROBE_PIECE, link=self.name)
 
     def told_busy(self, seconds: float) -> None:

@@ -97,7 +97,7 @@ class Responder:
         try:
             busy = await self._watch.busy()
         except RuntimeError:
-            # The event loop has been closed: nobody could be served.
+            # The event loop has been closed: no call could be served.
             return
         finally:
             self._answering.discard(link)

@@ -29,9 +29,8 @@ log = logging.getLogger(__name__)
 #: Connections that may wait to be accepted.
 ACCEPT_QUEUE = 512
 
-#: Seconds before the next attempt when the process has no descriptor left.
-NO_DESCRIPTORS = 1.0
-_OUT_OF_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+#: Seconds before the next attempt when none can be accepted.
+ACCEPT_PAUSE = 1.0
 
 #: Seconds that ending the thread may take.
 STOP_TIMEOUT = 5.0
@@ -123,11 +122,13 @@ class Acceptor:
         while True:
             try:
                 sock, place = await loop.sock_accept(self._sock)
+            except ConnectionError:
+                # It was gone before it was accepted.
+                continue
             except OSError as error:
-                # Others concern one connection, which was gone before it was accepted.
-                if error.errno in _OUT_OF_MEANS:
-                    log.error("no connection can be accepted: %s", error.strerror or error)
-                    await asyncio.sleep(NO_DESCRIPTORS)
+                # Most of all: the process has no descriptor left.
+                log.error("no connection can be accepted: %s", error.strerror or error)
+                await asyncio.sleep(ACCEPT_PAUSE)
                 continue
             stranger = Stranger(str(place[0]), sock.close)
             task = self._tasks.spawn(self._meet(sock, stranger), name="tcp-meet")
@@ -175,7 +176,7 @@ class Acceptor:
         try:
             busy = await self._watch.busy()
         except RuntimeError:
-            # The event loop has been closed: nobody could be served.
+            # The event loop has been closed: no call could be served.
             return
         await loop.sock_sendall(sock, self._key.answer(challenge, busy))
 

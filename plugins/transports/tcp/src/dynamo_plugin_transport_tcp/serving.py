@@ -107,7 +107,7 @@ class Registry:
     served: dict[tuple[int, str], TcpServed] = field(default_factory=dict)
     sources: dict[tuple[str, int], Source] = field(default_factory=dict)
     links: set[ListenerLink] = field(default_factory=set)
-    #: Those whose callers have shown the nonce, in the order in which they came.
+    #: Connections whose callers have shown the nonce, in the order in which they came.
     callers: dict[ListenerLink, None] = field(default_factory=dict)
 
     def make_room(self) -> bool:

@@ -6,13 +6,20 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.errors import Disconnected
 from dynamo_core.protocol.records import Instance
-from dynamo_core.testing.transport.damage import TEXT, Damage, flip_bits, speak
+from dynamo_core.testing.faults import Direction, Fault, Frame, Lane
+from dynamo_core.testing.transport.damage import TEXT, Damage, flip_bits, prompt, speak
+from dynamo_core.testing.transport.harness import Recorder
 from dynamo_plugin_transport_nats.transport import NatsTransport
+
+WAIT = 10.0
 
 Make = Callable[..., Coroutine[Any, Any, NatsTransport]]
 
-CLIENTS = 8
+#: Most of the time they wait for deadlines, or to be connected again.
+CLIENTS = 40
 QUICK = {"heartbeat": 0.05, "silence": 0.5, "accept_timeout": 0.5, "reconnect_wait": 0.05, "unavailable_wait": 2}
 
 
@@ -39,4 +46,33 @@ async def test_no_answer_is_another_than_was_sent_though_ten_thousand_bits_flip(
     damage = await flipped(make_transport, make_wire, 10_000)
 
     assert (damage.wrong, damage.hung) == ([], 0)
-    assert damage.whole > 1000
+    assert damage.whole > 100
+
+
+class Unreadable(Fault):
+    """A subject is no text any more."""
+
+    def fits(self, frame: Frame) -> bool:
+        return frame.head.startswith((b"MSG", b"HMSG"))
+
+    async def carry(self, frame: Frame, lane: Lane) -> None:
+        data = bytearray(frame.data)
+        data[8] |= 0x80
+        await lane.send(bytes(data))
+
+
+async def test_a_connection_of_which_the_library_reads_no_more_is_made_anew(
+    make_transport: Make, make_wire: Any
+) -> None:
+    server, wire = await make_transport(), await make_wire()
+    client = await make_transport(servers=[f"nats://127.0.0.1:{wire.port}"], silence=60, accept_timeout=WAIT)
+    instance = Instance(instance_id=7, address=(await server.serve(7, TEXT, speak)).address)
+    wire.plan.inject(Unreadable(), direction=Direction.DOWN)
+
+    with pytest.raises(Disconnected):
+        await client.call(instance, TEXT, prompt(1), EngineContext("r"), Recorder(WAIT))
+    sink = Recorder(WAIT)
+    await client.call(instance, TEXT, prompt(2), EngineContext("s"), sink)
+    await sink.end()
+
+    assert sink.outcome() is None

@@ -110,7 +110,9 @@ class _NatsSession(Session):
 
     @property
     def alive(self) -> bool:
-        return not self.gone.is_set() and self.client.is_connected
+        # What the library cannot read ends the task that reads, and the library goes on as if nothing were wrong.
+        reading: asyncio.Task[None] | None = getattr(self.client, "_reading_task", None)
+        return not self.gone.is_set() and self.client.is_connected and not (reading is not None and reading.done())
 
     @property
     def max_message(self) -> int:

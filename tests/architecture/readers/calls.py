@@ -52,6 +52,12 @@ _wire(
     pieces.LinkError,
 )
 _wire(
+    lambda data: pieces.read_answer(memoryview(data)),
+    ["dynamo_core.wire.brokered.pieces:_busy_decoder msgspec.msgpack.Decoder"],
+    "answers to probes over a broker",
+    pieces.LinkError,
+)
+_wire(
     pieces.read_piece,
     ["dynamo_core.wire.brokered.pieces:_piece_decoder msgspec.msgpack.Decoder"],
     "pieces",
@@ -126,3 +132,24 @@ async def frames() -> AsyncGenerator[Feed, None]:
                 read(decoder, memoryview(data))
 
     yield feed
+
+
+@reader(
+    "dynamo_plugin_transport_tcp.probes:_probe_decoder msgspec.msgpack.Decoder",
+    "dynamo_plugin_transport_tcp.probes:_answer_decoder msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+)
+async def probes_over_tcp() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_transport_tcp.frames import frame
+    from dynamo_plugin_transport_tcp.messages import PROBE_BYTES
+    from dynamo_plugin_transport_tcp.probes import ProbeKey
+
+    key, challenge = ProbeKey(None, b"nonce"), bytes(PROBE_BYTES)
+
+    def feed(data: bytes) -> None:
+        assert key.read_probe(frame(data)) is None
+        assert key.read_answer(challenge, frame(data)) is None
+
+    yield feed
+    assert key.read_probe(key.probe(challenge)) == challenge
+    assert key.read_answer(challenge, key.answer(challenge, 2.5)) == 2.5

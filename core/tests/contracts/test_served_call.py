@@ -25,7 +25,7 @@ class Records:
         self.seen = asyncio.Event()
         self.full: asyncio.Future[None] | None = None
 
-    def accepted(self) -> None:
+    async def accepted(self) -> None:
         self.told.append("accepted")
 
     def refused(self, error: DynamoError) -> None:

@@ -25,8 +25,9 @@ STOP_GRACE = 2.0
 class Outlet(Protocol):
     """Where a served call puts what the handler yields."""
 
-    def accepted(self) -> None:
-        """The handler took the call."""
+    async def accepted(self) -> None:
+        """The handler took the call. Returns when the caller can learn of it, even if the handler blocks the event loop
+        from now on; nothing else may be put in before."""
 
     def refused(self, error: DynamoError) -> None:
         """The handler did not take the call. Nothing follows."""
@@ -121,9 +122,9 @@ class ServedCall:
             log.exception("a handler failed to take a call")
             self._outlet.refused(Unknown("the call could not be taken", cause=error))
             return
-        self._outlet.accepted()
-        self._ctx.open(self._outlet.event)
         try:
+            await self._outlet.accepted()
+            self._ctx.open(self._outlet.event)
             await self._pump(items)
         except asyncio.CancelledError:
             if self._lost or not self._ctx.is_stopped():
@@ -139,8 +140,6 @@ class ServedCall:
 
     async def _pump(self, items: Any) -> None:
         data, event, room = self._outlet.data, self._outlet.event, self._outlet.room
-        # The caller gets to know that it was accepted before anything arrives.
-        await asyncio.sleep(0)
         count = 0
         async with aclosing(items):
             async for item in items:

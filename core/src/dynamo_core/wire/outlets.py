@@ -45,6 +45,9 @@ class OutgoingLink(Protocol):
     def schedule(self) -> None:
         """Has `Outlets.gather` called at the end of this turn of the loop."""
 
+    async def sent(self) -> None:
+        """Returns when what was given to `send` has left this process, unless much waits before it."""
+
 
 class Outlets:
     """All calls that are served over one link."""
@@ -246,8 +249,9 @@ class Outlet:
 
     # What the call does.
 
-    def accepted(self) -> None:
+    async def accepted(self) -> None:
         self._link.send(Accepted(self._sid))
+        await self._link.sent()
 
     def refused(self, error: DynamoError) -> None:
         self.failed = True

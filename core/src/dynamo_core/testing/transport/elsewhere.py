@@ -32,10 +32,12 @@ NOWHERE, DOOR, FIRST, MIDDLE = "", "door", "first", "middle"
 
 
 class Work(msgspec.Struct):
-    """Where to wait without end, and for how many seconds to keep the whole event loop in the middle of the answer."""
+    """Where to wait without end, and for how many seconds to keep the whole event loop, in the middle of the answer or,
+    `at_once`, before its first item."""
 
     wait: str = NOWHERE
     block: float = 0.0
+    at_once: bool = False
 
 
 WORK = Endpoint("work", Work, Tick)
@@ -81,6 +83,8 @@ async def work(request: Work, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
         await ctx.stopped()
 
     async def items() -> AsyncGenerator[Tick, None]:
+        if request.at_once:
+            time.sleep(request.block)  # noqa: ASYNC251 - what a careless engine does
         if request.wait == FIRST:
             await ctx.stopped()
         for number in range(ITEMS):

@@ -59,6 +59,16 @@ class HangChecks(TransportHarness):
             assert await call.end() is None
             assert [item.number for item in call.sink.items] == list(range(ITEMS))
 
+    async def test_a_call_is_accepted_before_its_handler_can_hold_the_event_loop(
+        self, planes: Planes, elsewhere: Elsewhere
+    ) -> None:
+        call = _Calling(planes.client, elsewhere, Work(block=ENDLESS, at_once=True), self.WAIT)
+
+        await call.is_accepted()
+
+        elsewhere.freeze()
+        assert _is_dead(await call.end())
+
     async def test_a_worker_that_is_frozen_while_its_event_loop_is_busy_is_given_up(
         self, planes: Planes, elsewhere: Elsewhere
     ) -> None:

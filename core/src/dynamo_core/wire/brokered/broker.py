@@ -35,6 +35,11 @@ CLOSE_GRACE = 2.0
 #: Bytes that are given to a connection at a time.
 BATCH = 64 * 1024
 
+#: Turns of the loop in which what was published is written, unless much waits before it; and those that a library takes
+#: from there to the socket.
+WRITE_TURNS = 8
+LIBRARY_TURNS = 2
+
 
 class Letter(NamedTuple):
     """A message to be sent: where to, over which link if any, and who is told if nobody listens there."""
@@ -160,6 +165,9 @@ class Broker(ABC):
         self._count = 0
         self._since = 0.0
         self._out: list[Letter] = []
+        #: How many messages were published, and how many of them were written or dropped since.
+        self._published = 0
+        self._written = 0
         self._waiting = 0
         self._wake = asyncio.Event()
         #: Set while nothing waits to be written.
@@ -278,12 +286,23 @@ class Broker(ABC):
         if self._session is None:
             return
         self._out.append(Letter(address, link, data, reply))
+        self._published += 1
         self._waiting += len(data)
         self._idle.clear()
         self._wake.set()
         if self._waiting > self._config.write_high_water and not self.blocked:
             self.blocked = True
             self.writable.clear()
+
+    async def written(self) -> None:
+        """Returns when what was published so far is in the socket, or after some turns of the loop."""
+        published = self._published
+        for _ in range(WRITE_TURNS):
+            if self._written >= published:
+                break
+            await asyncio.sleep(0)
+        for _ in range(LIBRARY_TURNS):
+            await asyncio.sleep(0)
 
     async def listen(self, address: str, listener: Listener, *, linked: bool) -> Listening:
         """Gives everything that arrives at an address to `listener`, until `ignore`.
@@ -419,6 +438,7 @@ class Broker(ABC):
                     if session.closing:
                         return
                     self._waiting -= size
+                    self._written += end - start
                     start, size = end, 0
                     if self.blocked and self._waiting <= low:
                         self._unblock()
@@ -440,6 +460,7 @@ class Broker(ABC):
         self._up.clear()
         self._connected.set(0)
         self._out.clear()
+        self._written = self._published
         self._waiting = 0
         self._idle.set()
         for callback in self.on_lost:

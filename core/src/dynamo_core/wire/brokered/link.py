@@ -166,6 +166,11 @@ class Link:
         self._ask = True
         self.send_encoded(message)
 
+    async def sent(self) -> None:
+        """Returns when what was sent before has left this process, unless much waits before it."""
+        await asyncio.sleep(0)
+        await self.broker.written()
+
     def schedule(self) -> None:
         """Sends in the next turn of the loop."""
         if not self._scheduled:

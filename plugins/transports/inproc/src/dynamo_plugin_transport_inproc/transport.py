@@ -114,9 +114,10 @@ class _InprocCall(Source):
 
     # The serving side.
 
-    def accepted(self) -> None:
+    async def accepted(self) -> None:
         if not self.verdict.done():
             self.verdict.set_result(None)
+        await asyncio.sleep(0)
 
     def refused(self, error: DynamoError) -> None:
         self._sink = None

@@ -514,8 +514,10 @@ class _Outlet:
 
     # What the call does.
 
-    def accepted(self) -> None:
+    async def accepted(self) -> None:
         self._link.send(Accepted(self._sid))
+        # Written at the end of this turn, and in the socket with that.
+        await asyncio.sleep(0)
 
     def refused(self, error: DynamoError) -> None:
         self.failed = True

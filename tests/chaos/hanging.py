@@ -20,6 +20,7 @@ import aiohttp
 from dynamo_core.testing.faults import Direction, FaultPlan, FaultProxy, HalfOpen, Raw
 from dynamo_core.testing.ports import free_port
 
+from tests.chaos.client import Client
 from tests.chaos.history import Asked, History
 from tests.chaos.processes import Part, until
 from tests.chaos.wire import BrokerRequests, Requests, TcpRequests
@@ -204,7 +205,8 @@ def crowd_of(model: str, first: int, deadline: float) -> list[Asked]:
         asked.append(
             Asked(
                 first + number,
-                "x" * (6_000 if long else 10) + f" question {number}",
+                # No two begin alike, or the cache of the first would save the others their prefill.
+                f"question {first + number} " + "x" * (6_000 if long else 10),
                 60 if long else 400,
                 # Over three workers in turn, each gets streams and whole answers of both kinds.
                 stream=number // 6 % 2 == 0,
@@ -213,6 +215,19 @@ def crowd_of(model: str, first: int, deadline: float) -> list[Asked]:
             )
         )
     return asked
+
+
+async def all_are_asked(fleet: HangingFleet, client: Client, seeds: Iterator[int]) -> None:
+    """Returns when every worker gets requests: one that has hung is passed over for a while."""
+    for model, workers in fleet.workers.items():
+        waiting = list(workers)
+        async with asyncio.timeout(START_DEADLINE):
+            while waiting:
+                sent = {next(seeds) for _ in range(4)}
+                await asyncio.gather(
+                    *(client.ask(Asked(seed, max_tokens=1, stream=False, model=model)) for seed in sent)
+                )
+                waiting = [worker for worker in waiting if not worker.requests.seeds & sent]
 
 
 @dataclass
@@ -236,13 +251,15 @@ async def kill_and_strike(fleet: HangingFleet, model: str, hang: Hang, histories
     before = set(second.requests.seeds)
     await first.kill()
     moving = {seed for seed in left if not histories[seed].ends and (MODELS[model] or not _begun(histories[seed]))}
+
+    def moved() -> bool:
+        others = second.requests.seeds | third.requests.seeds
+        # An answer that is collected whole may have begun, and then it ends where it does not migrate.
+        settled = all(seed in others or histories[seed].ends for seed in moving)
+        return settled and bool(moving & (second.requests.seeds - before))
+
     with _told(fleet):
-        await until(
-            lambda: (
-                moving <= second.requests.seeds | third.requests.seeds and moving & (second.requests.seeds - before)
-            ),
-            START_DEADLINE,
-        )
+        await until(moved, START_DEADLINE)
     struck = Struck()
     for seed in second.requests.seeds & histories.keys():
         history = histories[seed]

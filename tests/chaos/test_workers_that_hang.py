@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 
 from tests.chaos.client import Client, Crowd
-from tests.chaos.hanging import HANGS, MODELS, Hang, HangingFleet, Struck, crowd_of, kill_and_strike
+from tests.chaos.hanging import (
+    HANGS,
+    MODELS,
+    Hang,
+    HangingFleet,
+    Struck,
+    all_are_asked,
+    crowd_of,
+    kill_and_strike,
+)
 from tests.chaos.history import History, Outcome, check
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
@@ -72,6 +81,8 @@ async def one_hang(
     """Both models have a worker that hangs while a crowd is on it; checks what became of the crowd."""
     asked = [one for at, model in enumerate(MODELS) for one in crowd_of(model, first + 50 * at, DEADLINE)]
     expected = await expect(asked)
+    async with Client(fleet.url) as client:
+        await all_are_asked(fleet, client, itertools.count(10_000 * first))
     async with Client(fleet.url) as client, Crowd(client, asked) as crowd:
         histories = {history.asked.seed: history for history in crowd.histories}
         for history in crowd.histories:

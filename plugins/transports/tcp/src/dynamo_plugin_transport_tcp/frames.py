@@ -81,16 +81,23 @@ class FrameSplitter:
             partial.clear()
         view, at, end = memoryview(data), 0, len(data)
         while end - at >= self._head:
-            start = at + self._head
-            length, check = self._read_head(view, at)
+            checked = self._checked
+            if checked:
+                length, turned, check = _CHECKED.unpack_from(view, at)
+                if length ^ turned != _ALL_BITS or length < _CHECK:
+                    raise DamagedFrame(f"the head of a frame is not what was sent: a length of {length} bytes")
+                length -= _CHECK
+            else:
+                length = int.from_bytes(view[at : at + HEAD], "big")
             if length > self.limit:
                 raise FrameError(f"a frame of {length} bytes was announced; at most {self.limit} are taken")
+            start = at + self._head
             stop = start + length
             if stop > end:
                 self._need = stop - at
                 break
             body = view[start:stop]
-            if check is not None and checksum(body) != check:
+            if checked and checksum(body) != check:
                 raise DamagedFrame(f"a frame of {length} bytes is not what was sent: its checksum differs")
             yield body
             at = stop
@@ -98,12 +105,3 @@ class FrameSplitter:
             self._need = self._head
         if at < end:
             partial += view[at:]
-
-    def _read_head(self, view: memoryview, at: int) -> tuple[int, int | None]:
-        """The length of the body, and its checksum if there is one."""
-        if not self._checked:
-            return int.from_bytes(view[at : at + HEAD], "big"), None
-        length, turned, check = _CHECKED.unpack_from(view, at)
-        if length ^ turned != _ALL_BITS or length < _CHECK:
-            raise DamagedFrame(f"the head of a frame is not what was sent: a length of {length} bytes")
-        return length - _CHECK, check

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.brokers import Servers
+
 ROOT = Path(__file__).parents[2]
 CONFIG = """
-transport: {use: tcp}
-discovery: {use: file, path: "%s"}
+transport: %s
+discovery: %s
 client: {drain_grace: 0}
 workers:
   mock:
@@ -79,15 +81,24 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[[Path, dict[str, str]], No
         process.wait(15)
 
 
+@pytest.fixture
+def servers(profile: str, tmp_path: Path) -> Iterator[Servers]:
+    """The servers that a profile needs."""
+    with Servers(profile, tmp_path) as running:
+        yield running
+
+
+@pytest.mark.parametrize("profile", ["tcp-file", "nats-file", "redis-file"])
 @pytest.mark.parametrize("old", ["the worker", "the frontend"])
 def test_old_and_new_processes_serve_together(
     serve: Any,
     start_worker: Callable[[Path, dict[str, str]], None],
     older: dict[str, str],
+    servers: Servers,
     tmp_path: Path,
     old: str,
 ) -> None:
-    text = CONFIG % (tmp_path / "discovery")
+    text = CONFIG % (json.dumps(servers.transport()), json.dumps(servers.discovery()))
     config = tmp_path / "worker.yaml"
     config.write_text(text)
     start_worker(config, older if old == "the worker" else {})

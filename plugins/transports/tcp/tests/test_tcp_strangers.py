@@ -321,6 +321,21 @@ async def test_the_oldest_silent_connection_makes_room_one_of_a_known_host_last(
         connection.close()
 
 
+async def test_a_host_that_sends_anything_else_again_and_again_is_warned_about_once(
+    make_transport: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = await serve(make_transport())
+
+    for _ in range(20):
+        stranger = await Stranger.at(address)
+        stranger.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert "announced" in await stranger.farewell()
+
+    told = [record.getMessage() for record in caplog.records if "is closed" in record.getMessage()]
+    assert len(told) == 1
+    assert "announced" in told[0]
+
+
 async def test_while_the_event_loop_is_blocked_silent_connections_stay_few(make_transport: Make) -> None:
     address = await serve(make_transport(max_silent=8))
     before = len(os.listdir("/proc/self/fd"))

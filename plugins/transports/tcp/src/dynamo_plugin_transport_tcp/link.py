@@ -98,6 +98,10 @@ class Link(asyncio.Protocol):
     def probe(self) -> None:
         """Pings stay without an answer: asks the other end's process in another way, if there is one."""
 
+    def complain(self, error: DynamoError) -> None:
+        """Logs what the other end did, so that the connection is closed."""
+        log.warning("the connection with %s is closed: %s", self.peer, error)
+
     def over(self, error: DynamoError) -> None:
         """Nothing more will arrive, for this reason. Called once."""
 
@@ -225,7 +229,7 @@ class Link(asyncio.Protocol):
         except DynamoError as error:
             if isinstance(error, DamagedFrame):
                 self._damaged.inc()
-            log.warning("the connection with %s is closed: %s", self.peer, error)
+            self.complain(error)
             self.close(error)
 
     def _read(self, data: bytes) -> None:

@@ -361,6 +361,13 @@ class ListenerLink(Link):
 
     # Both.
 
+    def complain(self, error: DynamoError) -> None:
+        if self._stranger is None or self in self._registry.callers:
+            super().complain(error)
+        else:
+            text = "the connection with %s is closed: %s"
+            self._registry.strangers.warn(self._stranger.host, text, self.peer, error)
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.splitter.held > LARGE:

@@ -61,7 +61,12 @@ class Strangers:
             self._waiting[stranger] = None
         if oldest is not None:
             self._evicted.inc()
-            self._warn(oldest.host)
+            self.warn(
+                oldest.host,
+                "connections from %s that say nothing are closed to make room: more than %d wait (`max_silent`)",
+                oldest.host,
+                self._most,
+            )
             # The event loop may have been closed, and the connection with it.
             with suppress(RuntimeError):
                 oldest.close()
@@ -77,16 +82,15 @@ class Strangers:
             self._waiting.pop(stranger, None)
             _remember(self._known, stranger.host, None)
 
-    def _warn(self, host: str) -> None:
+    def warn(self, host: str, message: str, *details: object) -> None:
+        """Logs a warning about a host, once in a minute, whatever else it does."""
         now = monotonic()
-        last = self._warned.get(host)
-        if last is None or now - last >= AGAIN:
+        with self._lock:
+            last = self._warned.get(host)
+            if last is not None and now - last < AGAIN:
+                return
             _remember(self._warned, host, now)
-            log.warning(
-                "connections from %s that say nothing are closed to make room: more than %d wait (`max_silent`)",
-                host,
-                self._most,
-            )
+        log.warning(message, *details)
 
 
 def _remember(remembered: dict[str, V], host: str, value: V) -> None:

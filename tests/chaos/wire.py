@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Set
@@ -66,7 +66,7 @@ class Requests(ABC):
     """Which requests a worker was ever sent; they are known by their seeds. A tap of a `FaultProxy`."""
 
     def __init__(self) -> None:
-        #: When each came for the first time, by the clock of the event loop.
+        #: When each came for the first time, by the monotonic clock.
         self.times: dict[int, float] = {}
 
     @property
@@ -76,7 +76,7 @@ class Requests(ABC):
 
     def came(self, seed: int) -> None:
         """A request has come."""
-        self.times.setdefault(seed, asyncio.get_running_loop().time())
+        self.times.setdefault(seed, time.monotonic())
 
     @abstractmethod
     def __call__(self, passing: Passing) -> None:

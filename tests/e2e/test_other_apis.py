@@ -205,4 +205,5 @@ def test_a_worker_that_is_killed_in_mid_stream_raises_in_the_client_of_anthropic
     assert {event.type for event in received} <= {"message_start", "content_block_start", "content_block_delta", "ping"}
     # Told by an event, not found out by the connection being closed.
     assert isinstance(raised.value.body, dict)
-    assert raised.value.body["error"]["type"] == "api_error"
+    # The type that tells its client to try again.
+    assert raised.value.body["error"]["type"] == "overloaded_error"

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from dynamo_core.contracts import serving
 from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
@@ -182,6 +183,30 @@ async def _refusal(call: Coroutine[Any, Any, Any]) -> DynamoError:
         except DynamoError as error:
             return error
     pytest.fail("the call was accepted")
+
+
+async def test_calls_that_do_not_end_are_warned_of_once_for_all_of_a_link(
+    make_transport: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calls, "CLOSE_BOUND", 0.1)
+    monkeypatch.setattr(serving, "STOP_GRACE", 0.5)
+    server, client = await make_transport(), await make_transport()
+
+    async def deaf(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+        async def items() -> AsyncGenerator[bytes, None]:
+            await asyncio.Event().wait()
+            yield b""
+
+        return items()
+
+    served = await server.serve(7, ECHO, deaf)
+    sources = [await client.call(at(served), ECHO, b"", EngineContext(str(n)), recorder()) for n in range(3)]
+
+    async with asyncio.timeout(WAIT):
+        for source in sources:
+            await source.aclose()
+
+    assert len([record for record in caplog.records if "abandoned" in record.getMessage()]) == 1
 
 
 async def test_an_end_that_counts_more_than_was_sent_is_given_up(

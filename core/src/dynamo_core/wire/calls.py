@@ -57,6 +57,8 @@ class CallingLink(Protocol):
 
     #: Whom it leads to, for messages of errors.
     peer: str
+    #: Whether a call was given up that did not end, which is warned of once.
+    abandons: bool
 
     @property
     def closed(self) -> bool:
@@ -391,7 +393,9 @@ class Call(Source):
                 async with asyncio.timeout(CLOSE_BOUND):
                     await self._over.wait()
         except TimeoutError:
-            log.warning("a call of %s did not end within %s s and is abandoned", self._link.peer, CLOSE_BOUND)
+            if not self._link.abandons:
+                self._link.abandons = True
+                log.warning("calls of %s do not end within %s s and are abandoned", self._link.peer, CLOSE_BOUND)
         finally:
             self.abandon()
             self.over(None)

@@ -570,6 +570,30 @@ async def test_closing_a_call_whose_worker_does_not_answer_is_bounded_and_late_r
     assert len(sink.items) == told
 
 
+async def test_calls_that_do_not_end_are_warned_of_once_for_all_of_a_connection(
+    make_transport: Make, recorder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calling, "CLOSE_BOUND", 0.1)
+    monkeypatch.setattr(serving, "STOP_GRACE", 0.5)
+    server, client = make_transport(), make_transport()
+
+    async def deaf(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+        async def items() -> AsyncGenerator[bytes, None]:
+            await asyncio.Event().wait()
+            yield b""
+
+        return items()
+
+    served = await server.serve(7, BYTES, deaf)
+    sources = [await client.call(at(served), BYTES, 0, EngineContext(str(n)), recorder()) for n in range(3)]
+
+    async with asyncio.timeout(WAIT):
+        for source in sources:
+            await source.aclose()
+
+    assert len([record for record in caplog.records if "abandoned" in record.getMessage()]) == 1
+
+
 # Processes.
 
 WORKER = """

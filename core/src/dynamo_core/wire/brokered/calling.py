@@ -45,6 +45,7 @@ class CallerLink(Link):
         self.forgotten = False
         #: Seconds that the worker's lease lives, as its record says.
         self.lease_ttl: float | None = None
+        self.abandons = False
         #: Whether a thread of the worker's process answers probes; None until it has said so.
         self._probes: bool | None = None
         self.calls = Calls(self, self.config.accept_timeout)

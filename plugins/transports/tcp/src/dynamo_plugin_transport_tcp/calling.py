@@ -105,6 +105,8 @@ class CallerLink(Link):
         self._probing: asyncio.Task[None] | None = None
         #: Seconds that the worker's lease lives, as its record says.
         self.lease_ttl: float | None = None
+        #: Whether a call was given up that did not end, which is warned of once.
+        self.abandons = False
         self.liveness = Liveness(config.heartbeat, config.callers_silence, self._loop.time())
         #: Whether only events are at stake, so that the worker is asked less often.
         self._slow = False
@@ -528,7 +530,9 @@ class TcpCall(Source):
                 async with asyncio.timeout(CLOSE_BOUND):
                     await self._over.wait()
         except TimeoutError:
-            log.warning("a call on %s did not end within %s s and is abandoned", self._link.peer, CLOSE_BOUND)
+            if not self._link.abandons:
+                self._link.abandons = True
+                log.warning("calls of %s do not end within %s s and are abandoned", self._link.peer, CLOSE_BOUND)
         finally:
             self.abandon()
             self.over(None)

@@ -70,7 +70,7 @@ class TestNatsThatHangs(HangChecks):
         return Planes(server=server, client=client)
 
     async def go_deaf(self, planes: Planes) -> None:
-        await self.wire.plan.inject(HalfOpen(), direction=Direction.DOWN, connection=0).hit()
+        await self.wire.plan.inject(HalfOpen(), direction=Direction.DOWN).hit()
 
     def serves_elsewhere(self, planes: Planes) -> tuple[type[Transport], dict[str, Any]]:
         return NatsTransport, {"servers": [self.server.url], "prefix": self.prefix}

@@ -66,6 +66,19 @@ async def test_the_deadline_outlives_the_loop(make: Callable[..., tuple[Watchdog
     assert await ends.wait()
 
 
+async def test_a_watchdog_whose_end_did_not_end_the_process_leaves_no_socket_open(
+    make: Callable[..., tuple[Watchdog, Ends]],
+) -> None:
+    watchdog, ends = make(0.05)
+
+    watchdog.expect_end()
+    watchdog.close()
+    await ends.wait()
+    await asyncio.to_thread(watchdog._thread.join, 10)
+
+    assert watchdog._ours.fileno() == watchdog._theirs.fileno() == -1
+
+
 async def test_a_loop_that_stands_still_is_ended_and_every_thread_is_shown(
     make: Callable[..., tuple[Watchdog, Ends]], caplog: pytest.LogCaptureFixture
 ) -> None:

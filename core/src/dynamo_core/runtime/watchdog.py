@@ -82,6 +82,8 @@ class Watchdog:
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
         self._numbers: frozenset[int] = frozenset()
+        #: What the loop is woken by at a signal: ours, and what was there before.
+        self._wakes = -1
         self._before: int | None = None
         self._lock = threading.Lock()
         self._expected_at = 0.0
@@ -113,7 +115,8 @@ class Watchdog:
         Called in the main thread when the loop has its handlers: the loop gets to know of each signal through here.
         """
         self._numbers = frozenset(numbers)
-        self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self._wakes = self._theirs.fileno()
+        self._before = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
 
     def forget_signals(self) -> None:
         """Takes `listen_to` back. Safe twice."""
@@ -121,7 +124,7 @@ class Watchdog:
             return
         before, self._before = self._before, None
         current = signal.set_wakeup_fd(before)
-        if current != self._theirs.fileno():
+        if current != self._wakes:
             # Somebody has put its own there since.
             signal.set_wakeup_fd(current)
 
@@ -176,6 +179,9 @@ class Watchdog:
     def _run(self) -> None:
         with self._ours:
             self._watch()
+        # Unless `end` ended the process.
+        with self._lock:
+            self._theirs.close()
 
     def _watch(self) -> None:
         while True:

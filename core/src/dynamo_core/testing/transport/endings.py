@@ -65,6 +65,23 @@ class EndChecks(TransportHarness):
         assert in_time is False
         await stage.close(call.source)
 
+    async def test_what_a_drained_endpoint_has_said_arrives_though_its_transport_is_closed_at_once(
+        self, stage: Stage
+    ) -> None:
+        served = await stage.serve()
+        call = await stage.call(Ask(limit=3))
+        visit = await stage.visit()
+        # The call has ended in this turn of the event loop, and what it said last has not been sent.
+        await stage.happens(visit.over, "the end of the call")
+
+        async with stage.deadline("Served.drain and Transport.aclose"):
+            assert await served.drain(stage.wait) is True
+            await stage.planes.server.aclose()
+
+        await call.sink.end()
+        assert call.sink.outcome() is None
+        assert [item.number for item in call.sink.items] == [0, 1, 2]
+
     async def test_an_endpoint_without_calls_is_drained_at_once(self, stage: Stage) -> None:
         served = await stage.serve()
 

@@ -326,6 +326,8 @@ class Link:
         """Sends what waits and the reason. Whatever is still open here ends with `error`."""
         if self.closed:
             return
+        # What has ended in this very turn comes before the last word.
+        self.gather(self._out)
         self._out.append(encode(Bye(to_wire(error))))
         self.closing = True
         self._flush()

@@ -175,6 +175,8 @@ class Link(asyncio.Protocol):
         """Sends what waits and the reason, then closes. Whatever is still open here ends with `error`."""
         if self.closing:
             return
+        # What has ended in this very turn comes before the last word.
+        self.gather(self._out)
         self._out.append(self.framed(encode(Bye(to_wire(error)))))
         self._flush()
         self.closing = True

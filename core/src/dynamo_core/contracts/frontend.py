@@ -70,6 +70,8 @@ class ListenerName(enum.StrEnum):
 class HttpRoute:
     """A route that a plugin contributes. `summary` is one line for the route list.
 
+    The handler reads a body with `read`, `text` or `json` of the request, which unpack what the client has packed.
+
     `refusal` words what the listener answers to somebody who may not call the handler, of status, message and perhaps a
     code; without it core does. With `early` the route is answered also while the process is still starting; others get
     a 503 then.

@@ -25,6 +25,7 @@ from dynamo_core.http.connection import Connection
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.errors import INTERNAL_MESSAGE, error_response, response_for
 from dynamo_core.http.gate import HEADER_TIMEOUT, Gate
+from dynamo_core.http.packed import request_factory
 from dynamo_core.http.stalls import Stalls
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,8 @@ class Listener:
         #: How the library is to treat each connection.
         self._options: dict[str, Any] = {
             "access_log": None,
+            # A request unpacks its body itself, when a handler reads it.
+            "auto_decompress": False,
             "keepalive_timeout": idle_timeout,
             "lingering_time": _LINGER,
             "max_headers": MAX_HEADERS,
@@ -211,6 +214,7 @@ class Listener:
             raise RuntimeError("the HTTP server was not made")
         # Most requests need none of what the library's application does for each: resolving, freezing, signals.
         server.request_handler = partial(self._dispatch, server.request_handler)
+        server.request_factory = request_factory(self._body_limit, asyncio.get_running_loop())
         self._gate = Gate(
             partial(Connection, server, loop=asyncio.get_running_loop(), **self._options),
             lambda: self.connections,
@@ -372,6 +376,8 @@ class Listener:
 
     async def _dispatch(self, application: _Handle, request: Any) -> web.StreamResponse:
         """Takes a request for an exact path to its handler; any other, or one that asks for more, to `application`."""
+        connection: Connection = request.protocol
+        connection.awaits_body()
         if self._leaving:
             # As if the client had asked for it: whoever writes the answer goes by this, and says so in its header.
             request._message = request._message._replace(should_close=True)
@@ -391,7 +397,9 @@ class Listener:
             response = await self._guard(request, handler, found=True)
         if "upgrade" in headers or request.method == "CONNECT":
             # We speak nothing else, but the parser takes what follows for another protocol.
-            request.protocol.close()
+            connection.close()
+        if not request.content.is_eof():
+            connection.answered_early(self._body_limit)
         return response
 
     @web.middleware

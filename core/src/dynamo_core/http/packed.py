@@ -1,0 +1,109 @@
+"""Bodies with a `Content-Encoding`: unpacked when a handler reads them, within the limit of the listener.
+
+The HTTP library would unpack the body of any request as it arrives, also of one that is refused. A megabyte can unpack
+to a gigabyte. So nothing is unpacked before the handler asks for it, and no more than a body may have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+#: Up to this many bytes are unpacked at once; what has more is left to a thread.
+INLINE = 64 * 1024
+#: Members of a gzip body, each of which costs some memory to begin. Real clients send one.
+MAX_MEMBERS = 1024
+
+_IDENTITY = "identity"
+_GZIP, _ZLIB, _RAW = 31, 15, -15
+#: Bytes handed over at once. What follows a member is copied, so that there should not be much of it.
+_SLICE = 64 * 1024
+_UNPACKED = web.RequestKey("dynamo.unpacked", bytes)
+
+
+class TooLarge(Exception):
+    """More would come out than may."""
+
+
+class Request(web.Request):
+    """A request whose `read`, `text` and `json` give the body as it was before the client packed it."""
+
+    async def read(self) -> bytes:
+        """The body.
+
+        Raises:
+            web.HTTPRequestEntityTooLarge: there is more of it than the listener allows, packed or not.
+            web.HTTPUnsupportedMediaType: it is packed in a way that is not known.
+            web.RequestPayloadError: it is not packed as the header says.
+        """
+        body = await super().read()
+        coding = self.headers.get("Content-Encoding")
+        if coding is None:
+            return body
+        known: bytes | None = self.get(_UNPACKED)
+        if known is None:
+            known = self[_UNPACKED] = await _unpack(body, coding.strip().lower(), self.client_max_size)
+        return known
+
+
+def request_factory(body_limit: int, loop: asyncio.AbstractEventLoop) -> Callable[..., web.Request]:
+    """What makes the requests of a server; `body_limit` is in bytes."""
+    make: partial[Any] = partial(Request, loop=loop, client_max_size=body_limit)
+    return make
+
+
+async def _unpack(body: bytes, coding: str, limit: int) -> bytes:
+    if coding == _IDENTITY:
+        return body
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        raise web.HTTPUnsupportedMediaType(reason="Content-Encoding must be gzip, deflate or identity")
+    try:
+        if len(body) <= INLINE:
+            try:
+                return inflate(body, coding, min(INLINE, limit))
+            except TooLarge:
+                if limit <= INLINE:
+                    raise
+        return await asyncio.to_thread(inflate, body, coding, limit)
+    except TooLarge:
+        raise web.HTTPRequestEntityTooLarge(limit) from None
+    except zlib.error as error:
+        raise web.RequestPayloadError(f"the body is no {coding}: {error}") from error
+
+
+def inflate(body: bytes, coding: str, limit: int) -> bytes:
+    """What was packed; `coding` is ``gzip``, ``x-gzip`` or ``deflate``, `limit` in bytes.
+
+    Raises:
+        TooLarge: it has more than `limit` bytes.
+        zlib.error: the body is cut off, or not packed like this.
+    """
+    # Some clients leave out the header that deflate should have.
+    bits = _GZIP if coding != "deflate" else _ZLIB if body[:1] and body[0] & 0x0F == zlib.DEFLATED else _RAW
+    members = MAX_MEMBERS if bits == _GZIP else 1
+    parts: list[bytes] = []
+    member = zlib.decompressobj(wbits=bits)
+    view = memoryview(body)
+    for start in range(0, len(body), _SLICE):
+        data: bytes | memoryview = view[start : start + _SLICE]
+        while data:
+            if member.eof:
+                members -= 1
+                if not members:
+                    raise zlib.error("too much behind the first member")
+                member = zlib.decompressobj(wbits=bits)
+            part = member.decompress(data, limit + 1)
+            limit -= len(part)
+            if limit < 0:
+                raise TooLarge
+            parts.append(part)
+            # Less than could be had came out, so that nothing is left but what is behind the member.
+            data = member.unused_data
+    if not member.eof:
+        raise zlib.error("it is cut off")
+    return b"".join(parts)

@@ -1,0 +1,169 @@
+"""An attacker works on a frontend over two connections; a legitimate client beside it is served all the same."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile.attacks import ATTACKS, CHAT, KEY
+
+ROOT = Path(__file__).parents[2]
+SECONDS = float(os.environ.get("HOSTILE_SECONDS", "20"))
+CONNECTIONS = 2
+#: Seconds between two liveness probes.
+PACE = 0.02
+#: Seconds that 99 of 100 liveness probes may take. On a quiet machine a tenth of it is enough, but here the client, the
+#: attackers, the frontend and the worker share the cores with other tests.
+SLOWEST = 0.5
+MAX_RSS = 400 << 20
+
+CONFIG = """
+workers:
+  mock:
+    model: {{name: mock-model}}
+    engine: {{use: mocker, speedup_ratio: 0}}
+    grace_period: 0.5
+client: {{drain_grace: 0.5}}
+transport: {{use: tcp}}
+discovery: {{use: file, path: "{discovery}", ttl: 5}}
+{more}
+"""
+
+
+@dataclass
+class Watch:
+    """What a client of good faith sees while it asks, and how much memory the frontend takes."""
+
+    port: int
+    frontend: int
+    probes: list[float] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    rss: int = 0
+
+    def __enter__(self) -> Watch:
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=work) for work in (self._probe, self._ask, self._weigh)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def slowest(self) -> float:
+        """The seconds that 99 of 100 probes have taken at most."""
+        return sorted(self.probes)[int(len(self.probes) * 0.99)]
+
+    def _probe(self) -> None:
+        """Liveness, asked for as a load balancer does, only more often.
+
+        A probe that could not be sent in time, as the one before had no answer, has waited since it was due.
+        """
+        due = time.monotonic()
+        while not self._over.wait(max(0.0, due - time.monotonic())):
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            connection.request("GET", "/live")
+            assert connection.getresponse().read()
+            connection.close()
+            answered = time.monotonic()
+            while due < answered:
+                self.probes.append(answered - due)
+                due += PACE
+
+    def _ask(self) -> None:
+        body = json.dumps({"model": "mock-model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8})
+        while not self._over.wait(0.1):
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            connection.request(
+                "POST", CHAT, body, {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+            )
+            response = connection.getresponse()
+            response.read()
+            self.answers.append(response.status)
+            connection.close()
+
+    def _weigh(self) -> None:
+        status = Path("/proc") / str(self.frontend) / "status"
+        while not self._over.wait(0.05):
+            lines = status.read_text().splitlines()
+            now = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+            self.rss = max(self.rss, now)
+
+
+def frontend_of(supervisor: int) -> int:
+    """The process of a `dynamo serve` that clients speak to."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == supervisor and b"--only" in words and words[words.index(b"--only") + 1] == b"frontend":
+                return int(entry.name)
+    raise AssertionError("there is no frontend process")
+
+
+@pytest.fixture
+def attacker(tmp_path: Path) -> Iterator[Any]:
+    """Starts an attack, and returns when it has begun."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(name: str, port: int) -> subprocess.Popen[str]:
+        words = (name, str(port), str(tmp_path / "discovery"), str(CONNECTIONS), str(SECONDS))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.hostile.attacks", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait(5)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_client_is_served_beside_an_attack(
+    name: str, serve: Any, attacker: Any, tmp_path: Path, record_property: Any
+) -> None:
+    server = serve(CONFIG.format(discovery=tmp_path / "discovery", more=ATTACKS[name].config))
+    assert server.until(lambda: server.request("GET", "/ready")[0] == 200, 15), server.log
+    frontend = frontend_of(server.process.pid)
+
+    attack = attacker(name, server.port)
+    assert attack.stdout.readline() == "begun\n"
+    with Watch(server.port, frontend) as watch:
+        strikes = int(attack.communicate(timeout=200)[0])
+
+    figures = {
+        "probes": len(watch.probes),
+        "p50": statistics.median(watch.probes),
+        "p99": watch.slowest,
+        "max": max(watch.probes),
+        "answers": len(watch.answers),
+        "rss_mib": watch.rss >> 20,
+        "strikes": strikes,
+    }
+    record_property("figures", figures)
+    sys.stdout.write(f"{name}: {figures}\n")
+    assert set(watch.answers) == {200}
+    assert watch.slowest <= SLOWEST
+    assert watch.rss <= MAX_RSS
+    assert frontend_of(server.process.pid) == frontend

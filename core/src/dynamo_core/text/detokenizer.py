@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_core.text.stops import StopMatcher
+from dynamo_core.text.stops import StopMatcher, StopStrings
 from dynamo_core.text.tokenizer import StreamDecoder
 
 
@@ -13,7 +13,7 @@ class Detokenizer:
 
     Text is given as soon as it is certain: held back are incomplete characters, and the longest end of the text that is
     the beginning of a stop string. The text is cut before the stop string, with `include_stop` after it; from then on
-    nothing is given.
+    nothing is given. Stop strings that several streams have in common are better compiled once.
 
     Raises:
         InvalidArgument: a stop string is empty.
@@ -21,10 +21,14 @@ class Detokenizer:
 
     __slots__ = ("_decoder", "_matcher", "_step", "stop_token_index")
 
-    def __init__(self, decoder: StreamDecoder, stop: Sequence[str] = (), include_stop: bool = False) -> None:
+    def __init__(
+        self, decoder: StreamDecoder, stop: Sequence[str] | StopStrings | None = (), include_stop: bool = False
+    ) -> None:
         self._decoder = decoder
         self._step = decoder.step
-        self._matcher = StopMatcher(stop, include_stop=include_stop) if stop else None
+        if not isinstance(stop, StopStrings):
+            stop = StopStrings(stop) if stop else None
+        self._matcher = None if stop is None else StopMatcher(stop, include_stop=include_stop)
         #: Once stopped: how many tokens of the `feed` that found the stop string were used, the one that completed it
         #: included. 0 if `finish` found it.
         self.stop_token_index = 0

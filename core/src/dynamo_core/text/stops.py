@@ -2,9 +2,94 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
 
 from dynamo_core.errors import InvalidArgument
+
+#: Up to this many characters of stop strings are compiled at once; a thread compiles more. It takes about a microsecond
+#: for each.
+INLINE = 1024
+#: Bits of a character's code; the number of a node stands above them.
+_CHAR_BITS = 21
+
+
+class StopStrings:
+    """Stop strings, compiled once for all texts that they are looked for in (Aho and Corasick).
+
+    A node stands for a beginning of one or more stop strings; the root, 0, for the empty one. A text that has been read
+    is at the node of the longest such beginning that it ends with, so a character of text costs the same on average
+    for any number and length of stop strings.
+
+    Raises:
+        InvalidArgument: a stop string is empty.
+    """
+
+    __slots__ = ("depths", "edges", "ends", "fallbacks", "firsts")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise InvalidArgument("a stop string must not be empty", field="stop")
+        #: By node and character (`node << 21 | code`): the node that follows, where one does.
+        self.edges: dict[int, int] = {}
+        #: By node: how many characters it stands for.
+        self.depths = [0]
+        #: By node: that of its longest end that begins a stop string too.
+        self.fallbacks = [0]
+        #: By node: the longest stop string that it ends with.
+        self.ends: list[str | None] = [None]
+        #: The characters that stop strings begin with.
+        self.firsts = frozenset(stop[0] for stop in stops)
+        self._link(self._grow(stops))
+
+    def _grow(self, stops: Sequence[str]) -> dict[int, list[tuple[int, int]]]:
+        """Makes the nodes; returns those that follow each, with their characters."""
+        edges = self.edges
+        children: dict[int, list[tuple[int, int]]] = {}
+        for stop in stops:
+            node = 0
+            for char in map(ord, stop):
+                following = edges.get(node << _CHAR_BITS | char)
+                if following is None:
+                    following = edges[node << _CHAR_BITS | char] = len(self.depths)
+                    self.depths.append(self.depths[node] + 1)
+                    self.fallbacks.append(0)
+                    self.ends.append(None)
+                    children.setdefault(node, []).append((char, following))
+                node = following
+            self.ends[node] = stop
+        return children
+
+    def _link(self, children: dict[int, list[tuple[int, int]]]) -> None:
+        """Finds out where to fall back to; shorter beginnings first, as longer ones fall back to those."""
+        waiting = deque([0])
+        while waiting:
+            node = waiting.popleft()
+            for char, following in children.get(node, ()):
+                if node:
+                    self.fallbacks[following] = self._after(self.fallbacks[node], char)
+                if self.ends[following] is None:
+                    self.ends[following] = self.ends[self.fallbacks[following]]
+                waiting.append(following)
+
+    def _after(self, node: int, char: int) -> int:
+        while (following := self.edges.get(node << _CHAR_BITS | char)) is None and node:
+            node = self.fallbacks[node]
+        return following or 0
+
+
+async def compile_stops(stops: Sequence[str] | None) -> StopStrings | None:
+    """Compiled stop strings, however long; None if there are none.
+
+    Raises:
+        InvalidArgument: a stop string is empty.
+    """
+    if not stops:
+        return None
+    if sum(map(len, stops)) <= INLINE:
+        return StopStrings(stops)
+    return await asyncio.to_thread(StopStrings, stops)
 
 
 class StopMatcher:
@@ -12,21 +97,14 @@ class StopMatcher:
 
     The first stop string is the one that is complete first; of several that end at the same character, the longest.
     So the result does not depend on how the text was cut. The work is linear in the length of the text for any stop
-    strings: each keeps how much of it the text ends with (Knuth, Morris and Pratt).
-
-    Raises:
-        InvalidArgument: a stop string is empty.
+    strings.
     """
 
-    __slots__ = ("_fallbacks", "_firsts", "_held", "_include", "_states", "_stops", "found")
+    __slots__ = ("_held", "_include", "_node", "_stops", "found")
 
-    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        if not all(stops):
-            raise InvalidArgument("a stop string must not be empty", field="stop")
-        self._stops = tuple(dict.fromkeys(stops))
-        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
-        self._firsts = frozenset(stop[0] for stop in self._stops)
-        self._states = [0] * len(self._stops)
+    def __init__(self, stops: StopStrings, *, include_stop: bool = False) -> None:
+        self._stops = stops
+        self._node = 0
         self._include = include_stop
         self._held = ""
         #: The stop string that ended the text.
@@ -36,17 +114,23 @@ class StopMatcher:
         """The text that is certain now. After a stop string was found: nothing."""
         if self.found is not None:
             return ""
-        if not self._held and self._firsts.isdisjoint(text):
+        stops = self._stops
+        if not self._held and stops.firsts.isdisjoint(text):
             return text
         before = len(self._held)
         window = self._held + text
-        for at, char in enumerate(text, start=before + 1):
-            stop = self._advance(char)
+        edge, fallbacks, ends, node = stops.edges.get, stops.fallbacks, stops.ends, self._node
+        for at, char in enumerate(map(ord, text), start=before + 1):
+            while (following := edge(node << _CHAR_BITS | char)) is None and node:
+                node = fallbacks[node]
+            node = following or 0
+            stop = ends[node]
             if stop is not None:
                 self.found = stop
                 self._held = ""
                 return window[: at if self._include else at - len(stop)]
-        certain = len(window) - max(self._states)
+        self._node = node
+        certain = len(window) - stops.depths[node]
         self._held = window[certain:]
         return window[:certain]
 
@@ -54,31 +138,3 @@ class StopMatcher:
         """What was held back: the text ended, so it becomes no stop string any more."""
         held, self._held = self._held, ""
         return held
-
-    def _advance(self, char: str) -> str | None:
-        """Takes one character; the longest stop string that it completes."""
-        found = None
-        for index, stop in enumerate(self._stops):
-            state = self._states[index]
-            fallbacks = self._fallbacks[index]
-            while state and stop[state] != char:
-                state = fallbacks[state - 1]
-            if stop[state] == char:
-                state += 1
-            self._states[index] = state
-            if state == len(stop) and (found is None or state > len(found)):
-                found = stop
-        return found
-
-
-def _fallbacks(stop: str) -> list[int]:
-    """For each prefix of `stop`: the length of its longest proper prefix that is also its suffix."""
-    lengths = [0] * len(stop)
-    length = 0
-    for at in range(1, len(stop)):
-        while length and stop[at] != stop[length]:
-            length = lengths[length - 1]
-        if stop[at] == stop[length]:
-            length += 1
-        lengths[at] = length
-    return lengths

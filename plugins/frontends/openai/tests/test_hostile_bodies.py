@@ -122,6 +122,9 @@ def _fields() -> Iterator[Hostile]:
     yield from (chat("stop", value) for value in ('""', "[]", '[""]', "1", "[1]", "{}", "[[]]", r'["\ud83d"]'))
     yield chat("stop", json.dumps(["x"] * 33))
     yield chat("stop", json.dumps(["x"] * 100_000))
+    yield chat("stop", json.dumps("x" * 1025), says="1024 characters")
+    yield chat("stop", json.dumps(["x" * 300_000] * 32), says="1024 characters")
+    yield chat("stop", json.dumps(["x" * 1024] * 9), says="8192 characters together")
     yield from (
         chat("logit_bias", value) for value in ("[]", '"x"', '{"a": 1}', '{"-1": 1}', '{"1": 101}', '{"1": NaN}')
     )

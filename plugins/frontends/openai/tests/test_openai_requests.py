@@ -21,6 +21,7 @@ from dynamo_core.errors import (
     Unknown,
     WorkerOverloaded,
 )
+from dynamo_core.text import stops
 from dynamo_plugin_frontend_openai.errors import problem_of
 
 OVERLOADED = "Service temporarily unavailable: All workers are busy, please retry later"
@@ -172,6 +173,9 @@ CHAT_RANGES = [
     ({"stop": []}, "Stop sequences array cannot be empty", "stop"),
     ({"stop": ["a", ""]}, "Stop sequence at index 1 cannot be empty", "stop"),
     ({"stop": ["a"] * 33}, "Stop sequences array must have at most 32 items, got 33", "stop"),
+    ({"stop": "a" * 1025}, "Stop sequence must have at most 1024 characters, got 1025", "stop"),
+    ({"stop": ["b", "a" * 1025]}, "Stop sequence at index 1 must have at most 1024 characters, got 1025", "stop"),
+    ({"stop": ["a" * 1000] * 9}, "Stop sequences must have at most 8192 characters together, got 9000", "stop"),
     ({"logit_bias": {"5": 101}}, "Logit bias for token '5' must be between -100 and 100, got 101", "logit_bias"),
     ({"logit_bias": {"x": 1}}, "Logit bias key 'x' is not a token id", "logit_bias"),
     ({"top_logprobs": 21, "logprobs": True}, "Top_logprobs must be between 0 and 20, got 21", "top_logprobs"),
@@ -478,3 +482,22 @@ async def test_invalid_requests_to_a_model_are_accounted_for(server: Any) -> Non
 
     record = await server.record()
     assert (record.error_type, record.http_status) == ("validation", 400)
+
+
+async def test_the_choices_of_a_request_share_its_compiled_stop_strings(
+    server: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+    original = stops.StopStrings.__init__
+
+    def count(self: Any, given: Any) -> None:
+        compiled.append(given)
+        original(self, given)
+
+    monkeypatch.setattr(stops.StopStrings, "__init__", count)
+    model.script = lambda call: (call.say("abc"), call.finish())
+
+    reply = await server.chat(n=3, stop=["b", "x"])
+
+    assert [choice["message"]["content"] for choice in reply.json()["choices"]] == ["a"] * 3
+    assert compiled == [["b", "x"]]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
     from dynamo_core.protocol.request import PreprocessedRequest
     from dynamo_core.tasks import TaskSet
+    from dynamo_core.text.stops import StopStrings
 
     from dynamo_plugin_frontend_openai.render import Identity
 
@@ -62,14 +63,16 @@ class ChatAsk(Ask):
         tools = self.raw["tools"] if shown else None
         return await chat_prompt(self.chat, self.raw, model, self._chats.templates, tools)
 
-    def choice(self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel) -> Choice:
+    def choice(
+        self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel, stops: StopStrings | None
+    ) -> Choice:
         """An answer that is parsed, if the model or the request asks for that; else one that is only text."""
         chat, parsers = self.chat, model.parsers
         own = parsers.tools if chat.uses_tools else None
         reasoning = parsers.reasoning
         forced = chat.uses_tools and chat.must_call
         if own is None and reasoning is None and not forced:
-            return TokenChoice(index, request, model.tokenizer)
+            return TokenChoice(index, request, model.tokenizer, stops)
         if any(each is not None and each.NEEDS_SPECIAL_TOKENS for each in (own, reasoning)):
             request.output_options.skip_special_tokens = False
         tools: TextParser | None = None if own is None else own(self.raw["tools"])
@@ -78,7 +81,7 @@ class ChatAsk(Ask):
         parser = AnswerParser(
             None if reasoning is None else reasoning(prompt.text or ""), tools, parallel=chat.parallel
         )
-        return ParsedChoice(index, request, model.tokenizer, parser)
+        return ParsedChoice(index, request, model.tokenizer, parser, stops)
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
         """Chat chunks and bodies."""

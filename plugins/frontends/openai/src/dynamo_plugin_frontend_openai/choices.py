@@ -10,6 +10,7 @@ from dynamo_core.errors import BackendError
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.text.detokenizer import Detokenizer
+from dynamo_core.text.stops import StopStrings
 from dynamo_core.text.tokenizer import Tokenizer
 
 from dynamo_plugin_frontend_openai.scores import Scored, ScoreKeeper
@@ -93,11 +94,16 @@ class Choice:
 
 
 class TokenChoice(Choice):
-    """A choice whose engine gives token ids: decodes them, and finds stop strings and stop tokens."""
+    """A choice whose engine gives token ids: decodes them, and finds stop strings and stop tokens.
+
+    `stops` are the stop strings of the request, where they have been compiled for all of its choices.
+    """
 
     __slots__ = ("_decoder", "_detokenizer", "_hidden", "_min_tokens", "_scores", "plain", "step", "stop_ids")
 
-    def __init__(self, index: int, request: PreprocessedRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, index: int, request: PreprocessedRequest, tokenizer: Tokenizer, stops: StopStrings | None = None
+    ) -> None:
         super().__init__(index)
         stop = request.stop_conditions
         self.patient = not stop.stop
@@ -105,7 +111,7 @@ class TokenChoice(Choice):
         skip = True if skip is None else skip
         self._decoder = tokenizer.stream(skip_special_tokens=skip)
         self._detokenizer = Detokenizer(
-            self._decoder, stop.stop or (), bool(request.sampling_options.include_stop_str_in_output)
+            self._decoder, stops or stop.stop or (), bool(request.sampling_options.include_stop_str_in_output)
         )
         self._hidden = frozenset(stop.stop_token_ids_hidden or ())
         #: Tokens that end the choice.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from aiohttp import web
 from dynamo_core.contracts.admission import SharedPermit
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.text.stops import StopStrings, compile_stops
 
 from dynamo_plugin_frontend_openai.annotations import closing_events, opening_events, unary_extension
 from dynamo_plugin_frontend_openai.answer import Answer, Source, close_all
@@ -60,9 +61,11 @@ class Ask(ABC):
             InvalidArgument: naming the field.
         """
 
-    def choice(self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel) -> Choice:
+    def choice(
+        self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel, stops: StopStrings | None
+    ) -> Choice:
         """What reads one answer of an engine that gives tokens. May still change what the engine is asked."""
-        return TokenChoice(index, request, model.tokenizer)
+        return TokenChoice(index, request, model.tokenizer, stops)
 
     def kept(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
         """Those of the whole answers that the client gets."""
@@ -159,7 +162,10 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         else:
             made = request.candidates
             asked = [to_engine(request, prompt, model, choice=at) for prompt in prompts for at in range(made)]
-            choices = [{0: ask.choice(index, item, prompts[index // made], model)} for index, item in enumerate(asked)]
+            stops = await compile_stops(asked[0].stop_conditions.stop)
+            choices = [
+                {0: ask.choice(index, item, prompts[index // made], model, stops)} for index, item in enumerate(asked)
+            ]
         if not request.streaming and all(choice.patient for mapping in choices for choice in mapping.values()):
             # Nobody looks at the answer before its end.
             exchange.ctx.gather = GATHER

@@ -14,6 +14,7 @@ from dynamo_core.contracts.parsers import (
 )
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.text.stops import StopStrings
 from dynamo_core.text.tokenizer import Tokenizer
 
 from dynamo_plugin_frontend_openai.choices import TokenChoice
@@ -81,8 +82,15 @@ class ParsedChoice(TokenChoice):
 
     __slots__ = ("_parser",)
 
-    def __init__(self, index: int, request: PreprocessedRequest, tokenizer: Tokenizer, parser: AnswerParser) -> None:
-        super().__init__(index, request, tokenizer)
+    def __init__(
+        self,
+        index: int,
+        request: PreprocessedRequest,
+        tokenizer: Tokenizer,
+        parser: AnswerParser,
+        stops: StopStrings | None = None,
+    ) -> None:
+        super().__init__(index, request, tokenizer, stops)
         self._parser = parser
         self.plain = False
 

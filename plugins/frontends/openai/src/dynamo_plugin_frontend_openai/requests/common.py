@@ -21,8 +21,9 @@ I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: The most choices one request may ask for, over all its prompts.
 MAX_CHOICES = 128
 MAX_STOPS = 32
-#: Characters of one stop string: what may be the beginning of one is held back.
-MAX_STOP = 4096
+#: The most characters of a stop string, and of all stop strings of a request.
+MAX_STOP = 1024
+MAX_STOP_TOTAL = 8192
 _MAX_TOKEN_ID = 2**32 - 1
 
 
@@ -233,6 +234,9 @@ def _check_stop(stop: str | Sequence[str] | None) -> None:
             raise invalid(
                 f"Stop sequence at index {index} must have at most {MAX_STOP} characters, got {len(text)}", "stop"
             )
+    total = sum(map(len, stop))
+    if total > MAX_STOP_TOTAL:
+        raise invalid(f"Stop sequences must have at most {MAX_STOP_TOTAL} characters together, got {total}", "stop")
 
 
 def _check_logit_bias(biases: dict[str, float] | None) -> None:

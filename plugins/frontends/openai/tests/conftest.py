@@ -323,6 +323,7 @@ class Server:
             body_limit=self.body_limit,
             max_connections=100,
             idle_timeout=75,
+            write_stall=self.write_stall,
         )
         await self.listener.start()
 

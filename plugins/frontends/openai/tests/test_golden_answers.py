@@ -56,7 +56,7 @@ def slowly(*outputs: LLMEngineOutput) -> Callable[[Any], None]:
         def put() -> None:
             call.put(left.pop(0))
             if left:
-                asyncio.get_running_loop().call_later(0.005, put)
+                asyncio.get_running_loop().call_later(0.03, put)
             else:
                 call.complete()
 
@@ -109,12 +109,16 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[Any], None]]] = {
     "response": (RESPONSES, {"model": "m", "input": "Hi"}, WHOLE),
 }
 
-TEXTS = [
+TEXTS: list[dict[str, Any]] = [
     {"content": [{"token": "a", "logprob": -1.0, "more": [1, None]}], "refusal": None},
     {"content": None},
     {"content": [{"token": "é", "logprob": -1e-9}]},
 ]
-LISTS = [{"tokens": ["a"], "token_logprobs": [-1.0]}, {"tokens": ["b"], "text_offset": [1]}, {"token_logprobs": None}]
+LISTS: list[dict[str, Any]] = [
+    {"tokens": ["a"], "token_logprobs": [-1.0]},
+    {"tokens": ["b"], "text_offset": [1]},
+    {"token_logprobs": None},
+]
 
 
 def of_texts(scores: list[dict[str, Any]]) -> Callable[[Any], None]:

@@ -423,7 +423,7 @@ def test_any_text_survives_any_chunking(text: str, cuts: list[int]) -> None:
     data = text.encode()
     choice = TokenChoice(0, PreprocessedRequest(token_ids=[1]), ByteTokenizer())
     renderer = ChatRenderer(Identity("id", 1, "m"), 1, ByteTokenizer())
-    collected = Collected(choice, [], [], [])
+    collected = Collected(choice)
     chunks = b""
     while data or choice.finish_reason is None:
         size = cuts.pop() if cuts else 5
@@ -435,7 +435,7 @@ def test_any_text_survives_any_chunking(text: str, cuts: list[int]) -> None:
 
     deltas = [json.loads(item[6:])["choices"][0]["delta"]["content"] for item in chunks.split(b"\n\n") if item]
     assert "".join(deltas) == text
-    assert json.loads(renderer.body([collected], {}, None))["choices"][0]["message"]["content"] == text
+    assert json.loads(b"".join(renderer.body([collected], {}, None)))["choices"][0]["message"]["content"] == text
     assert choice.completion_tokens == len(text.encode())
 
 

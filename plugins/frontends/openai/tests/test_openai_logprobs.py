@@ -217,12 +217,12 @@ def test_a_whole_answer_is_its_stream_put_together(token_ids: list[int], cuts: l
         CompletionRenderer(IDENTITY, [""], tokenizer, logprobs=True),
     ):
         made = pieces(Asked(stop), items(token_ids, cuts), tokenizer)
-        collected = Collected(made[-1].choice, [], [], [])
+        collected = Collected(made[-1].choice)
         stream = b""
         for piece in made:
             stream += renderer.piece(piece)
             renderer.add(collected, piece)
-        whole = json.loads(renderer.body([collected], {}, None))["choices"][0]
+        whole = json.loads(b"".join(renderer.body([collected], {}, None)))["choices"][0]
 
         chunks = [json.loads(item[6:])["choices"][0] for item in stream.split(b"\n\n") if item]
         scores = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"] is not None]

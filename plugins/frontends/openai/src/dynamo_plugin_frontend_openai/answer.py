@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynamo_core.errors import BackendError, DynamoError
 
 from dynamo_plugin_frontend_openai.annotations import Timing
-from dynamo_plugin_frontend_openai.choices import Choice, Piece
+from dynamo_plugin_frontend_openai.choices import Piece
+from dynamo_plugin_frontend_openai.source import Source
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import InflightRequest, TokenStream
@@ -21,32 +22,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds between the terminal of a stream and the flag that completes it.
 _END_WAIT = 1.0
-
-
-class Source:
-    """One stream, and the choices that its items belong to, by the items' index."""
-
-    __slots__ = ("choices", "patient", "stream")
-
-    def __init__(self, stream: TokenStream, choices: Mapping[int, Choice]) -> None:
-        self.stream = stream
-        self.choices = choices
-        #: Whether its items may be read late. The first never is: it is what the time to the first token is taken by.
-        self.patient = False
-
-    def read_one(self) -> None:
-        """Its first item has been read."""
-        self.patient = all(choice.patient for choice in self.choices.values())
-
-    @property
-    def cut(self) -> bool:
-        """Whether the frontend ended its choices, and the engine does not know."""
-        return any(choice.cut for choice in self.choices.values())
-
-    @property
-    def open(self) -> bool:
-        """Whether one of its choices has not ended."""
-        return any(choice.finish_reason is None for choice in self.choices.values())
 
 
 class Answer:
@@ -100,7 +75,7 @@ class Answer:
             return pieces
         before = self._tokens
         try:
-            self._feed(source, source.stream.take() if outputs is None else outputs, pieces)
+            self._feed(source, source.take() if outputs is None else outputs, pieces)
         except DynamoError as error:
             self.failure = error
         if pieces:
@@ -126,7 +101,7 @@ class Answer:
                 last = choice.finish_reason is not None
                 ready = output.text_logprobs
                 pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready))
-        if stream.ended and source.open:
+        if source.ended and source.open:
             if stream.error is not None:
                 raise stream.error
             # Complete, but no reason was named.
@@ -136,17 +111,17 @@ class Answer:
     def pause(self) -> None:
         """The client cannot keep up."""
         for source in self.sources:
-            source.stream.pause()
+            source.pause()
 
     def resume(self) -> None:
         """The client has caught up."""
         for source in self.sources:
-            source.stream.resume()
+            source.resume()
 
     async def aclose(self) -> None:
         """Ends all streams. Goes on to the end although the caller is cancelled meanwhile."""
         for source in self.sources:
-            source.stream.on_ready(None)
+            source.on_ready(None)
         only = self.sources[0].stream
         # It may have moved since it was begun; the books name the last worker.
         self.inflight.routed(only.instance_id)
@@ -164,7 +139,7 @@ class Answer:
     def _end(self, source: Source) -> None:
         self._ended.add(id(source))
         self._left -= 1
-        source.stream.on_ready(None)
+        source.on_ready(None)
         if source.cut:
             # The engine need not go on while the client still reads.
             self._tasks.spawn(close_all([source.stream]), name="close-choice")

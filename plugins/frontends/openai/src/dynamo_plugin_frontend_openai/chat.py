@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_core.protocol.records import CHAT
 
+from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.forced import ForcedCalls
 from dynamo_plugin_frontend_openai.generation import Ask, GenerationEndpoint, Renderer
@@ -22,7 +23,6 @@ from dynamo_plugin_frontend_openai.template import TemplateStore
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
     from dynamo_core.protocol.request import PreprocessedRequest
-    from dynamo_core.tasks import TaskSet
     from dynamo_core.text.stops import StopStrings
 
     from dynamo_plugin_frontend_openai.render import Identity
@@ -98,8 +98,8 @@ class ChatEndpoint(GenerationEndpoint[ChatAsk]):
     PASSIVE = fields.CHAT
     ID_PREFIX = "chatcmpl-"
 
-    def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int, chats: Chats) -> None:
-        super().__init__(services, tasks, write_buffer)
+    def __init__(self, services: FrontendServices, answering: Answering, chats: Chats) -> None:
+        super().__init__(services, answering)
         self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> ChatAsk:

@@ -48,7 +48,7 @@ class CompletionAsk(Ask):
         if not self.completion.selects or model.card.model_input == "text":
             # An engine that takes text was given the wish and chooses itself.
             return collected
-        if not all(item.log_probs for item in collected if item.parts):
+        if not all(item.scored for item in collected if item.parts):
             raise NotSupported("best_of needs log-probabilities, which the engine of this model does not give")
         best: list[Collected] = []
         for first in range(0, len(collected), made):
@@ -72,7 +72,7 @@ class CompletionAsk(Ask):
 
 def _likelihood(item: Collected) -> float:
     """The mean log-probability of its tokens."""
-    return sum(item.log_probs) / len(item.log_probs) if item.log_probs else -math.inf
+    return item.likelihood / item.scored if item.scored else -math.inf
 
 
 class CompletionEndpoint(GenerationEndpoint[CompletionAsk]):

@@ -35,6 +35,14 @@ class OpenAIConfig(PluginConfig):
     disable_admin_api: bool = Field(
         default=False, description="Whether the routes for operators, for thresholds and routing, are left out."
     )
+    unary_answer_limit_mb: int = Field(
+        default=256, ge=1, description="MB that an answer which is not streamed may take while it is collected."
+    )
+    unary_answers_limit_mb: int = Field(
+        default=256,
+        ge=1,
+        description="MB that all such answers of a process may take together; small ones are always collected.",
+    )
     write_buffer: int = Field(
         default=256 * 1024, ge=0, description="Bytes that may wait for a slow reader before its request is paused."
     )

@@ -81,7 +81,7 @@ class EmbeddingEndpoint(ModelEndpoint[EmbeddingAsk]):
             "model": model.name,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-        response = await self.send(exchange, encode(body))
+        response = await self.send(exchange, [encode(body)])
         exchange.inflight.succeed(None)
         return response
 

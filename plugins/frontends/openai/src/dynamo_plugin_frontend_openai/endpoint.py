@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 BODY_DEADLINE = 60.0
 #: The headers that the books of a request want.
 _BOOKED = ("traceparent", "tracestate", "x-request-id")
+
+#: Bytes of an answer that are handed to the connection at once.
+AT_ONCE = 256 * 1024
 
 AskT = TypeVar("AskT")
 
@@ -221,18 +224,21 @@ class ModelEndpoint(ABC, Generic[AskT]):
         out.cut(self.last_event(exchange, problem))
         return out.response
 
-    async def send(self, exchange: Exchange, body: bytes) -> web.StreamResponse:
-        """Gives the client a whole answer.
+    async def send(self, exchange: Exchange, body: Sequence[bytes]) -> web.StreamResponse:
+        """Gives the client a whole answer, which is in pieces.
 
         Raises:
             ClientGone: it left, or does not read it in time.
         """
         http = exchange.http
+        size = sum(map(len, body))
         try:
-            if by_hand.plain(http) and by_hand.room(http, len(body)):
-                await http.writer.write_eof(by_hand.json_answer(body))
+            if by_hand.plain(http) and by_hand.room(http, size):
+                await http.writer.write_eof(by_hand.json_answer(b"".join(body)))
                 return by_hand.sent()
-            response = web.Response(body=body, content_type="application/json")
+            if size > AT_ONCE:
+                return await self._send_large(http, body, size)
+            response = web.Response(body=b"".join(body), content_type="application/json")
             async with asyncio.timeout(self.services.write_stall):
                 await response.prepare(http)
                 await response.write_eof()
@@ -240,4 +246,25 @@ class ModelEndpoint(ABC, Generic[AskT]):
             if http.transport is not None:
                 http.transport.abort()
             raise ClientGone from error
+        return response
+
+    async def _send_large(self, http: web.Request, body: Sequence[bytes], size: int) -> web.StreamResponse:
+        """Writes a large answer as fast as the client reads it, so that no copy of the whole waits to be sent.
+
+        The listener closes the connection of a client that does not read.
+        """
+        response = web.StreamResponse()
+        response.content_type = "application/json"
+        response.content_length = size
+        await response.prepare(http)
+        waiting: list[bytes] = []
+        room = AT_ONCE
+        for piece in body:
+            waiting.append(piece)
+            room -= len(piece)
+            if room <= 0:
+                await response.write(b"".join(waiting))
+                waiting.clear()
+                room = AT_ONCE
+        await response.write_eof(b"".join(waiting))
         return response

@@ -11,6 +11,7 @@ from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_frontend_openai import answers
+from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.busy_threshold import BusyThresholds
 from dynamo_plugin_frontend_openai.chat import ChatEndpoint, Chats
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
@@ -18,6 +19,7 @@ from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
 from dynamo_plugin_frontend_openai.endpoint import ModelEndpoint
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
+from dynamo_plugin_frontend_openai.memory import MB, AnswerMemory
 from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, MessagesEndpoint
 from dynamo_plugin_frontend_openai.models import ModelLists
 from dynamo_plugin_frontend_openai.openapi import Description, Operation
@@ -63,12 +65,14 @@ class OpenAIFrontend(Frontend):
     def _operations(self) -> list[Operation]:
         config, services = self.config, self.services
         chats = self._chats()
-        chat = ChatEndpoint(services, self._tasks, config.write_buffer, chats)
-        completions = CompletionEndpoint(services, self._tasks, config.write_buffer)
+        memory = AnswerMemory(services, config.unary_answer_limit_mb * MB, config.unary_answers_limit_mb * MB)
+        answering = Answering(self._tasks, config.write_buffer, memory)
+        chat = ChatEndpoint(services, answering, chats)
+        completions = CompletionEndpoint(services, answering)
         embeddings = EmbeddingEndpoint(services)
-        messages = MessagesEndpoint(services, self._tasks, config.write_buffer, chats)
+        messages = MessagesEndpoint(services, answering, chats)
         counts = CountTokensEndpoint(services, chats)
-        responses = ResponsesEndpoint(services, self._tasks, config.write_buffer, chats)
+        responses = ResponsesEndpoint(services, answering, chats)
         tokenize, detokenize = TokenizeEndpoint(services, chats), DetokenizeEndpoint(services)
         lists = ModelLists(services.models)
         one = f"{config.models_path}/{{id:.+}}"

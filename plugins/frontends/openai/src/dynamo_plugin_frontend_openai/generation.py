@@ -14,24 +14,27 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.text.stops import StopStrings, compile_stops
 
 from dynamo_plugin_frontend_openai.annotations import closing_events, opening_events, unary_extension
-from dynamo_plugin_frontend_openai.answer import Answer, Source, close_all
+from dynamo_plugin_frontend_openai.answer import Answer, close_all
+from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.continuous import ContinuousUsage
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.memory import Holding
 from dynamo_plugin_frontend_openai.meters import PromptMeters
 from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
 from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity
+from dynamo_plugin_frontend_openai.requests.answer_size import check_answer_size
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
+from dynamo_plugin_frontend_openai.source import Source, gather
 from dynamo_plugin_frontend_openai.sse import EventStream
 from dynamo_plugin_frontend_openai.streaming import StreamingAnswer
-from dynamo_plugin_frontend_openai.unary import GATHER, UnaryAnswer
+from dynamo_plugin_frontend_openai.unary import UnaryAnswer
 from dynamo_plugin_frontend_openai.usage import usage_of
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel, TokenStream
     from dynamo_core.protocol.request import PreprocessedRequest
-    from dynamo_core.tasks import TaskSet
 
 
 class Renderer(ChunkRenderer, BodyRenderer, Protocol):
@@ -80,20 +83,19 @@ AskT = TypeVar("AskT", bound=Ask)
 
 
 class GenerationEndpoint(ModelEndpoint[AskT]):
-    """A route that generates. `tasks` keeps what must run to its end although its request is over.
-
-    `write_buffer` is how many bytes may wait for a slow reader.
-    """
+    """A route that generates."""
 
     #: How the ids of answers begin.
     ID_PREFIX: ClassVar[str]
     #: What a stream ends with, after its last chunk.
     DONE: ClassVar[bytes] = DONE
 
-    def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int) -> None:
+    def __init__(self, services: FrontendServices, answering: Answering) -> None:
         super().__init__(services)
-        self._tasks = tasks
-        self._write_buffer = write_buffer
+        self._tasks = answering.tasks
+        self._write_buffer = answering.write_buffer
+        self._memory = answering.memory
+        self._turns = answering.turns
         self._meters = PromptMeters(services)
 
     async def serve(self, exchange: Exchange, ask: AskT) -> web.StreamResponse:
@@ -111,8 +113,10 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         try:
             if ask.request.streaming:
                 return await self._stream(exchange, ask, prompts, renderer, answer)
-            # Sent before the streams are closed: the client need not wait for an engine to let go.
-            response = await self.send(exchange, await self._collect(exchange, ask, prompts, renderer, answer))
+            with self._memory.begin() as holding:
+                # Sent before the streams are closed: the client need not wait for an engine to let go.
+                body = await self._collect(exchange, ask, prompts, renderer, answer, holding)
+                response = await self.send(exchange, body)
             inflight.succeed(answer.finish_reason, answer.cached_tokens)
             return response
         finally:
@@ -142,10 +146,16 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         return response
 
     async def _collect(
-        self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
-    ) -> bytes:
+        self,
+        exchange: Exchange,
+        ask: AskT,
+        prompts: Sequence[Prompt],
+        renderer: Renderer,
+        answer: Answer,
+        holding: Holding,
+    ) -> list[bytes]:
         model = exchange.model
-        collected = await UnaryAnswer(answer, renderer).collect()
+        collected = await UnaryAnswer(answer, renderer, holding).collect()
         extension = unary_extension(ask.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
         return renderer.body(ask.kept(collected, model), _usage(answer, prompts, model), extension)
 
@@ -159,6 +169,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             # How many choices the worker has to wait for.
             asked[0].sampling_options.n = n * len(prompts)
             choices: list[dict[int, Choice]] = [{index: Choice(index) for index in range(n * len(prompts))}]
+            made = n
         else:
             made = request.candidates
             asked = [to_engine(request, prompt, model, choice=at) for prompt in prompts for at in range(made)]
@@ -166,12 +177,17 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             choices = [
                 {0: ask.choice(index, item, prompts[index // made], model, stops)} for index, item in enumerate(asked)
             ]
-        if not request.streaming and all(choice.patient for mapping in choices for choice in mapping.values()):
-            # Nobody looks at the answer before its end.
-            exchange.ctx.gather = GATHER
+        scores = 0 if request.alternatives is None or model.card.model_input == "text" else 1 + request.alternatives
+        if not request.streaming:
+            answers = made * len(prompts) // len(asked)
+            most = sum(item.stop_conditions.max_tokens or 0 for item in asked) * answers
+            check_answer_size(request, most, self._memory.most)
+            if all(choice.patient for mapping in choices for choice in mapping.values()):
+                # Nobody looks at the answer before its end.
+                exchange.ctx.gather = gather(scores)
         streams = await self._generate(exchange, asked)
         exchange.inflight.routed(streams[0].instance_id)
-        return [Source(stream, mapping) for stream, mapping in zip(streams, choices, strict=True)]
+        return [Source(stream, mapping, self._turns, scores) for stream, mapping in zip(streams, choices, strict=True)]
 
     async def _generate(self, exchange: Exchange, asked: Sequence[PreprocessedRequest]) -> Sequence[TokenStream]:
         model, ctx, principal = exchange.model, exchange.ctx, exchange.principal

@@ -1,34 +1,70 @@
-"""Log-probabilities in the two shapes of the OpenAI API."""
+"""Log-probabilities in the two shapes of the OpenAI API, as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 from dynamo_core.text.tokenizer import Tokenizer
 
 from dynamo_plugin_frontend_openai.scores import Scored
+
+encode = msgspec.json.Encoder().encode
+
+#: Tokens whose JSON is kept, of one answer: the alternatives of a position are often those of another.
+_KEPT = 4096
+
+
+class _Known(dict[int, tuple[bytes, bytes]]):
+    """What a token contributes to the JSON of any position, made when it is first needed."""
+
+    def __init__(self, make: Callable[[int], tuple[bytes, bytes]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> tuple[bytes, bytes]:
+        if len(self) >= _KEPT:
+            self.clear()
+        made = self[token_id] = self._make(token_id)
+        return made
 
 
 class ChatLogprobs:
     """The shape of chat completions: a list of tokens, each with its bytes and its alternatives."""
 
-    __slots__ = ("_tokenizer",)
+    __slots__ = ("_known", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        #: By token: what stands before its log-probability, and behind it.
+        self._known = _Known(self._around)
 
-    def render(self, scored: Scored) -> dict[str, Any]:
-        """The `logprobs` object of these tokens."""
-        content = []
+    def fields(self, scored: Scored) -> dict[str, bytes]:
+        """By name, the values of the lists of the `logprobs` object, joined."""
+        known = self._known
+        entries: list[bytes] = []
         for token_id, logprob, tops in zip(scored.token_ids, scored.log_probs, scored.top_logprobs, strict=True):
-            entry = self._entry(token_id, logprob)
-            entry["top_logprobs"] = [self._entry(top.token_id, top.logprob) for top in tops]
-            content.append(entry)
-        return {"content": content, "refusal": None}
+            alternatives: list[bytes] = []
+            for top in tops:
+                before, behind = known[top.token_id]
+                alternatives.append(b"%b%b%b}" % (before, encode(top.logprob), behind))
+            before, behind = known[token_id]
+            entries.append(b'%b%b%b,"top_logprobs":[%b]}' % (before, encode(logprob), behind, b",".join(alternatives)))
+        return {"content": b",".join(entries)}
 
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+    def ready(self, scores: Mapping[str, Any]) -> dict[str, bytes]:
+        """The same of an object that an engine has made."""
+        return {"content": joined(scores.get("content") or ())}
+
+    def render(self, scored: Scored) -> bytes:
+        """The `logprobs` object of these tokens."""
+        return b'{"content":[%b],"refusal":null}' % self.fields(scored)["content"]
+
+    def _around(self, token_id: int) -> tuple[bytes, bytes]:
         data = self._tokenizer.token_bytes(token_id)
-        return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+        token = encode(data.decode(errors="replace"))
+        return b'{"token":%b,"logprob":' % token, b',"bytes":%b' % encode(list(data))
 
 
 class CompletionLogprobs:
@@ -38,23 +74,58 @@ class CompletionLogprobs:
     told by their texts, which must differ.
     """
 
-    __slots__ = ("_tokenizer",)
+    __slots__ = ("_known", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        #: By token: its text, and the same as the name of a field.
+        self._known = _Known(self._texts)
 
-    def render(self, scored: Scored) -> dict[str, Any]:
-        """The `logprobs` object of these tokens."""
+    def fields(self, scored: Scored) -> dict[str, bytes]:
+        """By name, the values of the lists of the `logprobs` object, joined."""
         return {
-            "tokens": [self._text(token_id) for token_id in scored.token_ids],
-            "token_logprobs": list(scored.log_probs),
-            "top_logprobs": [{self._text(top.token_id): top.logprob for top in tops} for tops in scored.top_logprobs],
-            "text_offset": list(scored.offsets),
+            "tokens": self._tokens(scored),
+            "token_logprobs": encode(scored.log_probs)[1:-1],
+            "top_logprobs": self._alternatives(scored),
+            "text_offset": encode(scored.offsets)[1:-1],
         }
 
-    def _text(self, token_id: int) -> str:
+    def ready(self, scores: Mapping[str, Any]) -> dict[str, bytes]:
+        """The same of an object that an engine has made."""
+        return {name: joined(values or ()) for name, values in scores.items()}
+
+    def render(self, scored: Scored) -> bytes:
+        """The `logprobs` object of these tokens."""
+        return b'{"tokens":[%b],"token_logprobs":%b,"top_logprobs":[%b],"text_offset":%b}' % (
+            self._tokens(scored),
+            encode(scored.log_probs),
+            self._alternatives(scored),
+            encode(scored.offsets),
+        )
+
+    def _tokens(self, scored: Scored) -> bytes:
+        known = self._known
+        return b",".join([known[token_id][0] for token_id in scored.token_ids])
+
+    def _alternatives(self, scored: Scored) -> bytes:
+        known = self._known
+        told: list[bytes] = []
+        for tops in scored.top_logprobs:
+            # Two alternatives may have one text: as the names of fields they are one.
+            named = {known[top.token_id][1]: encode(top.logprob) for top in tops}
+            told.append(b"{%b}" % b",".join([name + number for name, number in named.items()]))
+        return b",".join(told)
+
+    def _texts(self, token_id: int) -> tuple[bytes, bytes]:
         data = self._tokenizer.token_bytes(token_id)
         try:
-            return data.decode()
+            text = data.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        made = encode(text)
+        return made, made + b":"
+
+
+def joined(values: Iterable[Any]) -> bytes:
+    """Values as in a list of JSON, without its brackets."""
+    return encode(list(values))[1:-1]

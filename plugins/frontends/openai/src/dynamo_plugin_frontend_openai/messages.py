@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core.protocol.records import CHAT
 
+from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.answers import MessagesError
 from dynamo_plugin_frontend_openai.chat import Chats
 from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
@@ -29,7 +30,6 @@ from dynamo_plugin_frontend_openai.translated import TranslatedAsk, told_as
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
-    from dynamo_core.tasks import TaskSet
 
 #: What the Anthropic API calls errors, by their HTTP status.
 _TYPES = {
@@ -90,8 +90,8 @@ class MessagesEndpoint(_Wording[MessagesAsk], GenerationEndpoint[MessagesAsk]):
     ID_PREFIX = "msg_"
     DONE = b""
 
-    def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int, chats: Chats) -> None:
-        super().__init__(services, tasks, write_buffer)
+    def __init__(self, services: FrontendServices, answering: Answering, chats: Chats) -> None:
+        super().__init__(services, answering)
         self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> MessagesAsk:
@@ -122,7 +122,7 @@ class CountTokensEndpoint(_Wording[MessagesAsk]):
             ask.check_for_tokens()
         tokens = await ask.count(model)
         exchange.inflight.prompt_tokens(tokens)
-        response = await self.send(exchange, encode({"input_tokens": tokens}))
+        response = await self.send(exchange, [encode({"input_tokens": tokens})])
         exchange.inflight.succeed(None)
         return response
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,10 @@ from dynamo_plugin_frontend_openai.choices import Choice, Piece
 DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.Encoder().encode
+
+#: About how many bytes of memory each piece of an answer takes beside its text, and one that the engine made itself.
+PIECE = 64
+_DELTA = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +53,90 @@ class Collected:
     """All that one choice of a unary answer became."""
 
     choice: Choice
-    parts: list[str]
-    logprobs: list[Any]
-    deltas: list[dict[str, Any]]
+    parts: list[str] = field(default_factory=list)
+    deltas: list[dict[str, Any]] = field(default_factory=list)
     parsed: list[ParserDelta] = field(default_factory=list)
-    #: Of each token that was told, where something needs them.
-    log_probs: list[float] = field(default_factory=list)
+    #: By name, the values of the lists of `logprobs`, as JSON in pieces; None if there were no log-probabilities.
+    scores: dict[str, list[bytes]] | None = None
+    #: How many tokens there were log-probabilities of, and the sum of those.
+    scored: int = 0
+    likelihood: float = 0.0
 
     @property
     def text(self) -> str:
         """The whole text."""
         return "".join(self.parts)
 
+    def add_scores(self, fields: Mapping[str, bytes]) -> int:
+        """Adds values to the lists of `logprobs`; the first to come names them. Gives the bytes that it takes."""
+        if self.scores is None:
+            self.scores = {name: [] for name in fields}
+        size = 0
+        for name, pieces in self.scores.items():
+            values = fields.get(name)
+            if values:
+                pieces.append(b"," + values if pieces else values)
+                size += len(values) + PIECE
+        return size
+
 
 class BodyRenderer(Protocol):
     """Makes the body of a unary answer."""
 
-    def add(self, collected: Collected, piece: Piece) -> None:
-        """Adds a piece to what there is of its choice."""
+    def add(self, collected: Collected, piece: Piece) -> int:
+        """Adds a piece to what there is of its choice. Gives about how many bytes that takes."""
 
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
-        """The whole answer as JSON."""
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
+        """The whole answer as JSON, in pieces."""
+
+
+def weight(piece: Piece) -> int:
+    """About how many bytes of memory the text of a piece takes, in whatever form it is."""
+    size = PIECE + len(piece.text)
+    for delta in piece.parsed or ():
+        size += 2 * PIECE + len(getattr(delta, "text", ""))
+    if piece.delta is not None:
+        size += _DELTA + sum(len(value) for value in piece.delta.values() if isinstance(value, str))
+    return size
+
+
+def body_of(
+    identity: Identity,
+    kind: str,
+    choices: Sequence[list[bytes]],
+    usage: dict[str, Any],
+    nvext: dict[str, Any] | None,
+) -> list[bytes]:
+    """The body of a completion of either kind from its choices, each as JSON in pieces."""
+    parts = [_named(identity, kind)[:-1] + b',"choices":[']
+    for at, choice in enumerate(choices):
+        if at:
+            parts.append(b",")
+        parts += choice
+    extension = b"" if nvext is None else b',"nvext":' + encode(nvext)
+    parts.append(b'],"usage":%b%b}' % (encode(usage), extension))
+    return parts
+
+
+def score_lists(item: Collected, more: bytes = b"") -> list[bytes]:
+    """The `logprobs` object of a choice in pieces; `more` stands at its end."""
+    if item.scores is None:
+        return [b"null"]
+    parts: list[bytes] = []
+    for name, pieces in item.scores.items():
+        parts.append(b"%b%b:[" % (b"]," if parts else b"{", encode(name)))
+        parts += pieces
+    parts.append(b"]%b}" % more if parts else b"{%b}" % more.removeprefix(b","))
+    return parts
+
+
+def _named(identity: Identity, kind: str) -> bytes:
+    return encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
 
 
 def head(identity: Identity, kind: str) -> bytes:
     """The beginning of every chunk of an answer, up to the list of choices."""
-    fields = encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
-    return b'data: %b,"choices":[' % fields[:-1]
+    return b'data: %b,"choices":[' % _named(identity, kind)[:-1]
 
 
 def usage_chunk(head_bytes: bytes, usage: dict[str, Any]) -> bytes:

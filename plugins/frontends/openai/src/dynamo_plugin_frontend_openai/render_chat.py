@@ -16,7 +16,16 @@ from dynamo_core.text.tokenizer import Tokenizer
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import ChatLogprobs
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, head, usage_chunk
+from dynamo_plugin_frontend_openai.render import (
+    Collected,
+    Identity,
+    body_of,
+    encode,
+    head,
+    score_lists,
+    usage_chunk,
+    weight,
+)
 from dynamo_plugin_frontend_openai.scores import Scored
 
 
@@ -60,7 +69,7 @@ class ChatRenderer:
             return b'%b%b"},"logprobs":%b,"finish_reason":null}]}\n\n' % (
                 self._texts[choice.index],
                 encode(text)[1:-1],
-                encode(self._logprobs.render(scored)),
+                self._logprobs.render(scored),
             )
         return self._texts[choice.index] + encode(text)[1:-1] + self._text_tail if text else b""
 
@@ -71,7 +80,7 @@ class ChatRenderer:
         if scored is None or self._logprobs is None:
             return b"".join([prefix + body + tail for body in bodies])
         first, *others = bodies or [b"{}"]
-        scores = encode(self._logprobs.render(scored))
+        scores = self._logprobs.render(scored)
         chunk = b'%b%b,"logprobs":%b,"finish_reason":null}]}\n\n' % (prefix, first, scores)
         return b"".join([chunk, *(prefix + body + tail for body in others)])
 
@@ -87,41 +96,34 @@ class ChatRenderer:
         """The last chunk, without choices."""
         return usage_chunk(self._head, usage)
 
-    def add(self, collected: Collected, piece: Piece) -> None:
-        """Adds a piece to the message of its choice."""
+    def add(self, collected: Collected, piece: Piece) -> int:
+        """Adds a piece to the message of its choice. Gives about how many bytes that takes."""
         if piece.parsed is not None:
             collected.parsed += piece.parsed
         elif piece.delta is not None:
             collected.deltas.append(piece.delta)
         elif piece.text:
             collected.parts.append(piece.text)
-        if piece.scored is not None and self._logprobs is not None:
-            collected.logprobs.append(self._logprobs.render(piece.scored))
-        elif piece.logprobs is not None and self._logprobs is not None:
-            collected.logprobs.append(piece.logprobs)
-
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
-        """The whole answer as JSON."""
-        identity = self._identity
-        body = {
-            "id": identity.id,
-            "object": "chat.completion",
-            "created": identity.created,
-            "model": identity.model,
-            "choices": [self._choice(item) for item in collected],
-            "usage": usage,
-        }
-        if nvext is not None:
-            body["nvext"] = nvext
-        return encode(body)
-
-    def _choice(self, item: Collected) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": item.choice.index, "message": _message(item)}
+        size = weight(piece)
         if self._logprobs is not None:
-            content = [entry for part in item.logprobs for entry in part.get("content") or ()]
-            choice["logprobs"] = {"content": content, "refusal": None} if item.logprobs else None
-        choice["finish_reason"] = item.choice.finish_reason or "stop"
-        return choice
+            if piece.scored is not None:
+                size += collected.add_scores(self._logprobs.fields(piece.scored))
+            elif piece.logprobs is not None:
+                size += collected.add_scores(self._logprobs.ready(piece.logprobs))
+        return size
+
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
+        """The whole answer as JSON, in pieces."""
+        choices = [self._choice(item) for item in collected]
+        return body_of(self._identity, "chat.completion", choices, usage, nvext)
+
+    def _choice(self, item: Collected) -> list[bytes]:
+        parts = [encode({"index": item.choice.index, "message": _message(item)})[:-1]]
+        if self._logprobs is not None:
+            parts.append(b',"logprobs":')
+            parts += score_lists(item, b',"refusal":null')
+        parts.append(b',"finish_reason":%b}' % encode(item.choice.finish_reason or "stop"))
+        return parts
 
 
 def _delta(delta: ParserDelta) -> bytes:

@@ -9,7 +9,16 @@ from dynamo_core.text.tokenizer import Tokenizer
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import CompletionLogprobs
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, head, usage_chunk
+from dynamo_plugin_frontend_openai.render import (
+    Collected,
+    Identity,
+    body_of,
+    encode,
+    head,
+    score_lists,
+    usage_chunk,
+    weight,
+)
 
 _KIND = "text_completion"
 
@@ -43,15 +52,18 @@ class CompletionRenderer:
     def piece(self, piece: Piece) -> bytes:
         """A piece of text. A ready delta has the form of chat; here its text counts."""
         index, text = piece.choice.index, piece.text
-        logprobs = piece.logprobs
-        if piece.scored is not None and self._logprobs is not None:
-            logprobs = self._logprobs.render(piece.scored)
-        if logprobs is not None and self._logprobs is not None:
+        scores = None
+        if self._logprobs is not None:
+            if piece.scored is not None:
+                scores = self._logprobs.render(piece.scored)
+            elif piece.logprobs is not None:
+                scores = encode(piece.logprobs)
+        if scores is not None:
             return b'%b%b%b%b,"finish_reason":null}]}\n\n' % (
                 self._prefix,
                 encode(text)[1:-1],
                 self._tails[index],
-                encode(logprobs),
+                scores,
             )
         return self._prefix + encode(text)[1:-1] + self._text_tails[index] if text else b""
 
@@ -64,42 +76,30 @@ class CompletionRenderer:
         """The last chunk, without choices."""
         return usage_chunk(self._head, usage)
 
-    def add(self, collected: Collected, piece: Piece) -> None:
-        """Adds a piece to the text of its choice."""
+    def add(self, collected: Collected, piece: Piece) -> int:
+        """Adds a piece to the text of its choice. Gives about how many bytes that takes."""
         if piece.text:
             collected.parts.append(piece.text)
+        size = weight(piece)
         if piece.scored is not None:
-            collected.log_probs += piece.scored.log_probs
+            collected.scored += len(piece.scored.log_probs)
+            collected.likelihood = sum(piece.scored.log_probs, collected.likelihood)
             if self._logprobs is not None:
-                collected.logprobs.append(self._logprobs.render(piece.scored))
+                size += collected.add_scores(self._logprobs.fields(piece.scored))
         elif piece.logprobs is not None and self._logprobs is not None:
-            collected.logprobs.append(piece.logprobs)
+            size += collected.add_scores(self._logprobs.ready(piece.logprobs))
+        return size
 
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
-        """The whole answer as JSON."""
-        identity = self._identity
-        body = {
-            "id": identity.id,
-            "object": _KIND,
-            "created": identity.created,
-            "model": identity.model,
-            "choices": [
-                {
-                    "text": self._echoes[item.choice.index] + item.text,
-                    "index": item.choice.index,
-                    "logprobs": _join(item.logprobs),
-                    "finish_reason": item.choice.finish_reason or "stop",
-                }
-                for item in collected
-            ],
-            "usage": usage,
-        }
-        if nvext is not None:
-            body["nvext"] = nvext
-        return encode(body)
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
+        """The whole answer as JSON, in pieces."""
+        choices = [self._choice(item) for item in collected]
+        return body_of(self._identity, _KIND, choices, usage, nvext)
 
-
-def _join(pieces: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]] | None:
-    if not pieces:
-        return None
-    return {name: [value for piece in pieces for value in piece.get(name) or ()] for name in pieces[0]}
+    def _choice(self, item: Collected) -> list[bytes]:
+        index = item.choice.index
+        text = encode(self._echoes[index] + item.text)
+        return [
+            b'{"text":%b,"index":%d,"logprobs":' % (text, index),
+            *score_lists(item),
+            b',"finish_reason":%b}' % encode(item.choice.finish_reason or "stop"),
+        ]

@@ -9,7 +9,7 @@ from dynamo_core.protocol.reading import Unreadable
 
 from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
 from dynamo_plugin_frontend_openai.choices import Choice, Piece, TokenChoice
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
+from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, weight
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -59,15 +59,16 @@ class MessageRenderer:
         """The reason, the usage, and the end of the message."""
         return _event("message_delta", delta=_reason(self._choice), usage=_usage(usage)) + _event("message_stop")
 
-    def add(self, collected: Collected, piece: Piece) -> None:
-        """Adds a piece to the one message."""
+    def add(self, collected: Collected, piece: Piece) -> int:
+        """Adds a piece to the one message. Gives about how many bytes that takes."""
         self._blocks.feed(deltas_of(piece))
+        return weight(piece)
 
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole message as JSON."""
         self._blocks.end()
         content = [_whole(block) for block in self._blocks.all]
-        return encode(self._message(content, collected[0].choice, _usage(usage)))
+        return [encode(self._message(content, collected[0].choice, _usage(usage)))]
 
     def _message(self, content: list[dict[str, Any]], choice: Choice | None, usage: dict[str, Any]) -> dict[str, Any]:
         return {

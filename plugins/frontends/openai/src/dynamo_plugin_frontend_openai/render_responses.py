@@ -8,7 +8,7 @@ from typing import Any
 from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.errors import Problem
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
+from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, weight
 
 ID_PREFIX = "resp_"
 _ITEM_PREFIXES = {Kind.TEXT: "msg_", Kind.REASONING: "rs_", Kind.CALL: "fc_"}
@@ -60,15 +60,16 @@ class ResponseRenderer:
         response["error"] = {"code": "server_error", "message": problem.message}
         return begun + self._event("response.failed", response=response)
 
-    def add(self, collected: Collected, piece: Piece) -> None:
-        """Adds a piece to the one response."""
+    def add(self, collected: Collected, piece: Piece) -> int:
+        """Adds a piece to the one response. Gives about how many bytes that takes."""
         self._blocks.feed(deltas_of(piece))
+        return weight(piece)
 
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole response as JSON."""
         self._finish(collected[0].choice)
         self._blocks.end()
-        return encode(self._response(usage))
+        return [encode(self._response(usage))]
 
     def _opened(self) -> bytes:
         response = self._response(None, _IN_PROGRESS)

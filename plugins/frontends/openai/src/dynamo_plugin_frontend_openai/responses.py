@@ -9,6 +9,7 @@ from aiohttp import web
 from dynamo_core.protocol.records import CHAT
 
 from dynamo_plugin_frontend_openai.answer import Answer
+from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.chat import Chats
 from dynamo_plugin_frontend_openai.endpoint import Exchange
 from dynamo_plugin_frontend_openai.from_responses import NAMES, chat_of_response
@@ -22,7 +23,6 @@ from dynamo_plugin_frontend_openai.translated import TranslatedAsk
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
-    from dynamo_core.tasks import TaskSet
 
 
 class ResponsesAsk(TranslatedAsk):
@@ -49,8 +49,8 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesAsk]):
     ID_PREFIX = ID_PREFIX
     DONE = b""
 
-    def __init__(self, services: FrontendServices, tasks: TaskSet, write_buffer: int, chats: Chats) -> None:
-        super().__init__(services, tasks, write_buffer)
+    def __init__(self, services: FrontendServices, answering: Answering, chats: Chats) -> None:
+        super().__init__(services, answering)
         self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> ResponsesAsk:

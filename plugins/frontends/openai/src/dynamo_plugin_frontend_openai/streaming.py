@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from dynamo_plugin_frontend_openai.answer import Answer, Source
+from dynamo_plugin_frontend_openai.answer import Answer
 from dynamo_plugin_frontend_openai.plain import PlainPath
 from dynamo_plugin_frontend_openai.render import DONE, ChunkRenderer
+from dynamo_plugin_frontend_openai.source import Source
 from dynamo_plugin_frontend_openai.sse import KEEP_ALIVE, EventStream
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class StreamingAnswer:
         self._timer = self._loop.call_later(self._keep_alive, self._tick)
         try:
             for source in self._answer.sources:
-                source.stream.on_ready(partial(self._ready, source))
+                source.on_ready(partial(self._ready, source))
             await self._commit()
             while not self._answer.done:
                 await self._go_on()

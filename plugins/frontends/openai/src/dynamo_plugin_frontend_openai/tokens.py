@@ -50,7 +50,7 @@ class _OfTokenizer(ModelEndpoint[AskT]):
 
     async def answer(self, exchange: Exchange, body: dict[str, Any]) -> web.StreamResponse:
         """Gives the client its answer."""
-        response = await self.send(exchange, encode(body))
+        response = await self.send(exchange, [encode(body)])
         exchange.inflight.succeed(None)
         return response
 

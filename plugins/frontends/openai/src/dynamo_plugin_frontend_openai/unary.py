@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
-from dynamo_plugin_frontend_openai.answer import Answer, Source
 from dynamo_plugin_frontend_openai.render import BodyRenderer, Collected
 
-#: Items that may gather before they are read, once the first has been: reading many at once costs little more than one.
-GATHER = 128
+if TYPE_CHECKING:
+    from dynamo_plugin_frontend_openai.answer import Answer
+    from dynamo_plugin_frontend_openai.memory import Holding
+    from dynamo_plugin_frontend_openai.source import Source
 
 
 class UnaryAnswer:
     """Collects an answer from a callback, while the handler's task sleeps until the end."""
 
-    def __init__(self, answer: Answer, renderer: BodyRenderer) -> None:
+    def __init__(self, answer: Answer, renderer: BodyRenderer, holding: Holding) -> None:
         self._answer = answer
         self._renderer = renderer
-        self._collected = {choice.index: Collected(choice, [], [], []) for choice in answer.choices}
+        self._holding = holding
+        self._collected = {choice.index: Collected(choice) for choice in answer.choices}
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._patient: set[int] = set()
 
@@ -26,10 +29,10 @@ class UnaryAnswer:
         """Everything, by choice, once all choices have ended.
 
         Raises:
-            DynamoError: the engine's error.
+            DynamoError: the engine's error, or that the answer takes too much memory.
         """
         for source in self._answer.sources:
-            source.stream.on_ready(partial(self._ready, source))
+            source.on_ready(partial(self._ready, source))
         await self._over
         return list(self._collected.values())
 
@@ -42,8 +45,10 @@ class UnaryAnswer:
 
     def _read(self, source: Source) -> None:
         answer = self._answer
+        size = 0
         for piece in answer.read(source):
-            self._renderer.add(self._collected[piece.choice.index], piece)
+            size += self._renderer.add(self._collected[piece.choice.index], piece)
+        self._holding.grow(size)
         if answer.failure is not None:
             self._fail(answer.failure)
         elif answer.done:
@@ -51,8 +56,10 @@ class UnaryAnswer:
                 self._over.set_result(None)
         elif source.patient and source.open and id(source) not in self._patient:
             self._patient.add(id(source))
-            source.stream.on_ready(partial(self._ready, source), gather=GATHER)
+            source.on_ready(partial(self._ready, source), gather=source.gather)
 
     def _fail(self, error: Exception) -> None:
+        for source in self._answer.sources:
+            source.on_ready(None)
         if not self._over.done():
             self._over.set_exception(error)

@@ -1,0 +1,27 @@
+"""What the routes that generate have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dynamo_plugin_frontend_openai.turns import Turns
+
+if TYPE_CHECKING:
+    from dynamo_core.tasks import TaskSet
+
+    from dynamo_plugin_frontend_openai.memory import AnswerMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How answers are written.
+
+    `tasks` keeps what must run to its end although its request is over. `write_buffer` is how many bytes may wait for a
+    slow reader.
+    """
+
+    tasks: TaskSet
+    write_buffer: int
+    memory: AnswerMemory
+    turns: Turns = field(default_factory=Turns)

@@ -1,0 +1,99 @@
+"""How much memory whole answers may take while they are collected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core.errors import Unavailable
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import FrontendServices
+
+MB = 1024 * 1024
+#: Bytes up to which an answer is collected although all answers together have reached their bound: it is the large
+#: ones that are refused.
+SMALL = MB
+
+
+class AnswerMemory:
+    """What all answers of a process take, and may take. `most_each` and `most_all` are in bytes."""
+
+    def __init__(self, services: FrontendServices, most_each: int, most_all: int) -> None:
+        self.most_each = most_each
+        self.most_all = most_all
+        metrics, prefix = services.metrics, services.metrics_prefix
+        self._level = metrics.gauge(f"{prefix}_collected_bytes", "Bytes of whole answers that are collected.").labels()
+        refused = metrics.counter(
+            f"{prefix}_collected_too_large_total",
+            "Whole answers given up since one answer, or all together, would take too much memory.",
+            ("bound",),
+        )
+        self._refused = {bound: refused.labels(bound) for bound in ("answer", "process")}
+        self._taken = 0
+
+    @property
+    def most(self) -> int:
+        """The largest answer that there can be."""
+        return min(self.most_each, self.most_all)
+
+    def begin(self) -> Holding:
+        """For one more answer."""
+        return Holding(self)
+
+    def add(self, size: int) -> None:
+        """So many bytes more; fewer if it is negative."""
+        self._taken += size
+        self._level.set(self._taken)
+
+    def too_large(self, held: int) -> Unavailable | None:
+        """Why an answer that holds so many bytes is to be given up; None if it is not.
+
+        It has become too large itself, or all together have and it is one of the large ones.
+        """
+        if held > self.most_each:
+            self._refused["answer"].inc()
+            return Unavailable(
+                f"The answer has grown beyond {self.most_each // MB} MB, the most that a whole answer may take. Ask "
+                "for fewer tokens, answers or log-probabilities, or set `stream`"
+            )
+        if self._taken > self.most_all and held > SMALL:
+            self._refused["process"].inc()
+            return Unavailable(
+                f"Large answers fill the {self.most_all // MB} MB that whole answers may take together. Retry later, "
+                "or set `stream`"
+            )
+        return None
+
+
+class Holding:
+    """What one answer takes. A context manager: leaving it gives everything back."""
+
+    __slots__ = ("_held", "_memory")
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        self._memory = memory
+        self._held = 0
+
+    def __enter__(self) -> Holding:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._give_back()
+
+    def grow(self, size: int) -> None:
+        """The answer takes `size` bytes more.
+
+        Raises:
+            Unavailable: that is too much; the answer is given up, and takes nothing any more.
+        """
+        self._held += size
+        self._memory.add(size)
+        error = self._memory.too_large(self._held)
+        if error is not None:
+            # At once, so that others need not be given up for what is free in a moment.
+            self._give_back()
+            raise error
+
+    def _give_back(self) -> None:
+        self._memory.add(-self._held)
+        self._held = 0

@@ -1,0 +1,178 @@
+"""One stream of an answer, read in pieces that do not hold the event loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from dynamo_core.protocol.output import LLMEngineOutput
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import TokenStream
+
+    from dynamo_plugin_frontend_openai.choices import Choice
+    from dynamo_plugin_frontend_openai.turns import Turns
+
+#: Items that may gather before they are read, once the first has been: reading many at once costs little more than one.
+GATHER = 128
+#: Log-probabilities that are read at once: JSON of so many takes a fraction of a millisecond.
+SCORES = 512
+#: How many times that may wait to be read before the stream is asked to pause.
+_AHEAD = 4
+
+
+class Source:
+    """One stream, and the choices that its items belong to, by the items' index.
+
+    `scores` is how many log-probabilities each token has; 0 if none were asked for. With them a token costs more to
+    show than to receive. Then a call of the reader gives it only a part of what waits, and the next call, in another
+    turn of the loop, the next part.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_callback",
+        "_most",
+        "_queued",
+        "_reader_paused",
+        "_tokens",
+        "_turns",
+        "_waiting",
+        "choices",
+        "gather",
+        "patient",
+        "stream",
+    )
+
+    def __init__(self, stream: TokenStream, choices: Mapping[int, Choice], turns: Turns, scores: int = 0) -> None:
+        self.stream = stream
+        self.choices = choices
+        #: Whether its items may be read late. The first never is: it is what the time to the first token is taken by.
+        self.patient = False
+        self._turns = turns
+        #: Tokens that are read at once; 0 for any number.
+        self._most = max(1, SCORES // scores) if scores else 0
+        #: Items that may gather if nobody looks at the answer before its end.
+        self.gather = gather(scores)
+        #: What has been taken from the stream and not been read, and how many tokens that is.
+        self._waiting: deque[LLMEngineOutput] = deque()
+        self._tokens = 0
+        self._callback: Callable[[], None] | None = None
+        self._queued = False
+        self._behind = False
+        self._reader_paused = False
+
+    @property
+    def cut(self) -> bool:
+        """Whether the frontend ended its choices, and the engine does not know."""
+        return any(choice.cut for choice in self.choices.values())
+
+    @property
+    def open(self) -> bool:
+        """Whether one of its choices has not ended."""
+        return any(choice.finish_reason is None for choice in self.choices.values())
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come, and nothing waits."""
+        return self.stream.ended and not self._waiting
+
+    def read_one(self) -> None:
+        """Its first item has been read."""
+        self.patient = all(choice.patient for choice in self.choices.values())
+
+    def on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
+        """Calls `callback` when something can be read, as `TokenStream.on_ready` does; None ends reading."""
+        self._callback = callback
+        if callback is None:
+            self._waiting.clear()
+            self._tokens = 0
+            self.stream.on_ready(None)
+        else:
+            self.stream.on_ready(self._arrived if self._most else callback, gather=gather)
+
+    def take(self) -> Sequence[LLMEngineOutput]:
+        """What is to be read now; the rest waits for the next call of the reader."""
+        if not self._most:
+            return self.stream.take()
+        arrived = self.stream.take()
+        self._waiting.extend(arrived)
+        self._tokens += sum(len(output.token_ids) for output in arrived)
+        taken = self._first()
+        if self._waiting and not self._queued:
+            self._queued = True
+            self._turns.again(self._call)
+        self._balance()
+        return taken
+
+    def pause(self) -> None:
+        """The client cannot keep up: asks for no more until `resume`."""
+        self._reader_paused = True
+        self.stream.pause()
+
+    def resume(self) -> None:
+        """Takes `pause` back."""
+        self._reader_paused = False
+        if not self._behind:
+            self.stream.resume()
+
+    def _arrived(self) -> None:
+        if self._queued:
+            self._balance()
+        else:
+            self._queued = True
+            self._turns.take(self._call)
+
+    def _call(self) -> None:
+        self._queued = False
+        if self._callback is not None:
+            self._callback()
+
+    def _first(self) -> list[LLMEngineOutput]:
+        """As many tokens as are read at once, taken off what waits."""
+        waiting, left = self._waiting, self._most
+        taken: list[LLMEngineOutput] = []
+        while waiting and left > 0:
+            output = waiting[0]
+            count = len(output.token_ids)
+            if count <= left or len(output.log_probs or ()) < count:
+                # What has not a score for each token has none that are shown.
+                taken.append(waiting.popleft())
+            else:
+                head, waiting[0] = _cut(output, left)
+                taken.append(head)
+            left -= max(count, 1)
+        self._tokens -= sum(len(output.token_ids) for output in taken)
+        return taken
+
+    def _balance(self) -> None:
+        """Asks the stream to pause while much waits here."""
+        if self._behind:
+            if not self._waiting:
+                self._behind = False
+                if not self._reader_paused:
+                    self.stream.resume()
+        elif self._tokens + self.stream.waiting > _AHEAD * self._most:
+            self._behind = True
+            self.stream.pause()
+
+
+def gather(scores: int) -> int:
+    """Items that may gather if each token has so many log-probabilities: fewer, as each is larger."""
+    return max(1, GATHER // max(scores, 1))
+
+
+def _cut(output: LLMEngineOutput, at: int) -> tuple[LLMEngineOutput, LLMEngineOutput]:
+    """An item as two, of which the second has what is told once."""
+    scores, tops = output.log_probs or [], output.top_logprobs
+    head = LLMEngineOutput(output.token_ids[:at], index=output.index, log_probs=scores[:at])
+    head.top_logprobs = None if tops is None else tops[:at]
+    tail: LLMEngineOutput = msgspec.structs.replace(
+        output,
+        token_ids=output.token_ids[at:],
+        log_probs=scores[at:],
+        top_logprobs=None if tops is None else tops[at:],
+    )
+    return head, tail

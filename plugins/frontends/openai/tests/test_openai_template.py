@@ -28,17 +28,21 @@ def load(files: dict[str, bytes], **card: Any) -> ChatTemplate:
     return load_template(Model(files, tokenizer="hf", **card))  # type: ignore[arg-type]
 
 
+def render(template: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> str:
+    return template.render(template.values(messages, **options))
+
+
 def test_models_without_files_have_lines_of_roles() -> None:
     template = load_template(Model())  # type: ignore[arg-type]
 
-    assert template.render(USER) == "user: Hi\nassistant: "
-    assert template.render(USER, add_generation_prompt=False) == "user: Hi\n"
+    assert render(template, USER) == "user: Hi\nassistant: "
+    assert render(template, USER, add_generation_prompt=False) == "user: Hi\n"
 
 
 def test_blocks_are_trimmed_as_models_expect() -> None:
     template = ChatTemplate("{% for m in messages %}\n  {% if true %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}\n")
 
-    assert template.render(USER) == "user\n"
+    assert render(template, USER) == "user\n"
 
 
 def test_loop_controls_work() -> None:
@@ -46,13 +50,13 @@ def test_loop_controls_work() -> None:
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}"
     )
 
-    assert template.render(USER * 3) == "user"
+    assert render(template, USER * 3) == "user"
 
 
 def test_json_has_no_html_escapes() -> None:
     template = ChatTemplate("{{ messages | tojson }}|{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}")
 
-    rendered = template.render([{"role": "user", "content": "<é & 'x'>"}])
+    rendered = render(template, [{"role": "user", "content": "<é & 'x'>"}])
 
     assert rendered.startswith('[{"role": "user", "content": "<é & \'x\'>"}]|{\n')
     assert rendered.index('"a"') < rendered.index('"b"')
@@ -62,20 +66,20 @@ def test_the_template_can_refuse_the_messages() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
 
     with pytest.raises(InvalidArgument, match="roles must alternate") as caught:
-        template.render(USER)
+        render(template, USER)
 
     assert caught.value.field == "messages"
 
 
 def test_a_template_that_trips_over_the_messages_is_a_bad_request() -> None:
     with pytest.raises(InvalidArgument):
-        ChatTemplate("{{ messages[0].content + 1 }}").render(USER)
+        render(ChatTemplate("{{ messages[0].content + 1 }}"), USER)
 
 
 @pytest.mark.parametrize("source", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"])
 def test_templates_are_in_a_sandbox(source: str) -> None:
     with pytest.raises(InvalidArgument):
-        ChatTemplate(source).render(USER)
+        render(ChatTemplate(source), USER)
 
 
 def test_a_broken_template_is_the_models_fault() -> None:
@@ -86,7 +90,7 @@ def test_a_broken_template_is_the_models_fault() -> None:
 def test_time_and_generation_marks_are_known() -> None:
     template = ChatTemplate("{{ strftime_now('%Y') }}{% generation %}x{% endgeneration %}")
 
-    assert template.render(USER) == f"{time.strftime('%Y')}x"
+    assert render(template, USER) == f"{time.strftime('%Y')}x"
 
 
 def test_special_tokens_come_from_the_tokenizers_settings() -> None:
@@ -96,19 +100,19 @@ def test_special_tokens_come_from_the_tokenizers_settings() -> None:
         "chat_template": "{{ bos_token }}|{{ eos_token }}",
     }
 
-    assert load({"tokenizer_config.json": json.dumps(settings).encode()}).render(USER) == "<s>|</s>"
+    assert render(load({"tokenizer_config.json": json.dumps(settings).encode()}), USER) == "<s>|</s>"
 
 
 def test_of_named_templates_the_default_is_taken() -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
 
-    assert load({"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}).render(USER) == "D"
+    assert render(load({"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}), USER) == "D"
 
 
 def test_the_template_file_goes_before_the_settings() -> None:
     files = {"chat_template.jinja": b"F", "tokenizer_config.json": b'{"chat_template": "S"}'}
 
-    assert load(files).render(USER) == "F"
+    assert render(load(files), USER) == "F"
 
 
 def test_a_model_with_files_but_no_template_cannot_chat() -> None:
@@ -121,12 +125,12 @@ def test_settings_that_cannot_be_read_are_the_models_fault() -> None:
         load({"tokenizer_config.json": b"{"})
 
 
-def test_a_template_is_compiled_once_for_each_version_of_a_model() -> None:
-    store = TemplateStore()
+async def test_a_template_is_compiled_once_for_each_version_of_a_model() -> None:
+    store = TemplateStore(5.0)
     one, same, other = Model(checksum="1"), Model(checksum="1"), Model(checksum="2")
 
-    assert store.get(one) is store.get(same)  # type: ignore[arg-type]
-    assert store.get(one) is not store.get(other)  # type: ignore[arg-type]
+    assert await store.get(one) is await store.get(same)  # type: ignore[arg-type]
+    assert await store.get(one) is not await store.get(other)  # type: ignore[arg-type]
 
 
 async def test_parts_of_text_are_joined_and_variables_passed(server: Any) -> None:

@@ -35,6 +35,9 @@ class OpenAIConfig(PluginConfig):
     disable_admin_api: bool = Field(
         default=False, description="Whether the routes for operators, for thresholds and routing, are left out."
     )
+    template_timeout: float = Field(
+        default=5.0, gt=0, description="Seconds that the chat template of a model may take for a conversation."
+    )
     unary_answer_limit_mb: int = Field(
         default=256, ge=1, description="MB that an answer which is not streamed may take while it is collected."
     )

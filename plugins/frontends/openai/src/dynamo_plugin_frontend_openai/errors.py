@@ -28,6 +28,14 @@ class HttpFault(Exception):
         self.message = message
 
 
+class TemplateFault(Exception):
+    """A chat template took too long, or too much memory, and was stopped. The message is for the client too."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as a client sees it. `metric` is the `error_type` label; `retry_after` is in whole seconds."""
@@ -60,6 +68,8 @@ def problem_of(error: BaseException, overload_status: int = 503) -> Problem:
     match error:
         case HttpFault():
             return Problem(error.status, error.message, "validation")
+        case TemplateFault():
+            return Problem(500, error.message, "internal")
         case core.ModelNotFound():
             return Problem(404, error.message, "not_found", param="model", code="model_not_found")
         case core.InvalidArgument():

@@ -43,6 +43,8 @@ class OpenAIFrontend(Frontend):
     def __init__(self, config: PluginConfig, services: FrontendServices) -> None:
         super().__init__(config, services)
         self._tasks = TaskSet()
+        templates = TemplateStore(self.config.template_timeout)
+        self._chats = Chats(templates, hide_tools=self.config.exclude_tools_when_tool_choice_none)
 
     def routes(self) -> Iterable[HttpRoute]:
         """The routes, with their paths from the settings."""
@@ -57,14 +59,11 @@ class OpenAIFrontend(Frontend):
         control = self.services.thresholds
         if control is not None:
             yield from BusyThresholds(self.services, control).routes()
-        yield from RouteExplanations(self.services, self._chats()).routes()
-
-    def _chats(self) -> Chats:
-        return Chats(TemplateStore(), hide_tools=self.config.exclude_tools_when_tool_choice_none)
+        yield from RouteExplanations(self.services, self._chats).routes()
 
     def _operations(self) -> list[Operation]:
         config, services = self.config, self.services
-        chats = self._chats()
+        chats = self._chats
         memory = AnswerMemory(services, config.unary_answer_limit_mb * MB, config.unary_answers_limit_mb * MB)
         answering = Answering(self._tasks, config.write_buffer, memory)
         chat = ChatEndpoint(services, answering, chats)
@@ -115,6 +114,7 @@ class OpenAIFrontend(Frontend):
         """Waits a while for streams that are still being closed, then ends that too."""
         await self._tasks.join(_CLOSE_TIMEOUT)
         await self._tasks.aclose()
+        await self._chats.templates.aclose()
 
 
 def _post(path: str, endpoint: ModelEndpoint[Any], answer: type[msgspec.Struct], summary: str) -> Operation:

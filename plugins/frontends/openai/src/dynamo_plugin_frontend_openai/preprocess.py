@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -20,6 +19,7 @@ from dynamo_core.text.encode import encode_async
 
 from dynamo_plugin_frontend_openai.requests.bounds import is_long
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, raw_prompt, template_messages
+from dynamo_plugin_frontend_openai.template_inline import weigh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dynamo_plugin_frontend_openai.template import ChatTemplate, TemplateStore
 
 
+#: Items of tools and of template variables that a template takes about a millisecond for.
+_MANY = 2000
 #: Stands at the end of a message that is to be continued, while the template is rendered.
 _END_MARK = "\ue000continue\ue001"
 
@@ -59,13 +61,18 @@ async def chat_prompt(
 
     Raises:
         InvalidArgument: the template refuses the messages.
+        TemplateFault: the template takes too long.
     """
     begun = perf_counter()
     if request.use_raw_prompt:
         text, special = raw_prompt(raw["messages"]), True
     else:
-        render = partial(_render, request, raw["messages"], templates.get(model), tools)
-        text = await asyncio.to_thread(render) if is_long(raw["messages"]) else render()
+        template = await templates.get(model)
+        values = partial(_values, request, raw["messages"], template, tools)
+        long = is_long(raw["messages"]) or weigh([tools, request.template_variables], _MANY) > _MANY
+        text = await templates.render(template, values, tools=tools is not None, long=long)
+        if request.continue_final_message:
+            text = _open_ended(text)
         # A template writes the special tokens itself.
         special = False
     rendered = perf_counter()
@@ -73,20 +80,20 @@ async def chat_prompt(
     return Prompt(token_ids, text, None if special else rendered - begun, perf_counter() - rendered)
 
 
-def _render(
+def _values(
     request: ChatRequest, raw: list[dict[str, Any]], template: ChatTemplate, tools: list[dict[str, Any]] | None
-) -> str:
+) -> dict[str, Any]:
+    """The variables of the template."""
     wish, going_on = request.add_generation_prompt, bool(request.continue_final_message)
     messages = template_messages(raw)
     if going_on:
         messages[-1]["content"] += _END_MARK
-    text = template.render(
+    return template.values(
         messages,
         add_generation_prompt=not going_on if wish is None else wish,
         variables=request.template_variables,
         tools=tools,
     )
-    return _open_ended(text) if going_on else text
 
 
 def _open_ended(text: str) -> str:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import time
+import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 from dynamo_core.errors import InvalidArgument, Unknown
 from dynamo_core.protocol.reading import Unreadable
-from jinja2 import nodes
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.runtime import new_context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from dynamo_plugin_frontend_openai.errors import TemplateFault
 from dynamo_plugin_frontend_openai.requests.decode import object_of
+from dynamo_plugin_frontend_openai.template_inline import SECONDS, PlainTemplate, TooMuch, bounded_environment
+from dynamo_plugin_frontend_openai.template_plain import is_plain
+from dynamo_plugin_frontend_openai.template_process import TemplateProcesses, refused
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import ServedModel
-    from jinja2.parser import Parser
+
+log = logging.getLogger(__name__)
 
 #: For models without files: a line per message, then the beginning of the answer.
 DEFAULT_TEMPLATE = (
@@ -32,78 +32,106 @@ _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
 #: How many compiled templates are kept.
 _KEPT = 64
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks what the assistant said, for training; here it changes nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 - the name and the form are jinja2's
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The marked block, as if it were not marked."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+#: Seconds for which a template that took long is not tried on the event loop again.
+_APART = 10.0
+#: Characters of a template; those of models have a few thousand.
+_MAX_SOURCE = 256 * 1024
 
 
 class ChatTemplate:
-    """A compiled template. `tool_source` is for conversations with tools, if the model has a template of its own there.
+    """A template that has been looked through; `name` is how messages call it.
+
+    `tool_source` is for conversations with tools, if the model has a template of its own there.
 
     Raises:
         Unknown: the template is not a valid one; this is the model's fault, not the client's.
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str] | None = None, tool_source: str | None = None
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        tool_source: str | None = None,
+        *,
+        name: str = "The chat template",
     ) -> None:
+        self.name = name
+        #: Until when it is not tried on the event loop, in the loop's time.
+        self.apart_until = 0.0
         self._variables = dict(special_tokens or {})
-        try:
-            self._template = _environment().from_string(source)
-            self._tool_template = self._template
-            if tool_source is not None:
-                self._tool_template = _environment().from_string(tool_source)
-        except jinja2.TemplateError as error:
-            raise Unknown(f"the model's chat template is broken: {error}", cause=error) from error
-        # `Template.render` gathers the globals anew each time, which takes as long as the rest of a short template.
-        self._base = {**self._template.globals, **self._variables}
+        self._form = _Form(source)
+        self._tool_form = self._form if tool_source is None else _Form(tool_source)
 
-    def render(
+    def values(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
-        """The text of a conversation. `tools` are what the model may call, as the client sent them.
+    ) -> dict[str, Any]:
+        """The variables of a conversation. `tools` are what the model may call, as the client sent them."""
+        return {
+            **self._variables,
+            **(variables or {}),
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+    def source(self, *, tools: bool) -> str:
+        """The source of the template for conversations with or without tools."""
+        return (self._tool_form if tools else self._form).source
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The text of a conversation, if that takes hardly any time.
 
         Raises:
+            TooMuch: it takes longer.
             InvalidArgument: the template refuses these messages, or cannot deal with them.
         """
+        plain = (self._form if values["tools"] is None else self._tool_form).plain
+        if plain is None:
+            raise TooMuch
         try:
-            template = self._template if tools is None else self._tool_template
-            values = {
-                **self._base,
-                **(variables or {}),
-                "messages": messages,
-                "tools": tools,
-                "add_generation_prompt": add_generation_prompt,
-            }
-            context = new_context(template.environment, template.name, template.blocks, values, shared=True)
-            return "".join(template.root_render_func(context))
+            return plain.render(values)
+        except TooMuch:
+            raise
         except Exception as error:
             # Whatever goes wrong in a template that compiled comes from the values it was given.
-            raise InvalidArgument(
-                f"The chat template of the model refused the messages: {error}", field="messages", cause=error
-            ) from error
+            raise refused(error) from error
+
+
+class _Form:
+    """A template of a model; compiled if it may be rendered on the event loop."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.plain: PlainTemplate | None = None
+        if len(source) > _MAX_SOURCE:
+            raise Unknown(f"the model's chat template is broken: it has more than {_MAX_SOURCE} characters")
+        environment = bounded_environment()
+        try:
+            parsed = environment.parse(source)
+            if is_plain(parsed, environment):
+                self.plain = PlainTemplate(environment.from_string(parsed))
+        except Exception as error:
+            # Also errors of Python: a template may be nested more deeply than its compiler can bear.
+            raise Unknown(f"the model's chat template is broken: {error}", cause=error) from error
 
 
 class TemplateStore:
-    """The templates of all models, each compiled once for each version of the model."""
+    """The templates of all models, each compiled once for each version of the model, and what renders them.
 
-    def __init__(self) -> None:
+    `timeout` is the seconds that one may take.
+    """
+
+    def __init__(self, timeout: float) -> None:
         self._templates: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
+        self._loading = asyncio.Lock()
+        self._processes = TemplateProcesses(timeout)
 
-    def get(self, model: ServedModel) -> ChatTemplate:
+    async def get(self, model: ServedModel) -> ChatTemplate:
         """The template of a model.
 
         Raises:
@@ -112,14 +140,51 @@ class TemplateStore:
         """
         card = model.card
         key = (card.name, card.checksum)
-        template = self._templates.get(key)
-        if template is None:
-            template = self._templates[key] = load_template(model)
-            while len(self._templates) > _KEPT:
-                self._templates.popitem(last=False)
-        else:
+        known = self._templates.get(key)
+        if known is not None:
             self._templates.move_to_end(key)
+            return known
+        # One after the other, as many requests may ask for the first time; in a thread, as a large one takes a second.
+        async with self._loading:
+            template = self._templates.get(key)
+            if template is None:
+                template = await asyncio.to_thread(load_template, model)
+        self._templates[key] = template
+        while len(self._templates) > _KEPT:
+            self._templates.popitem(last=False)
         return template
+
+    async def render(
+        self, template: ChatTemplate, values: Callable[[], dict[str, Any]], *, tools: bool, long: bool
+    ) -> str:
+        """The text of a conversation, however long. `values` makes the variables, with tools if `tools` says so.
+
+        `values` may be called more than once, also by a thread.
+
+        Raises:
+            InvalidArgument: the template refuses these messages, or cannot deal with them.
+            TemplateFault: it takes too long, or too much memory.
+            Unknown: it is broken.
+            Unavailable: too many conversations wait to be rendered.
+        """
+        now = asyncio.get_running_loop().time()
+        if not long and now >= template.apart_until:
+            try:
+                return template.render(values())
+            except TooMuch:
+                log.debug("%s is rendered in a process of its own", template.name)
+        try:
+            text, seconds = await self._processes.render(template.name, template.source(tools=tools), values)
+        except TemplateFault:
+            template.apart_until = now + _APART
+            raise
+        if seconds > SECONDS and not long:
+            template.apart_until = now + _APART
+        return text
+
+    async def aclose(self) -> None:
+        """Ends what renders long conversations. Safe twice."""
+        await self._processes.aclose()
 
 
 def load_template(model: ServedModel) -> ChatTemplate:
@@ -132,12 +197,13 @@ def load_template(model: ServedModel) -> ChatTemplate:
     settings = _settings(model)
     special = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     tokens = {name: text for name, text in special.items() if text is not None}
+    name = f"The chat template of model {model.name!r}"
     data = model.file(_TEMPLATE_FILE)
     if data is not None:
-        return ChatTemplate(data.decode(errors="replace"), tokens)
+        return ChatTemplate(data.decode(errors="replace"), tokens, name=f"{name} ({_TEMPLATE_FILE})")
     source, tool_source = _pick(settings.get("chat_template"))
     if source is not None:
-        return ChatTemplate(source, tokens, tool_source)
+        return ChatTemplate(source, tokens, tool_source, name=f"{name} ({_CONFIG_FILE})")
     if model.card.tokenizer == "bytes" or model.card.model_input == "text":
         # An engine that takes text has its own template; here the prompt only estimates the load.
         return ChatTemplate(DEFAULT_TEMPLATE)
@@ -169,28 +235,3 @@ def _token_text(value: Any) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[LoopControlExtension, _Generation]
-    )
-    environment.filters["tojson"] = _tojson
-    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise, "strftime_now": time.strftime}
-    environment.globals.update(helpers)
-    return environment
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of jinja2's own filter, which models have never seen."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,185 @@
+"""The process that renders what may take long; also what any chat template finds in its environment.
+
+It is started by its path and imports nothing of this package, so that it is there quickly and small. Requests and
+answers are JSON, each after its length; `template_process.py` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import jinja2
+import msgspec
+from jinja2 import nodes
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if TYPE_CHECKING:
+    from jinja2.parser import Parser
+
+EnvironmentT = TypeVar("EnvironmentT", bound=ImmutableSandboxedEnvironment)
+
+#: How the length of a message is written.
+LENGTH = struct.Struct("!Q")
+#: Bytes of address space; a conversation of the largest body that is taken by default needs half of it.
+MAX_MEMORY = 2 << 30
+#: Bytes of memory after which the process is given up: memory that was used once is not always given back.
+_WORN = 512 << 20
+_KILOBYTE = 1024
+#: Compiled templates that are kept.
+_KEPT = 16
+#: The exit code of a process that needed more memory than it may have.
+OUT_OF_MEMORY = 3
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant said, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name and the form are jinja2's
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The marked block, as if it were not marked."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment(cls: type[EnvironmentT]) -> EnvironmentT:
+    """An environment of this class, as chat templates expect it."""
+    made = cls(trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[LoopControlExtension, _Generation])
+    made.filters["tojson"] = tojson
+    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise, "strftime_now": time.strftime}
+    made.globals.update(helpers)
+    return made
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of jinja2's own filter, which models have never seen."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class Job(msgspec.Struct):
+    """What is to be rendered: a template, and its variables. `seconds` is the processor time that it may take."""
+
+    source: str
+    values: dict[str, Any]
+    seconds: float
+
+
+class Rendered(msgspec.Struct):
+    """The text, or why the template has refused the values, or is no template.
+
+    `seconds` is the processor time that it took. The process ends after the `last` answer.
+    """
+
+    text: str | None = None
+    refusal: str | None = None
+    fault: str | None = None
+    seconds: float = 0.0
+    last: bool = False
+
+
+class _Renderer:
+    def __init__(self) -> None:
+        self._environment = environment(ImmutableSandboxedEnvironment)
+        self._templates: dict[str, jinja2.Template] = {}
+
+    def answer(self, job: Job) -> Rendered:
+        try:
+            template = self._template(job.source)
+        except MemoryError:
+            raise
+        except Exception as error:
+            return Rendered(fault=_words(error))
+        try:
+            text = template.render(job.values)
+            text.encode()
+        except MemoryError:
+            raise
+        except Exception as error:
+            return Rendered(refusal=_words(error))
+        return Rendered(text)
+
+    def _template(self, source: str) -> jinja2.Template:
+        template = self._templates.get(source)
+        if template is None:
+            if len(self._templates) >= _KEPT:
+                self._templates.clear()
+            template = self._templates[source] = self._environment.from_string(source)
+        return template
+
+
+def _words(error: Exception) -> str:
+    return str(error).encode(errors="replace").decode()
+
+
+def _limit(limit: int, soft: int, hard: int) -> None:
+    # Not every system has every limit; where one is missing the parent's deadline is left.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(limit, (soft, hard))
+
+
+def _limit_time(seconds: float) -> None:
+    """From here on the process may use so much processor time; then the kernel ends it, whatever it does."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 1, resource.RLIM_INFINITY)
+
+
+def read(pipe: IO[bytes]) -> bytes | None:
+    """The next message; None at the end."""
+    head = pipe.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (size,) = LENGTH.unpack(head)
+    body = pipe.read(size)
+    return body if len(body) == size else None
+
+
+def write(pipe: IO[bytes], message: bytes) -> None:
+    """Sends a message."""
+    pipe.write(LENGTH.pack(len(message)))
+    pipe.write(message)
+    pipe.flush()
+
+
+def main() -> None:
+    """Answers until the other end is closed."""
+    # A signal to the whole group is for the parent, which closes the pipe when it needs this process no more.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _limit(resource.RLIMIT_AS, MAX_MEMORY, MAX_MEMORY)
+    _limit(resource.RLIMIT_CORE, 0, 0)
+    renderer, last = _Renderer(), False
+    while not last and (message := read(sys.stdin.buffer)) is not None:
+        job = msgspec.json.decode(message, type=Job)
+        del message
+        _limit_time(job.seconds)
+        begun = time.process_time()
+        answer = renderer.answer(job)
+        answer.seconds = time.process_time() - begun
+        last = answer.last = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KILOBYTE > _WORN
+        write(sys.stdout.buffer, msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)

@@ -1,0 +1,411 @@
+"""Rendering on the event loop: only plain templates, and only for as long as that takes hardly any time.
+
+What could add up is bounded: the time, at each turn of a loop and each call of a macro; the size of texts and lists,
+before they are made. What is beyond that is no error: it is rendered in a process of its own instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from time import perf_counter, thread_time
+from typing import Any, cast
+
+from jinja2 import Template, nodes, pass_context
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.filters import do_indent, do_join, do_replace, do_trim
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context, new_context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dynamo_plugin_frontend_openai.template_child import environment, tojson
+
+#: Seconds of processor time that a rendering may take on the event loop; a collection of garbage may fall into it.
+SECONDS = 0.040
+#: Characters that a text may get, and items that a list may get; names and values of objects count as items.
+MAX_TEXT = 1 << 20
+MAX_ITEMS = 20_000
+#: Characters that weigh as much as an item.
+_ITEM = MAX_TEXT // MAX_ITEMS
+#: The largest number that is computed with, in bits.
+_MAX_BITS = 4096
+#: Characters of an argument that a text is searched for from its end, or stripped of: each may be looked at for each.
+_MAX_SOUGHT = 64
+#: Statements in a row after which the time is looked at.
+_STRIDE = 32
+_SMALL_INDENT = 16
+#: Pieces of text that are taken at once.
+_PIECES = 512
+
+
+class TooMuch(Exception):
+    """The template is not for the event loop, or not with these values."""
+
+
+def weigh(value: Any, most: int) -> int:
+    """How many items a value has, all the way down; more than `most` if it is more than that.
+
+    An item that is there twice counts twice, as it does for code that walks the value. So does a text, by its length.
+    """
+    left = most
+    stack = [value]
+    while stack and left >= 0:
+        top = stack.pop()
+        if isinstance(top, str):
+            left -= len(top) // _ITEM
+        elif isinstance(top, dict):
+            left -= len(top)
+            stack += top.values()
+        elif isinstance(top, list | tuple):
+            left -= len(top)
+            stack += top
+    return most - left
+
+
+def _check_text(size: int) -> None:
+    if size > MAX_TEXT:
+        raise TooMuch
+
+
+def _joined(parts: Iterable[Any]) -> str:
+    texts = [part if type(part) is str else str(part) for part in parts]
+    _check_text(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def _listed(values: Iterable[Any]) -> Sequence[Any]:
+    """The values as a list, however they come."""
+    if not isinstance(values, Sequence):
+        values = list(islice(values, MAX_ITEMS + 1))
+    if len(values) > MAX_ITEMS:
+        raise TooMuch
+    return values
+
+
+class BoundedContext(Context):
+    """The state of one rendering."""
+
+    _deadline = _begun = 0.0
+
+    def begin(self) -> None:
+        """The time runs from now."""
+        self._begun = thread_time()
+        self._deadline = perf_counter() + SECONDS
+
+    def tick(self) -> None:
+        """Looks at the time.
+
+        Raises:
+            TooMuch: it is over.
+        """
+        if perf_counter() > self._deadline:
+            # Where the machine is busy it may have been for others.
+            left = self._begun + SECONDS - thread_time()
+            if left <= 0:
+                raise TooMuch
+            self._deadline = perf_counter() + left
+
+    def joined(self, parts: Sequence[Any]) -> str:
+        """Parts as one text."""
+        return _joined(parts)
+
+    def built(self, value: Any) -> Any:
+        """A list or an object that the template has made."""
+        if weigh(value, MAX_ITEMS) > MAX_ITEMS:
+            raise TooMuch
+        return value
+
+
+class _CodeGenerator(CodeGenerator):
+    """Has the time looked at, and sizes checked."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._repeated: set[int] = set()
+        self._shown: set[int] = set()
+
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802 - jinja2 calls it so
+        self._repeated.add(id(node.body))
+        super().visit_Template(node, frame)
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 - jinja2 calls it so
+        self._repeated.add(id(node.body))
+        super().visit_For(node, frame)
+
+    def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> Any:
+        self._repeated.add(id(node.body))
+        return super().macro_body(node, frame)
+
+    def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
+        body = list(nodes)
+        if id(nodes) in self._repeated:
+            self.writeline("context.tick()")
+        for start in range(0, len(body), _STRIDE):
+            if start:
+                self.writeline("context.tick()")
+            super().blockvisit(body[start : start + _STRIDE], frame)
+
+    def visit_Output(self, node: nodes.Output, frame: Frame) -> None:  # noqa: N802 - jinja2 calls it so
+        for child in node.nodes:
+            self._shown |= _sum_of(child)
+        super().visit_Output(node, frame)
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: N802 - jinja2 calls it so
+        if id(node) not in self._shown:
+            super().visit_Add(node, frame)
+            return
+        # What is only shown does not grow any further, and asking the environment takes longer than adding.
+        self.write("(")
+        self.visit(node.left, frame)
+        self.write(" + ")
+        self.visit(node.right, frame)
+        self.write(")")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2 calls it so
+        self.write("context.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802 - jinja2 calls it so
+        self._checked(node, frame, super().visit_List)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802 - jinja2 calls it so
+        if node.ctx == "load":
+            self._checked(node, frame, super().visit_Tuple)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802 - jinja2 calls it so
+        self._checked(node, frame, super().visit_Dict)
+
+    def _checked(self, node: nodes.Expr, frame: Frame, visit: Callable[[Any, Frame], None]) -> None:
+        try:
+            node.as_const(frame.eval_ctx)
+        except nodes.Impossible:
+            self.write("context.built(")
+            visit(node, frame)
+            self.write(")")
+        else:
+            visit(node, frame)
+
+
+def _sum_of(shown: nodes.Expr) -> set[int]:
+    """The additions that make an expression, unless they are many."""
+    found: set[int] = set()
+    stack = [shown]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, nodes.Add):
+            found.add(id(top))
+            stack += [top.left, top.right]
+    return found if len(found) <= _STRIDE else set()
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """For plain templates."""
+
+    code_generator_class = _CodeGenerator
+    context_class = BoundedContext
+    concat = staticmethod(_joined)
+    intercepted_binops = frozenset({"+", "*", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """An operator whose result may be much larger than its arguments."""
+        if isinstance(left, str):
+            if operator != "+":
+                raise TooMuch
+            _check_text(len(left) + len(right) if isinstance(right, str) else 0)
+        elif isinstance(left, list | tuple):
+            if operator != "+" or weigh(left, MAX_ITEMS) + weigh(right, MAX_ITEMS) > MAX_ITEMS:
+                raise TooMuch
+        elif operator == "*":
+            if not isinstance(right, int | float):
+                raise TooMuch
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _MAX_BITS:
+                raise TooMuch
+        return super().call_binop(context, operator, left, right)
+
+    def call_filter(
+        self,
+        name: str,
+        value: Any,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        context: Context | None = None,
+        eval_ctx: EvalContext | None = None,
+    ) -> Any:
+        """A filter that another filter calls for each item."""
+        if isinstance(context, BoundedContext):
+            context.tick()
+        return super().call_filter(name, value, args, kwargs, context, eval_ctx)
+
+    def call_test(
+        self,
+        name: str,
+        value: Any,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        context: Context | None = None,
+        eval_ctx: EvalContext | None = None,
+    ) -> Any:
+        """A test that a filter makes of each item."""
+        if isinstance(context, BoundedContext):
+            context.tick()
+        return super().call_test(name, value, args, kwargs, context, eval_ctx)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
+        """A call; of some methods the size of the result is checked."""
+        check = _CHECKS.get(getattr(obj, "__name__", ""))
+        if check is not None and isinstance(text := getattr(obj, "__self__", None), str):
+            args = check(text, args)
+        return super().call(context, obj, *args, **options)
+
+
+def bounded_environment() -> BoundedEnvironment:
+    """An environment for plain templates."""
+    made = environment(BoundedEnvironment)
+    made.globals |= {"range": _range, "dict": _dict, "strftime_now": _strftime}
+    made.filters |= {"join": _join, "replace": _replace, "indent": _indent, "trim": _trim, "tojson": _tojson}
+    return made
+
+
+def _check_replace(text: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
+        _check_text(len(text) + text.count(args[0]) * len(args[1]))
+    return args
+
+
+def _check_join(text: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    values = _listed(args[0]) if args else ()
+    _check_text(len(text) * len(values) + sum(len(value) for value in values if isinstance(value, str)))
+    return (values, *args[1:])
+
+
+def _check_sought(text: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if args and isinstance(args[0], str) and len(args[0]) > _MAX_SOUGHT:
+        raise TooMuch
+    return args
+
+
+_CHECKS: Mapping[str, Callable[[str, tuple[Any, ...]], tuple[Any, ...]]] = {
+    "replace": _check_replace,
+    "join": _check_join,
+    **dict.fromkeys(("strip", "lstrip", "rstrip", "rfind", "rsplit", "rpartition"), _check_sought),
+}
+
+
+def _range(*args: int) -> range:
+    made = range(*args)
+    if len(made) > MAX_ITEMS:
+        raise TooMuch
+    return made
+
+
+def _strftime(format: str) -> str:
+    if len(format) > _MAX_SOUGHT:
+        raise TooMuch
+    return time.strftime(format)
+
+
+def _dict(*args: Any, **options: Any) -> dict[Any, Any]:
+    made = dict(*args, **options)
+    if weigh(made, MAX_ITEMS) > MAX_ITEMS:
+        raise TooMuch
+    return made
+
+
+class PlainTemplate:
+    """A compiled template that is plain."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        # `Template.render` gathers them anew each time, which takes as long as the rest of a short template.
+        self._globals = dict(template.globals)
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The text; `values` are the variables.
+
+        Raises:
+            TooMuch: it takes too long, or gets too long.
+            Exception: the template, or something that it calls, has failed.
+        """
+        template = self._template
+        context = new_context(
+            template.environment, template.name, template.blocks, {**self._globals, **values}, shared=True
+        )
+        cast(BoundedContext, context).begin()
+        return _text_of(template.root_render_func(context))
+
+
+def _text_of(pieces: Iterator[str]) -> str:
+    """The whole text of a rendering.
+
+    Raises:
+        TooMuch: it gets too long.
+    """
+    parts: list[str] = []
+    size = 0
+    while True:
+        some = list(islice(pieces, _PIECES))
+        size += sum(map(len, some))
+        _check_text(size)
+        parts += some
+        if len(some) < _PIECES:
+            return "".join(parts)
+
+
+# Filters are given the context so that none is called when a template is compiled.
+
+
+@pass_context
+def _join(context: Context, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    values = _listed(value)
+    if attribute is None:
+        return _joined(_between(values, d))
+    _check_text(len(str(d)) * len(values))
+    return str(do_join(context.eval_ctx, values, d, attribute))
+
+
+def _between(values: Sequence[Any], separator: Any) -> Iterable[Any]:
+    for index, value in enumerate(values):
+        if index:
+            yield separator
+        yield value
+
+
+@pass_context
+def _replace(context: Context, s: Any, old: str, new: str, count: int | None = None) -> str:
+    text = str(s)
+    _check_text(len(text) + text.count(str(old)) * len(str(new)))
+    return do_replace(context.eval_ctx, text, old, new, count)
+
+
+@pass_context
+def _indent(context: Context, s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    text = str(s)
+    _check_text(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
+    return do_indent(text, width, first, blank)
+
+
+@pass_context
+def _trim(_: Context, value: Any, chars: str | None = None) -> str:
+    if chars is not None and len(chars) > _MAX_SOUGHT:
+        raise TooMuch
+    return do_trim(value, chars)
+
+
+@pass_context
+def _tojson(
+    _: Context,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if (indent or 0) > _SMALL_INDENT or (separators is not None and sum(map(len, separators)) > _SMALL_INDENT):
+        raise TooMuch
+    return tojson(value, ensure_ascii, indent, separators, sort_keys)

@@ -240,6 +240,20 @@ def _whole_bodies() -> Iterator[Hostile]:
     for text in (b"null", b"1", b'"m"', b"[]", b"true", b'[{"model": "m"}]'):
         yield whole(f"only {text.decode()}", text, "expected an object")
     yield whole("not a number alone", b"NaN", "NaN is not a number")
+    talk = b'"messages": [{"role": "user", "content": "Hi", "name": "model"}]'
+    twice = "duplicate field"
+    yield whole("two models", b'{"model": "m", ' + talk + b', "model": "n"}', twice, field="model")
+    yield whole("two equal models", b'{"model":"m",' + talk + b',"model":"m"}', twice, field="model")
+    yield whole(
+        "two models, one in escapes", rb'{"mod\u0065l": "m", ' + talk + b', "model": "m"}', twice, field="model"
+    )
+    yield whole("two empty names", b'{"model": "m", ' + talk + b', "": 1, "" : 2}', twice, field="")
+    yield whole(
+        "two models around much",
+        around(b'{"model": "m", "user": "', b"x", b'", "model": "m"}', MB),
+        twice,
+        field="model",
+    )
     yield whole("brackets without end", b"[" * 60_000, "too many")
     yield whole("objects without end", b'{"a":' * 10_000, "nested", field="a")
 

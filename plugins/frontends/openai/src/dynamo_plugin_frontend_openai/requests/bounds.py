@@ -92,11 +92,10 @@ def _measure(text: bytes) -> tuple[int, int]:
     Raises:
         _TooDeep, _TooMany: more than there may be.
     """
-    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
+    plain = _without_escapes(text)
     if plain.count(b'"') > 2 * MAX_STRINGS:
         raise _TooMany("texts", MAX_STRINGS)
-    # What is left of quotes opens and closes texts in turn.
-    outside = b"".join(plain.split(b'"')[::2])
+    outside = _outside(plain)
     values = outside.count(b",")
     containers = outside.count(b"[") + outside.count(b"{")
     _check_sums(containers, values)
@@ -106,6 +105,20 @@ def _measure(text: bytes) -> tuple[int, int]:
         if depth > MAX_DEPTH:
             raise _TooDeep
     return containers, values
+
+
+def outside_of_texts(text: bytes) -> bytes:
+    """What a JSON text has beside its texts and their quotes."""
+    return _outside(_without_escapes(text))
+
+
+def _without_escapes(text: bytes) -> bytes:
+    """A JSON text whose quotes open and close texts in turn."""
+    return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
+
+
+def _outside(plain: bytes) -> bytes:
+    return b"".join(plain.split(b'"')[::2])
 
 
 def _check_sums(containers: int, values: int) -> None:

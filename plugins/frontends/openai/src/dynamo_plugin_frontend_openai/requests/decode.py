@@ -13,6 +13,7 @@ from dynamo_core.protocol.reading import UNREADABLE, read, shown
 
 from dynamo_plugin_frontend_openai.errors import HttpFault
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds
+from dynamo_plugin_frontend_openai.requests.duplicates import find_duplicate
 from dynamo_plugin_frontend_openai.requests.limits import check_limits
 from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
 
@@ -75,6 +76,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise _unreadable(body, error) from error
     if not isinstance(value, dict):
         raise InvalidArgument(f"{_PREFIX}expected an object")
+    duplicate = find_duplicate(body, len(value))
+    if duplicate is not None:
+        twice = shown(duplicate)
+        raise InvalidArgument(f"{_PREFIX}duplicate field `{twice}`", field=twice)
     return value
 
 

@@ -86,6 +86,18 @@ def test_health_is_open_and_metrics_want_the_token(guarded: Guarded) -> None:
     assert b'dynamo_frontend_unauthorized_requests_total{listener="admin",reason="missing"}' in metrics
 
 
+def test_health_tells_hosts_and_instances_only_to_a_key_or_the_token(guarded: Guarded) -> None:
+    whole = {name: guarded.ask("/health", authorization=f"Bearer {name}")[2] for name in (KEY, TOKEN, "wrong")}
+    bare = json.loads(guarded.ask("/health")[2])
+
+    assert bare == json.loads(whole["wrong"]) == {"status": "healthy", "endpoints": bare["endpoints"]}
+    for key in (KEY, TOKEN):
+        (instance,) = json.loads(whole[key])["instances"]
+        assert instance["host"]
+        assert instance["pid"]
+        assert instance["instance_id"]
+
+
 def test_a_page_of_the_named_origin_may_ask(guarded: Guarded) -> None:
     for path, body in (("/v1/models", None), ("/v1/chat/completions", BODY), ("/v1/chat/completions", STREAMED)):
         status, headers, _ = guarded.ask(path, body, authorization=f"Bearer {KEY}", origin=PAGE)

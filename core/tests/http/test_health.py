@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from dynamo_core.http.auth import ApiKeys, hash_of
 from dynamo_core.http.health import health_routes, metrics_route, system_routes
 from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.records import Instance
+from dynamo_core.settings import AuthSettings
 from dynamo_core.telemetry.metrics import Metrics
 
 
@@ -80,6 +83,37 @@ async def test_health_lists_endpoints_once_and_process_ids_of_this_host_only(fro
         {"instance_id": 2, "worker": "b", "pid": None, "host": "there", "endpoint": backend},
         {"instance_id": 3, "worker": "", "pid": 33, "host": "here", "endpoint": prefill},
     ]
+
+
+async def test_hosts_processes_and_instances_are_told_only_to_trusted_requests() -> None:
+    source = Source()
+    source.seen = [Instance(instance_id=123456, worker="a", pid=11, host="somewhere")]
+    keys = ApiKeys.load(AuthSettings.model_validate({"keys": [{"id": "a", "hash": hash_of("a key that is long")}]}), {})
+    assert keys is not None
+    routes = health_routes(source, host="here", process=lambda: {"pid": 7}, trusted=keys.knows)
+    listener = Listener(
+        "public", host="127.0.0.1", port=0, routes=routes, body_limit=1024, max_connections=10, idle_timeout=30
+    )
+    await listener.start()
+    async with aiohttp.ClientSession() as client:
+
+        async def ask(**headers: str) -> tuple[int, str]:
+            async with client.get(f"{listener.url}/health", headers=headers) as response:
+                return response.status, await response.text()
+
+        unknown = [await ask(), await ask(authorization="Bearer wrong")]
+        known = [await ask(authorization="Bearer a key that is long"), await ask(**{"x-api-key": "a key that is long"})]
+    await listener.aclose()
+
+    for status, body in unknown:
+        assert (status, json.loads(body)) == (
+            200,
+            {"status": "healthy", "endpoints": ["dyn://dynamo.backend.generate"]},
+        )
+    for status, body in known:
+        assert status == 200
+        assert json.loads(body)["instances"][0]["host"] == "somewhere"
+        assert json.loads(body)["process"] == {"pid": 7}
 
 
 async def test_a_process_that_ends_says_so_everywhere(front: Front) -> None:

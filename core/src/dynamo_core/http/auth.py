@@ -102,6 +102,11 @@ class ApiKeys:
         """The route, for those who have a key; its handler finds out with `principal_of` who it is."""
         return _guarded(route, self._identify, self._failed)
 
+    def knows(self, http: web.Request) -> bool:
+        """Whether a request has one of the keys."""
+        presented = _presented(http)
+        return presented is not None and self._identify(presented) is not None
+
     def _identify(self, presented: str) -> Principal | None:
         digest = _digest(presented)
         found = None
@@ -128,6 +133,11 @@ class AdminToken:
     def protect(self, route: HttpRoute) -> HttpRoute:
         """The route, for those who have the token."""
         return _guarded(route, self._identify, self._failed)
+
+    def knows(self, http: web.Request) -> bool:
+        """Whether a request has the token."""
+        presented = _presented(http)
+        return presented is not None and self._identify(presented) is not None
 
     def _identify(self, presented: str) -> Principal | None:
         return _OPERATOR if hmac.compare_digest(self._digest, _digest(presented)) else None

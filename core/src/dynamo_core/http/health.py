@@ -37,23 +37,26 @@ def health_routes(
     listener: ListenerName = ListenerName.PUBLIC,
     host: str | None = None,
     process: Callable[[], dict[str, Any]] | None = None,
+    trusted: Callable[[web.Request], bool] = lambda _: True,
 ) -> list[HttpRoute]:
     """``GET /health``, ``/live`` and ``/ready``. `host` is this host's name, as workers publish it.
 
-    `process` tells which process answered, where several share a port.
+    `process` tells which process answered, where several share a port. Hosts, processes and instances are told only to
+    requests that are `trusted`.
     """
     here = host if host is not None else socket.gethostname()
 
-    async def health(_: web.Request) -> web.Response:
+    async def health(http: web.Request) -> web.Response:
         instances = list(source.instances())
         stopping = source.shutting_down
         body: dict[str, Any] = {
             "status": "shutting_down" if stopping else "healthy",
             "endpoints": sorted({_endpoint(instance) for instance in instances}),
-            "instances": [_entry(instance, here) for instance in instances],
         }
-        if process is not None:
-            body["process"] = process()
+        if trusted(http):
+            body["instances"] = [_entry(instance, here) for instance in instances]
+            if process is not None:
+                body["process"] = process()
         return _answer(body, not stopping)
 
     async def live(_: web.Request) -> web.Response:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from ssl import SSLContext
 from typing import Any
+
+from aiohttp.web import Request
 
 from dynamo_core.client.admission import NoAdmission
 from dynamo_core.client.board import LoadBoard
@@ -314,8 +316,14 @@ class Front:
 
     def _make_listeners(self) -> list[Listener]:
         routes = [*self._frontend.routes(), metrics_route(self._plane.metrics.render, listener=ListenerName.ADMIN)]
-        public, admin = self._guarded(routes)
-        health = health_routes(self._health, process=self._describe if self._shared else None)
+        keys, token = self._make_guards()
+        public = [route for route in routes if route.listener is ListenerName.PUBLIC]
+        admin = [route for route in routes if route.listener is ListenerName.ADMIN]
+        if keys is not None:
+            public = [keys.protect(route) for route in public]
+        if token is not None:
+            admin = [token.protect(route) for route in admin]
+        known = [guard for guard in (keys, token) if guard is not None] if keys is not None else []
         front, operators = self._settings.frontend, self._settings.admin
         # Whoever asks on a shared port cannot choose who answers, so each process has a port of its own too.
         port = 0 if operators.port is None and self._shared else operators.port
@@ -328,7 +336,7 @@ class Front:
                 "frontend",
                 front.host,
                 front.port,
-                [*public, *health],
+                [*public, *self._health_routes(known)],
                 ssl=server_context("frontend.tls", front.tls),
                 cors=self._make_cors(),
                 reuse_port=self._shared,
@@ -340,7 +348,7 @@ class Front:
                     "admin",
                     operators.host,
                     port,
-                    [*admin, *health],
+                    [*admin, *self._health_routes(known if token is not None else [])],
                     ssl=server_context("admin.tls", operators.tls),
                     port_option="admin.port",
                 )
@@ -351,10 +359,16 @@ class Front:
         """Which of the processes on a shared port this is."""
         return {"pid": os.getpid(), "replica": self._role.replica, "system_url": self._listeners[1].url}
 
-    def _guarded(self, routes: list[HttpRoute]) -> tuple[list[HttpRoute], list[HttpRoute]]:
-        """The routes of either listener, each behind what its callers must show."""
-        public = [route for route in routes if route.listener is ListenerName.PUBLIC]
-        admin = [route for route in routes if route.listener is ListenerName.ADMIN]
+    def _health_routes(self, guards: Sequence[ApiKeys | AdminToken]) -> list[HttpRoute]:
+        """The routes that ask for nothing; with `guards`, only a request that one of them knows is told all."""
+
+        def trusted(http: Request) -> bool:
+            return not guards or any(guard.knows(http) for guard in guards)
+
+        return health_routes(self._health, process=self._describe if self._shared else None, trusted=trusted)
+
+    def _make_guards(self) -> tuple[ApiKeys | None, AdminToken | None]:
+        """What the callers of either listener must show."""
         prefix = self._settings.http.metrics_prefix
         failures = self._plane.metrics.counter(
             f"{prefix}_unauthorized_requests_total", "Requests without a key that is known.", ("listener", "reason")
@@ -365,12 +379,8 @@ class Front:
             return lambda reason: counters[reason].inc()
 
         keys = ApiKeys.load(self._settings.auth, os.environ, failed(ListenerName.PUBLIC))
-        if keys is not None:
-            public = [keys.protect(route) for route in public]
-        if self._settings.admin.token is not None:
-            token = AdminToken(self._settings.admin.token, failed(ListenerName.ADMIN))
-            admin = [token.protect(route) for route in admin]
-        return public, admin
+        secret = self._settings.admin.token
+        return keys, None if secret is None else AdminToken(secret, failed(ListenerName.ADMIN))
 
     def _make_cors(self) -> Cors | None:
         origins = self._settings.http.cors.origins

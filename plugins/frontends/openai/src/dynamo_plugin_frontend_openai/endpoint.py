@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -224,8 +224,8 @@ class ModelEndpoint(ABC, Generic[AskT]):
         out.cut(self.last_event(exchange, problem))
         return out.response
 
-    async def send(self, exchange: Exchange, body: Sequence[bytes]) -> web.StreamResponse:
-        """Gives the client a whole answer, which is in pieces.
+    async def send(self, exchange: Exchange, body: list[bytes]) -> web.StreamResponse:
+        """Gives the client a whole answer, which is in pieces; the list may be empty afterwards.
 
         Raises:
             ClientGone: it left, or does not read it in time.
@@ -248,8 +248,8 @@ class ModelEndpoint(ABC, Generic[AskT]):
             raise ClientGone from error
         return response
 
-    async def _send_large(self, http: web.Request, body: Sequence[bytes], size: int) -> web.StreamResponse:
-        """Writes a large answer as fast as the client reads it, so that no copy of the whole waits to be sent.
+    async def _send_large(self, http: web.Request, body: list[bytes], size: int) -> web.StreamResponse:
+        """Writes a large answer as fast as the client reads it, and lets go of what has been written.
 
         The listener closes the connection of a client that does not read.
         """
@@ -257,14 +257,13 @@ class ModelEndpoint(ABC, Generic[AskT]):
         response.content_type = "application/json"
         response.content_length = size
         await response.prepare(http)
-        waiting: list[bytes] = []
-        room = AT_ONCE
-        for piece in body:
-            waiting.append(piece)
-            room -= len(piece)
-            if room <= 0:
-                await response.write(b"".join(waiting))
-                waiting.clear()
-                room = AT_ONCE
-        await response.write_eof(b"".join(waiting))
+        body.reverse()
+        while body:
+            waiting = [body.pop()]
+            left = AT_ONCE - len(waiting[0])
+            while body and left > 0:
+                waiting.append(body.pop())
+                left -= len(waiting[-1])
+            await response.write(b"".join(waiting))
+        await response.write_eof()
         return response

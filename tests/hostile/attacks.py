@@ -118,6 +118,9 @@ ATTACKS: dict[str, Attack] = {
     "the longest stop strings": Attack(partial(_asks, stop=_stops(256), n=8, max_tokens=2000)),
     "scores of long answers": Attack(partial(_asks, max_tokens=8000, n=8, logprobs=True, top_logprobs=20)),
     "scores of many answers": Attack(partial(_asks, max_tokens=500, n=128, logprobs=True, top_logprobs=20)),
+    "scores in a stream of many answers": Attack(
+        partial(_asks, max_tokens=500, n=128, logprobs=True, top_logprobs=20, stream=True)
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
 
 
@@ -16,26 +16,26 @@ class Connection(web.RequestHandler):
     more than some bytes.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("_early", "_left")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        #: Bytes that may still come behind an early answer; None while a handler wants what comes.
-        self._left: int | None = None
+        #: The body behind an answer that was given early, and how many bytes may still come before it ends.
+        self._early: StreamReader | None = None
+        self._left = 0
 
-    def answered_early(self, most: int) -> None:
-        """The body of the request will not be read: closes the connection once `most` bytes more have come."""
-        self._left = most
-
-    def awaits_body(self) -> None:
-        """Another request is being served."""
-        self._left = None
+    def answered_early(self, body: StreamReader, most: int) -> None:
+        """A body will not be read: closes the connection if more than `most` bytes come before it ends."""
+        self._early, self._left = body, most
 
     def data_received(self, data: bytes) -> None:
         """Parses what has come."""
-        if self._left is not None:
+        early = self._early
+        if early is not None:
             self._left -= len(data)
-            if self._left < 0:
+            if early.is_eof():
+                self._early = None
+            elif self._left < 0:
                 self.force_close()
         super().data_received(data)
         # Usually nothing waits behind the request that is served. Should the library rename this, it only tells later.

@@ -376,8 +376,6 @@ class Listener:
 
     async def _dispatch(self, application: _Handle, request: Any) -> web.StreamResponse:
         """Takes a request for an exact path to its handler; any other, or one that asks for more, to `application`."""
-        connection: Connection = request.protocol
-        connection.awaits_body()
         if self._leaving:
             # As if the client had asked for it: whoever writes the answer goes by this, and says so in its header.
             request._message = request._message._replace(should_close=True)
@@ -397,9 +395,9 @@ class Listener:
             response = await self._guard(request, handler, found=True)
         if "upgrade" in headers or request.method == "CONNECT":
             # We speak nothing else, but the parser takes what follows for another protocol.
-            connection.close()
+            request.protocol.close()
         if not request.content.is_eof():
-            connection.answered_early(self._body_limit)
+            request.protocol.answered_early(request.content, self._body_limit)
         return response
 
     @web.middleware

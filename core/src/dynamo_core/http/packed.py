@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.http import RawRequestMessage
 
 #: Up to this many bytes are unpacked at once; what has more is left to a thread.
 INLINE = 64 * 1024
@@ -30,8 +30,8 @@ class TooLarge(Exception):
     """More would come out than may."""
 
 
-class Request(web.Request):
-    """A request whose `read`, `text` and `json` give the body as it was before the client packed it."""
+class PackedRequest(web.Request):
+    """A request with a `Content-Encoding`. `read`, `text` and `json` give the body as it was before it was packed."""
 
     async def read(self) -> bytes:
         """The body.
@@ -41,19 +41,20 @@ class Request(web.Request):
             web.HTTPUnsupportedMediaType: it is packed in a way that is not known.
             web.RequestPayloadError: it is not packed as the header says.
         """
-        body = await super().read()
-        coding = self.headers.get("Content-Encoding")
-        if coding is None:
-            return body
         known: bytes | None = self.get(_UNPACKED)
         if known is None:
-            known = self[_UNPACKED] = await _unpack(body, coding.strip().lower(), self.client_max_size)
+            coding = self.headers[hdrs.CONTENT_ENCODING].strip().lower()
+            known = self[_UNPACKED] = await _unpack(await super().read(), coding, self.client_max_size)
         return known
 
 
 def request_factory(body_limit: int, loop: asyncio.AbstractEventLoop) -> Callable[..., web.Request]:
     """What makes the requests of a server; `body_limit` is in bytes."""
-    make: partial[Any] = partial(Request, loop=loop, client_max_size=body_limit)
+
+    def make(message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: Any) -> web.Request:
+        kind = PackedRequest if hdrs.CONTENT_ENCODING in message.headers else web.Request
+        return kind(message, payload, protocol, writer, task, loop, client_max_size=body_limit)
+
     return make
 
 

@@ -29,18 +29,27 @@ def written(pairs: list[tuple[str, Any]], space: str, ascii: bool) -> bytes:
     return (space + "{" + space + f"{space},".join(fields) + space + "}" + space).encode()
 
 
-@given(st.lists(st.tuples(ODD, VALUES), max_size=6), SPACES, st.booleans())
-def test_exactly_what_is_there_twice_is_found(pairs: list[tuple[str, Any]], space: str, ascii: bool) -> None:
-    body = written(pairs, space, ascii)
+@given(st.lists(st.tuples(ODD, VALUES), max_size=6), SPACES, st.booleans(), st.sampled_from([0, 3000]))
+def test_exactly_what_is_there_twice_is_found(pairs: list[tuple[str, Any]], space: str, ascii: bool, more: int) -> None:
+    body = written(pairs, space, ascii) + b" " * more
     names = [name for name, _ in pairs]
 
-    found = find_duplicate(body, len(json.loads(body)))
+    found = find_duplicate(body, json.loads(body))
 
     assert found == next((name for index, name in enumerate(names) if name in names[:index]), None)
 
 
-def test_a_name_may_be_written_in_escapes() -> None:
-    assert find_duplicate(rb'{"a": 1, "\u0061": 2}', 1) == "a"
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (rb'{"a": 1, "\u0061": 2}', "a"),
+        (rb'{"a/b": 1, "a\/b": 2}', "a/b"),
+        (rb'{"a\\b": 1, "a\\b": 2, "c": "a\b"}', "a\\b"),
+        (rb'{"a\",\"b": 1, "a\",\"b": 2, "c": ["a","b"]}', 'a","b'),
+    ],
+)
+def test_a_name_may_be_written_in_escapes(body: bytes, name: str) -> None:
+    assert find_duplicate(body, json.loads(body)) == name
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def _measure(text: bytes) -> tuple[int, int]:
     Raises:
         _TooDeep, _TooMany: more than there may be.
     """
-    plain = _without_escapes(text)
+    plain = without_escapes(text)
     if plain.count(b'"') > 2 * MAX_STRINGS:
         raise _TooMany("texts", MAX_STRINGS)
     outside = _outside(plain)
@@ -109,10 +109,10 @@ def _measure(text: bytes) -> tuple[int, int]:
 
 def outside_of_texts(text: bytes) -> bytes:
     """What a JSON text has beside its texts and their quotes."""
-    return _outside(_without_escapes(text))
+    return _outside(without_escapes(text))
 
 
-def _without_escapes(text: bytes) -> bytes:
+def without_escapes(text: bytes) -> bytes:
     """A JSON text whose quotes open and close texts in turn."""
     return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
 

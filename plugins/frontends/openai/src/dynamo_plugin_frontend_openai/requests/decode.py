@@ -76,7 +76,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise _unreadable(body, error) from error
     if not isinstance(value, dict):
         raise InvalidArgument(f"{_PREFIX}expected an object")
-    duplicate = find_duplicate(body, len(value))
+    duplicate = find_duplicate(body, value)
     if duplicate is not None:
         twice = shown(duplicate)
         raise InvalidArgument(f"{_PREFIX}duplicate field `{twice}`", field=twice)

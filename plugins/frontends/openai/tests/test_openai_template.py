@@ -129,8 +129,12 @@ async def test_a_template_is_compiled_once_for_each_version_of_a_model() -> None
     store = TemplateStore(5.0)
     one, same, other = Model(checksum="1"), Model(checksum="1"), Model(checksum="2")
 
-    assert await store.get(one) is await store.get(same)  # type: ignore[arg-type]
-    assert await store.get(one) is not await store.get(other)  # type: ignore[arg-type]
+    first = await store.load(one)  # type: ignore[arg-type]
+
+    assert store.known(same) is first  # type: ignore[arg-type]
+    assert store.known(other) is None  # type: ignore[arg-type]
+    assert await store.load(other) is not first  # type: ignore[arg-type]
+    assert await store.load(one) is first  # type: ignore[arg-type]
 
 
 async def test_parts_of_text_are_joined_and_variables_passed(server: Any) -> None:

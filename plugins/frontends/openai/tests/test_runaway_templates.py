@@ -123,6 +123,9 @@ async def render(store: TemplateStore, template: ChatTemplate, *, long: bool = F
     def values() -> dict[str, Any]:
         return template.values(USER * 2, **options)
 
+    text = None if long else store.render_now(template, values())
+    if text is not None:
+        return text
     return await store.render(template, values, tools="tools" in options, long=long)
 
 

@@ -67,12 +67,14 @@ async def chat_prompt(
     if request.use_raw_prompt:
         text, special = raw_prompt(raw["messages"]), True
     else:
-        template = await templates.get(model)
-        values = partial(_values, request, raw["messages"], template, tools)
-        long = is_long(raw["messages"]) or weigh([tools, request.template_variables], _MANY) > _MANY
-        text = await templates.render(template, values, tools=tools is not None, long=long)
-        if request.continue_final_message:
-            text = _open_ended(text)
+        template = templates.known(model) or await templates.load(model)
+        variables = request.template_variables
+        values = partial(_values, request, raw["messages"], template, tools, variables)
+        long = is_long(raw["messages"]) or bool((tools or variables) and weigh([tools, variables], _MANY) > _MANY)
+        shown = None if long else templates.render_now(template, values())
+        if shown is None:
+            shown = await templates.render(template, values, tools=tools is not None, long=long)
+        text = _open_ended(shown) if request.continue_final_message else shown
         # A template writes the special tokens itself.
         special = False
     rendered = perf_counter()
@@ -81,7 +83,11 @@ async def chat_prompt(
 
 
 def _values(
-    request: ChatRequest, raw: list[dict[str, Any]], template: ChatTemplate, tools: list[dict[str, Any]] | None
+    request: ChatRequest,
+    raw: list[dict[str, Any]],
+    template: ChatTemplate,
+    tools: list[dict[str, Any]] | None,
+    variables: dict[str, Any],
 ) -> dict[str, Any]:
     """The variables of the template."""
     wish, going_on = request.add_generation_prompt, bool(request.continue_final_message)
@@ -91,7 +97,7 @@ def _values(
     return template.values(
         messages,
         add_generation_prompt=not going_on if wish is None else wish,
-        variables=request.template_variables,
+        variables=variables,
         tools=tools,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,11 +57,15 @@ class ChatTemplate:
         name: str = "The chat template",
     ) -> None:
         self.name = name
-        #: Until when it is not tried on the event loop, in the loop's time.
+        #: Until when it is not tried on the event loop, as `time.monotonic` has it.
         self.apart_until = 0.0
         self._variables = dict(special_tokens or {})
         self._form = _Form(source)
         self._tool_form = self._form if tool_source is None else _Form(tool_source)
+
+    def keep_apart(self) -> None:
+        """A short conversation took long: it is not tried on the event loop for a while."""
+        self.apart_until = time.monotonic() + _APART
 
     def values(
         self,
@@ -131,35 +136,52 @@ class TemplateStore:
         self._loading = asyncio.Lock()
         self._processes = TemplateProcesses(timeout)
 
-    async def get(self, model: ServedModel) -> ChatTemplate:
+    def known(self, model: ServedModel) -> ChatTemplate | None:
+        """The template of a model, if it has been compiled."""
+        card = model.card
+        key = (card.name, card.checksum)
+        template = self._templates.get(key)
+        if template is not None:
+            self._templates.move_to_end(key)
+        return template
+
+    async def load(self, model: ServedModel) -> ChatTemplate:
         """The template of a model.
 
         Raises:
             InvalidArgument: the model has none, so it cannot chat.
             Unknown: its template is broken.
         """
-        card = model.card
-        key = (card.name, card.checksum)
-        known = self._templates.get(key)
-        if known is not None:
-            self._templates.move_to_end(key)
-            return known
         # One after the other, as many requests may ask for the first time; in a thread, as a large one takes a second.
         async with self._loading:
-            template = self._templates.get(key)
+            template = self.known(model)
             if template is None:
                 template = await asyncio.to_thread(load_template, model)
-        self._templates[key] = template
+        self._templates[model.card.name, model.card.checksum] = template
         while len(self._templates) > _KEPT:
             self._templates.popitem(last=False)
         return template
 
+    def render_now(self, template: ChatTemplate, values: Mapping[str, Any]) -> str | None:
+        """The text of a conversation; None if it is to be rendered in a process of its own.
+
+        Raises:
+            InvalidArgument: the template refuses these messages, or cannot deal with them.
+        """
+        if template.apart_until and time.monotonic() < template.apart_until:
+            return None
+        try:
+            return template.render(values)
+        except TooMuch:
+            log.debug("%s is rendered in a process of its own", template.name)
+            return None
+
     async def render(
         self, template: ChatTemplate, values: Callable[[], dict[str, Any]], *, tools: bool, long: bool
     ) -> str:
-        """The text of a conversation, however long. `values` makes the variables, with tools if `tools` says so.
+        """The text of a conversation, however long. A thread calls `values` for the variables.
 
-        `values` may be called more than once, also by a thread.
+        `tools` says whether there are tools among them, `long` whether it may well take long.
 
         Raises:
             InvalidArgument: the template refuses these messages, or cannot deal with them.
@@ -167,19 +189,14 @@ class TemplateStore:
             Unknown: it is broken.
             Unavailable: too many conversations wait to be rendered.
         """
-        now = asyncio.get_running_loop().time()
-        if not long and now >= template.apart_until:
-            try:
-                return template.render(values())
-            except TooMuch:
-                log.debug("%s is rendered in a process of its own", template.name)
         try:
             text, seconds = await self._processes.render(template.name, template.source(tools=tools), values)
         except TemplateFault:
-            template.apart_until = now + _APART
+            if not long:
+                template.keep_apart()
             raise
         if seconds > SECONDS and not long:
-            template.apart_until = now + _APART
+            template.keep_apart()
         return text
 
     async def aclose(self) -> None:

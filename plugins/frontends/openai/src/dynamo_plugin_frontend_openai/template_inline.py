@@ -7,10 +7,10 @@ before they are made. What is beyond that is no error: it is rendered in a proce
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from time import perf_counter, thread_time
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import Template, nodes, pass_context
 from jinja2.compiler import CodeGenerator, Frame
@@ -21,8 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dynamo_plugin_frontend_openai.template_child import environment, tojson
 
-#: Seconds of processor time that a rendering may take on the event loop; a collection of garbage may fall into it.
-SECONDS = 0.040
+#: Seconds that a rendering may take on the event loop. It may take as long again, unless it was working all the time.
+SECONDS = 0.020
 #: Characters that a text may get, and items that a list may get; names and values of objects count as items.
 MAX_TEXT = 1 << 20
 MAX_ITEMS = 20_000
@@ -86,12 +86,9 @@ def _listed(values: Iterable[Any]) -> Sequence[Any]:
 class BoundedContext(Context):
     """The state of one rendering."""
 
-    _deadline = _begun = 0.0
-
-    def begin(self) -> None:
-        """The time runs from now."""
-        self._begun = thread_time()
-        self._deadline = perf_counter() + SECONDS
+    #: Until when it may go on, as `perf_counter` has it.
+    deadline = 0.0
+    _late: float | None = None
 
     def tick(self) -> None:
         """Looks at the time.
@@ -99,12 +96,16 @@ class BoundedContext(Context):
         Raises:
             TooMuch: it is over.
         """
-        if perf_counter() > self._deadline:
-            # Where the machine is busy it may have been for others.
-            left = self._begun + SECONDS - thread_time()
-            if left <= 0:
-                raise TooMuch
-            self._deadline = perf_counter() + left
+        if perf_counter() > self.deadline:
+            self._look()
+
+    def _look(self) -> None:
+        """The time is over, but it may have been that of others, or of a collection of garbage."""
+        used = thread_time()
+        if self._late is not None and used - self._late > SECONDS / 2:
+            raise TooMuch
+        self._late = used
+        self.deadline = perf_counter() + SECONDS
 
     def joined(self, parts: Sequence[Any]) -> str:
         """Parts as one text."""
@@ -333,28 +334,22 @@ class PlainTemplate:
             Exception: the template, or something that it calls, has failed.
         """
         template = self._template
-        context = new_context(
+        context: Any = new_context(
             template.environment, template.name, template.blocks, {**self._globals, **values}, shared=True
         )
-        cast(BoundedContext, context).begin()
-        return _text_of(template.root_render_func(context))
-
-
-def _text_of(pieces: Iterator[str]) -> str:
-    """The whole text of a rendering.
-
-    Raises:
-        TooMuch: it gets too long.
-    """
-    parts: list[str] = []
-    size = 0
-    while True:
-        some = list(islice(pieces, _PIECES))
-        size += sum(map(len, some))
-        _check_text(size)
-        parts += some
-        if len(some) < _PIECES:
-            return "".join(parts)
+        context.deadline = perf_counter() + SECONDS
+        pieces = template.root_render_func(context)
+        parts: list[str] = []
+        while True:
+            # A few at a time, for one that has no end.
+            some = list(islice(pieces, _PIECES))
+            parts += some
+            if len(some) < _PIECES:
+                break
+            _check_text(sum(map(len, parts)))
+        text = "".join(parts)
+        _check_text(len(text))
+        return text
 
 
 # Filters are given the context so that none is called when a template is compiled.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dynamo_core.protocol.output import LLMEngineOutput
     from dynamo_core.tasks import TaskSet
 
+    from dynamo_plugin_frontend_openai.memory import Holding
+
 log = logging.getLogger(__name__)
 
 #: Seconds between the terminal of a stream and the flag that completes it.
@@ -41,6 +43,8 @@ class Answer:
         self._ended: set[int] = set()
         #: Why a stream ended badly; the whole answer has failed then.
         self.failure: DynamoError | None = None
+        #: What it takes while it is collected, if that is worth telling.
+        self.holding: Holding | None = None
         self.choices = sorted(
             (choice for source in sources for choice in source.choices.values()), key=lambda choice: choice.index
         )
@@ -101,7 +105,7 @@ class Answer:
                 last = choice.finish_reason is not None
                 ready = output.text_logprobs
                 pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready))
-        if source.ended and source.open:
+        if stream.ended and not source.waiting and source.open:
             if stream.error is not None:
                 raise stream.error
             # Complete, but no reason was named.

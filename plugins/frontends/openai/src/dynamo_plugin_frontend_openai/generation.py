@@ -19,14 +19,13 @@ from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.continuous import ContinuousUsage
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
-from dynamo_plugin_frontend_openai.memory import Holding
 from dynamo_plugin_frontend_openai.meters import PromptMeters
 from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
 from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity
 from dynamo_plugin_frontend_openai.requests.answer_size import check_answer_size
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
-from dynamo_plugin_frontend_openai.source import Source, gather
+from dynamo_plugin_frontend_openai.source import GATHER, ScoredSource, Source, gather
 from dynamo_plugin_frontend_openai.sse import EventStream
 from dynamo_plugin_frontend_openai.streaming import StreamingAnswer
 from dynamo_plugin_frontend_openai.unary import UnaryAnswer
@@ -113,13 +112,14 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         try:
             if ask.request.streaming:
                 return await self._stream(exchange, ask, prompts, renderer, answer)
-            with self._memory.begin() as holding:
-                # Sent before the streams are closed: the client need not wait for an engine to let go.
-                body = await self._collect(exchange, ask, prompts, renderer, answer, holding)
-                response = await self.send(exchange, body)
+            # Sent before the streams are closed: the client need not wait for an engine to let go.
+            body = await self._collect(exchange, ask, prompts, renderer, answer)
+            response = await self.send(exchange, body)
             inflight.succeed(answer.finish_reason, answer.cached_tokens)
             return response
         finally:
+            if answer.holding is not None:
+                answer.holding.release()
             await answer.aclose()
 
     async def _stream(
@@ -152,10 +152,9 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         prompts: Sequence[Prompt],
         renderer: Renderer,
         answer: Answer,
-        holding: Holding,
     ) -> list[bytes]:
         model = exchange.model
-        collected = await UnaryAnswer(answer, renderer, holding).collect()
+        collected = await UnaryAnswer(answer, renderer, self._memory).collect()
         extension = unary_extension(ask.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
         return renderer.body(ask.kept(collected, model), _usage(answer, prompts, model), extension)
 
@@ -173,21 +172,27 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         else:
             made = request.candidates
             asked = [to_engine(request, prompt, model, choice=at) for prompt in prompts for at in range(made)]
-            stops = await compile_stops(asked[0].stop_conditions.stop)
+            given = asked[0].stop_conditions.stop
+            stops = await compile_stops(given) if given else None
             choices = [
                 {0: ask.choice(index, item, prompts[index // made], model, stops)} for index, item in enumerate(asked)
             ]
-        scores = 0 if request.alternatives is None or model.card.model_input == "text" else 1 + request.alternatives
-        if not request.streaming:
-            answers = made * len(prompts) // len(asked)
-            most = sum(item.stop_conditions.max_tokens or 0 for item in asked) * answers
-            check_answer_size(request, most, self._memory.most)
-            if all(choice.patient for mapping in choices for choice in mapping.values()):
-                # Nobody looks at the answer before its end.
-                exchange.ctx.gather = gather(scores)
+        scores = 0
+        alternatives = asked[0].output_options.logprobs
+        if alternatives is not None:
+            scores = 0 if model.card.model_input == "text" else 1 + alternatives
+            most = sum(item.stop_conditions.max_tokens or 0 for item in asked) * (made * len(prompts) // len(asked))
+            if not request.streaming:
+                check_answer_size(request, most, self._memory.most)
+        if not request.streaming and all(choice.patient for mapping in choices for choice in mapping.values()):
+            # Nobody looks at the answer before its end.
+            exchange.ctx.gather = gather(scores) if scores else GATHER
         streams = await self._generate(exchange, asked)
         exchange.inflight.routed(streams[0].instance_id)
-        return [Source(stream, mapping, self._turns, scores) for stream, mapping in zip(streams, choices, strict=True)]
+        if not scores:
+            return [Source(stream, mapping) for stream, mapping in zip(streams, choices, strict=True)]
+        turns = self._turns
+        return [ScoredSource(stream, mapping, turns, scores) for stream, mapping in zip(streams, choices, strict=True)]
 
     async def _generate(self, exchange: Exchange, asked: Sequence[PreprocessedRequest]) -> Sequence[TokenStream]:
         model, ctx, principal = exchange.model, exchange.ctx, exchange.principal

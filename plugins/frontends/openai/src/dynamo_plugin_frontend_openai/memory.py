@@ -13,6 +13,8 @@ MB = 1024 * 1024
 #: Bytes up to which an answer is collected although all answers together have reached their bound: it is the large
 #: ones that are refused.
 SMALL = MB
+#: Bytes by which an answer grows until that is counted; most do not grow so large.
+STEP = 16 * 1024
 
 
 class AnswerMemory:
@@ -35,10 +37,6 @@ class AnswerMemory:
     def most(self) -> int:
         """The largest answer that there can be."""
         return min(self.most_each, self.most_all)
-
-    def begin(self) -> Holding:
-        """For one more answer."""
-        return Holding(self)
 
     def add(self, size: int) -> None:
         """So many bytes more; fewer if it is negative."""
@@ -66,19 +64,13 @@ class AnswerMemory:
 
 
 class Holding:
-    """What one answer takes. A context manager: leaving it gives everything back."""
+    """What one answer takes."""
 
     __slots__ = ("_held", "_memory")
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
         self._held = 0
-
-    def __enter__(self) -> Holding:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._give_back()
 
     def grow(self, size: int) -> None:
         """The answer takes `size` bytes more.
@@ -91,9 +83,10 @@ class Holding:
         error = self._memory.too_large(self._held)
         if error is not None:
             # At once, so that others need not be given up for what is free in a moment.
-            self._give_back()
+            self.release()
             raise error
 
-    def _give_back(self) -> None:
+    def release(self) -> None:
+        """Gives everything back. Safe twice."""
         self._memory.add(-self._held)
         self._held = 0

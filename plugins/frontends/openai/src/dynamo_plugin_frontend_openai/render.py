@@ -18,6 +18,9 @@ encode = msgspec.json.Encoder().encode
 #: About how many bytes of memory each piece of an answer takes beside its text, and one that the engine made itself.
 PIECE = 64
 _DELTA = 512
+#: Stands for the log-probabilities of a choice until they are put in.
+_GAP = b"\0"
+SCORES = msgspec.Raw(_GAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,50 +96,44 @@ class BodyRenderer(Protocol):
 def weight(piece: Piece) -> int:
     """About how many bytes of memory the text of a piece takes, in whatever form it is."""
     size = PIECE + len(piece.text)
-    for delta in piece.parsed or ():
-        size += 2 * PIECE + len(getattr(delta, "text", ""))
+    if piece.parsed is not None:
+        size += sum(2 * PIECE + len(getattr(delta, "text", "")) for delta in piece.parsed)
     if piece.delta is not None:
         size += _DELTA + sum(len(value) for value in piece.delta.values() if isinstance(value, str))
     return size
 
 
-def body_of(
-    identity: Identity,
-    kind: str,
-    choices: Sequence[list[bytes]],
-    usage: dict[str, Any],
-    nvext: dict[str, Any] | None,
-) -> list[bytes]:
-    """The body of a completion of either kind from its choices, each as JSON in pieces."""
-    parts = [_named(identity, kind)[:-1] + b',"choices":[']
-    for at, choice in enumerate(choices):
-        if at:
-            parts.append(b",")
-        parts += choice
-    extension = b"" if nvext is None else b',"nvext":' + encode(nvext)
-    parts.append(b'],"usage":%b%b}' % (encode(usage), extension))
+def body_of(whole: dict[str, Any], collected: Sequence[Collected], more: bytes = b"") -> list[bytes]:
+    """A body as JSON, in pieces. In place of each `SCORES` stand the log-probabilities of a choice, in order.
+
+    `more` stands at the end of their object.
+    """
+    body = encode(whole)
+    scored = [item for item in collected if item.scores is not None]
+    if not scored:
+        return [body]
+    # In JSON this byte is always written as an escape.
+    first, *others = body.split(_GAP)
+    parts = [first]
+    for item, other in zip(scored, others, strict=True):
+        parts += _score_lists(item.scores or {}, more)
+        parts.append(other)
     return parts
 
 
-def score_lists(item: Collected, more: bytes = b"") -> list[bytes]:
-    """The `logprobs` object of a choice in pieces; `more` stands at its end."""
-    if item.scores is None:
-        return [b"null"]
+def _score_lists(scores: Mapping[str, list[bytes]], more: bytes) -> list[bytes]:
     parts: list[bytes] = []
-    for name, pieces in item.scores.items():
+    for name, pieces in scores.items():
         parts.append(b"%b%b:[" % (b"]," if parts else b"{", encode(name)))
         parts += pieces
     parts.append(b"]%b}" % more if parts else b"{%b}" % more.removeprefix(b","))
     return parts
 
 
-def _named(identity: Identity, kind: str) -> bytes:
-    return encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
-
-
 def head(identity: Identity, kind: str) -> bytes:
     """The beginning of every chunk of an answer, up to the list of choices."""
-    return b'data: %b,"choices":[' % _named(identity, kind)[:-1]
+    fields = encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
+    return b'data: %b,"choices":[' % fields[:-1]
 
 
 def usage_chunk(head_bytes: bytes, usage: dict[str, Any]) -> bytes:

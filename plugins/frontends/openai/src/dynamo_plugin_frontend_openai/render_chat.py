@@ -17,12 +17,13 @@ from dynamo_core.text.tokenizer import Tokenizer
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import ChatLogprobs
 from dynamo_plugin_frontend_openai.render import (
+    PIECE,
+    SCORES,
     Collected,
     Identity,
     body_of,
     encode,
     head,
-    score_lists,
     usage_chunk,
     weight,
 )
@@ -98,13 +99,15 @@ class ChatRenderer:
 
     def add(self, collected: Collected, piece: Piece) -> int:
         """Adds a piece to the message of its choice. Gives about how many bytes that takes."""
-        if piece.parsed is not None:
-            collected.parsed += piece.parsed
-        elif piece.delta is not None:
-            collected.deltas.append(piece.delta)
-        elif piece.text:
+        if piece.parsed is None and piece.delta is None:
             collected.parts.append(piece.text)
-        size = weight(piece)
+            size = PIECE + len(piece.text)
+        else:
+            size = weight(piece)
+            if piece.parsed is not None:
+                collected.parsed += piece.parsed
+            elif piece.delta is not None:
+                collected.deltas.append(piece.delta)
         if self._logprobs is not None:
             if piece.scored is not None:
                 size += collected.add_scores(self._logprobs.fields(piece.scored))
@@ -114,16 +117,25 @@ class ChatRenderer:
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole answer as JSON, in pieces."""
-        choices = [self._choice(item) for item in collected]
-        return body_of(self._identity, "chat.completion", choices, usage, nvext)
+        identity = self._identity
+        whole = {
+            "id": identity.id,
+            "object": "chat.completion",
+            "created": identity.created,
+            "model": identity.model,
+            "choices": [self._choice(item) for item in collected],
+            "usage": usage,
+        }
+        if nvext is not None:
+            whole["nvext"] = nvext
+        return [encode(whole)] if self._logprobs is None else body_of(whole, collected, b',"refusal":null')
 
-    def _choice(self, item: Collected) -> list[bytes]:
-        parts = [encode({"index": item.choice.index, "message": _message(item)})[:-1]]
+    def _choice(self, item: Collected) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": item.choice.index, "message": _message(item)}
         if self._logprobs is not None:
-            parts.append(b',"logprobs":')
-            parts += score_lists(item, b',"refusal":null')
-        parts.append(b',"finish_reason":%b}' % encode(item.choice.finish_reason or "stop"))
-        return parts
+            choice["logprobs"] = None if item.scores is None else SCORES
+        choice["finish_reason"] = item.choice.finish_reason or "stop"
+        return choice
 
 
 def _delta(delta: ParserDelta) -> bytes:

@@ -10,12 +10,12 @@ from dynamo_core.text.tokenizer import Tokenizer
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import CompletionLogprobs
 from dynamo_plugin_frontend_openai.render import (
+    SCORES,
     Collected,
     Identity,
     body_of,
     encode,
     head,
-    score_lists,
     usage_chunk,
     weight,
 )
@@ -92,14 +92,23 @@ class CompletionRenderer:
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole answer as JSON, in pieces."""
-        choices = [self._choice(item) for item in collected]
-        return body_of(self._identity, _KIND, choices, usage, nvext)
-
-    def _choice(self, item: Collected) -> list[bytes]:
-        index = item.choice.index
-        text = encode(self._echoes[index] + item.text)
-        return [
-            b'{"text":%b,"index":%d,"logprobs":' % (text, index),
-            *score_lists(item),
-            b',"finish_reason":%b}' % encode(item.choice.finish_reason or "stop"),
-        ]
+        identity = self._identity
+        whole = {
+            "id": identity.id,
+            "object": _KIND,
+            "created": identity.created,
+            "model": identity.model,
+            "choices": [
+                {
+                    "text": self._echoes[item.choice.index] + item.text,
+                    "index": item.choice.index,
+                    "logprobs": None if item.scores is None else SCORES,
+                    "finish_reason": item.choice.finish_reason or "stop",
+                }
+                for item in collected
+            ],
+            "usage": usage,
+        }
+        if nvext is not None:
+            whole["nvext"] = nvext
+        return body_of(whole, collected)

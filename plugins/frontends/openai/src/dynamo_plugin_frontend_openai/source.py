@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from dynamo_core.protocol.output import LLMEngineOutput
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dynamo_plugin_frontend_openai.choices import Choice
     from dynamo_plugin_frontend_openai.turns import Turns
 
+OnReady: TypeAlias = Callable[..., None]
+
 #: Items that may gather before they are read, once the first has been: reading many at once costs little more than one.
 GATHER = 128
 #: Log-probabilities that are read at once: JSON of so many takes a fraction of a millisecond.
@@ -24,45 +26,25 @@ _AHEAD = 4
 
 
 class Source:
-    """One stream, and the choices that its items belong to, by the items' index.
+    """One stream, and the choices that its items belong to, by the items' index."""
 
-    `scores` is how many log-probabilities each token has; 0 if none were asked for. With them a token costs more to
-    show than to receive. Then a call of the reader gives it only a part of what waits, and the next call, in another
-    turn of the loop, the next part.
-    """
+    __slots__ = ("choices", "on_ready", "patient", "pause", "resume", "stream", "take")
 
-    __slots__ = (
-        "_behind",
-        "_callback",
-        "_most",
-        "_queued",
-        "_reader_paused",
-        "_tokens",
-        "_turns",
-        "_waiting",
-        "choices",
-        "gather",
-        "patient",
-        "stream",
-    )
+    #: Items that may gather if the answer is only looked at when it has ended.
+    gather = GATHER
+    #: What was taken from the stream and is not read yet.
+    waiting: Collection[LLMEngineOutput] = ()
 
-    def __init__(self, stream: TokenStream, choices: Mapping[int, Choice], turns: Turns, scores: int = 0) -> None:
+    def __init__(self, stream: TokenStream, choices: Mapping[int, Choice]) -> None:
         self.stream = stream
         self.choices = choices
         #: Whether its items may be read late. The first never is: it is what the time to the first token is taken by.
         self.patient = False
-        self._turns = turns
-        #: Tokens that are read at once; 0 for any number.
-        self._most = max(1, SCORES // scores) if scores else 0
-        #: Items that may gather if nobody looks at the answer before its end.
-        self.gather = gather(scores)
-        #: What has been taken from the stream and not been read, and how many tokens that is.
-        self._waiting: deque[LLMEngineOutput] = deque()
-        self._tokens = 0
-        self._callback: Callable[[], None] | None = None
-        self._queued = False
-        self._behind = False
-        self._reader_paused = False
+        #: How the stream is read.
+        self.on_ready: OnReady = stream.on_ready
+        self.take: Callable[[], Sequence[LLMEngineOutput]] = stream.take
+        self.pause: Callable[[], None] = stream.pause
+        self.resume: Callable[[], None] = stream.resume
 
     @property
     def cut(self) -> bool:
@@ -74,46 +56,73 @@ class Source:
         """Whether one of its choices has not ended."""
         return any(choice.finish_reason is None for choice in self.choices.values())
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come, and nothing waits."""
-        return self.stream.ended and not self._waiting
-
     def read_one(self) -> None:
         """Its first item has been read."""
         self.patient = all(choice.patient for choice in self.choices.values())
 
-    def on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
-        """Calls `callback` when something can be read, as `TokenStream.on_ready` does; None ends reading."""
+
+class ScoredSource(Source):
+    """A stream whose tokens have so many log-probabilities each (`scores`): they cost more to show than to receive.
+
+    A call of the reader gives it only a part of what waits, and the next call, in another turn of the loop, the next
+    part.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_callback",
+        "_most",
+        "_queued",
+        "_reader_paused",
+        "_tokens",
+        "_turns",
+        "gather",
+        "waiting",
+    )
+
+    def __init__(self, stream: TokenStream, choices: Mapping[int, Choice], turns: Turns, scores: int) -> None:
+        super().__init__(stream, choices)
+        self.gather = gather(scores)
+        self.on_ready = self._on_ready
+        self.take = self._take
+        self.pause = self._pause
+        self.resume = self._resume
+        self._turns = turns
+        #: Tokens that are read at once.
+        self._most = max(1, SCORES // scores)
+        self.waiting: deque[LLMEngineOutput] = deque()
+        #: How many tokens wait.
+        self._tokens = 0
+        self._callback: Callable[[], None] | None = None
+        self._queued = False
+        self._behind = False
+        self._reader_paused = False
+
+    def _on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
         self._callback = callback
         if callback is None:
-            self._waiting.clear()
+            self.waiting.clear()
             self._tokens = 0
             self.stream.on_ready(None)
         else:
-            self.stream.on_ready(self._arrived if self._most else callback, gather=gather)
+            self.stream.on_ready(self._arrived, gather=gather)
 
-    def take(self) -> Sequence[LLMEngineOutput]:
-        """What is to be read now; the rest waits for the next call of the reader."""
-        if not self._most:
-            return self.stream.take()
+    def _take(self) -> Sequence[LLMEngineOutput]:
         arrived = self.stream.take()
-        self._waiting.extend(arrived)
+        self.waiting.extend(arrived)
         self._tokens += sum(len(output.token_ids) for output in arrived)
         taken = self._first()
-        if self._waiting and not self._queued:
+        if self.waiting and not self._queued:
             self._queued = True
             self._turns.again(self._call)
         self._balance()
         return taken
 
-    def pause(self) -> None:
-        """The client cannot keep up: asks for no more until `resume`."""
+    def _pause(self) -> None:
         self._reader_paused = True
         self.stream.pause()
 
-    def resume(self) -> None:
-        """Takes `pause` back."""
+    def _resume(self) -> None:
         self._reader_paused = False
         if not self._behind:
             self.stream.resume()
@@ -132,7 +141,7 @@ class Source:
 
     def _first(self) -> list[LLMEngineOutput]:
         """As many tokens as are read at once, taken off what waits."""
-        waiting, left = self._waiting, self._most
+        waiting, left = self.waiting, self._most
         taken: list[LLMEngineOutput] = []
         while waiting and left > 0:
             output = waiting[0]
@@ -150,7 +159,7 @@ class Source:
     def _balance(self) -> None:
         """Asks the stream to pause while much waits here."""
         if self._behind:
-            if not self._waiting:
+            if not self.waiting:
                 self._behind = False
                 if not self._reader_paused:
                     self.stream.resume()

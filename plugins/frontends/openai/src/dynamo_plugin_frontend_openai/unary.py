@@ -6,21 +6,24 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dynamo_plugin_frontend_openai.memory import STEP, Holding
 from dynamo_plugin_frontend_openai.render import BodyRenderer, Collected
 
 if TYPE_CHECKING:
     from dynamo_plugin_frontend_openai.answer import Answer
-    from dynamo_plugin_frontend_openai.memory import Holding
+    from dynamo_plugin_frontend_openai.memory import AnswerMemory
     from dynamo_plugin_frontend_openai.source import Source
 
 
 class UnaryAnswer:
     """Collects an answer from a callback, while the handler's task sleeps until the end."""
 
-    def __init__(self, answer: Answer, renderer: BodyRenderer, holding: Holding) -> None:
+    def __init__(self, answer: Answer, renderer: BodyRenderer, memory: AnswerMemory) -> None:
         self._answer = answer
         self._renderer = renderer
-        self._holding = holding
+        self._memory = memory
+        #: Bytes that have not been counted yet.
+        self._uncounted = 0
         self._collected = {choice.index: Collected(choice) for choice in answer.choices}
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._patient: set[int] = set()
@@ -45,10 +48,10 @@ class UnaryAnswer:
 
     def _read(self, source: Source) -> None:
         answer = self._answer
-        size = 0
         for piece in answer.read(source):
-            size += self._renderer.add(self._collected[piece.choice.index], piece)
-        self._holding.grow(size)
+            self._uncounted += self._renderer.add(self._collected[piece.choice.index], piece)
+        if self._uncounted >= STEP:
+            self._count()
         if answer.failure is not None:
             self._fail(answer.failure)
         elif answer.done:
@@ -57,6 +60,12 @@ class UnaryAnswer:
         elif source.patient and source.open and id(source) not in self._patient:
             self._patient.add(id(source))
             source.on_ready(partial(self._ready, source), gather=source.gather)
+
+    def _count(self) -> None:
+        if self._answer.holding is None:
+            self._answer.holding = Holding(self._memory)
+        size, self._uncounted = self._uncounted, 0
+        self._answer.holding.grow(size)
 
     def _fail(self, error: Exception) -> None:
         for source in self._answer.sources:

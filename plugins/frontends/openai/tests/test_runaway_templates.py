@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import InvalidArgument, Unavailable, Unknown
-from dynamo_plugin_frontend_openai import template_process
+from dynamo_plugin_frontend_openai import template_inline, template_process
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.errors import TemplateFault
 from dynamo_plugin_frontend_openai.template import DEFAULT_TEMPLATE, ChatTemplate, TemplateStore
@@ -151,6 +151,17 @@ def test_a_template_that_runs_away_is_given_up_on_the_loop_in_no_time(name: str)
 
     with pytest.raises((TooMuch, InvalidArgument)):
         # Python has a bound of its own for calls inside each other.
+        template.render(template.values(USER))
+
+    assert time.thread_time() - begun < LONGEST
+
+
+def test_a_template_that_runs_away_is_given_up_where_the_processor_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_inline, "perf_counter", lambda: 5 * time.thread_time())
+    template = ChatTemplate(RUNAWAYS["nested loops"])
+    begun = time.thread_time()
+
+    with pytest.raises(TooMuch):
         template.render(template.values(USER))
 
     assert time.thread_time() - begun < LONGEST

@@ -18,4 +18,8 @@ TRUSTED = {
     "dynamo_core.text.hf:HFTokenizer.__init__ json.loads": "what the library of tokenizers says of itself",
     "dynamo_plugin_discovery_etcd.wire:Keys.name base64.b64decode": "etcd's own encoding of a key",
     "dynamo_plugin_discovery_etcd.wire:record base64.b64decode": "etcd's own encoding of a value",
+    "dynamo_plugin_frontend_openai.template_child:main msgspec.json.decode": "a pipe that only its parent writes to",
+    "dynamo_plugin_frontend_openai.template_process:TemplateProcesses._exchange msgspec.json.decode": (
+        "a pipe of a process that runs our own code, and templates in a sandbox"
+    ),
 }

@@ -39,6 +39,7 @@ CHAT = to_json({"model": "m", "messages": [{"role": "user", "content": "a"}], "m
     "dynamo_plugin_frontend_openai.requests.decode:_objects msgspec.json.Decoder",
     "dynamo_plugin_frontend_openai.requests.decode:parse_object msgspec.json.decode",
     "dynamo_plugin_frontend_openai.requests.decode:to_struct msgspec.convert",
+    "dynamo_plugin_frontend_openai.requests.duplicates:_name msgspec.json.decode",
     "dynamo_plugin_frontend_openai.requests.unreadable:find_unreadable json.loads",
     good=[CHAT],
     raises=[InvalidArgument],

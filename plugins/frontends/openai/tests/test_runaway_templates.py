@@ -250,7 +250,11 @@ async def test_after_a_process_was_stopped_the_next_conversation_has_another(sto
     assert await render(store, ChatTemplate("{{ messages|length }}"), long=True) == "2"
 
 
-async def test_one_process_serves_many_conversations(store: TemplateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("megabytes", [0, 600])
+async def test_one_process_serves_many_conversations_however_large_the_frontend_is(
+    store: TemplateStore, monkeypatch: pytest.MonkeyPatch, megabytes: int
+) -> None:
+    memory = b"x" * (megabytes << 20)
     started: list[object] = []
     original = template_process._Process
 
@@ -265,6 +269,7 @@ async def test_one_process_serves_many_conversations(store: TemplateStore, monke
 
     assert texts == [f"2{number}" for number in range(5)]
     assert len(started) == 1
+    del memory
 
 
 async def test_other_templates_are_rendered_beside_one_that_runs_away(store: TemplateStore) -> None:
@@ -272,12 +277,11 @@ async def test_other_templates_are_rendered_beside_one_that_runs_away(store: Tem
     attacks = [asyncio.create_task(render(store, runaway)) for _ in range(10)]
     await asyncio.sleep(0)
 
-    begun = time.monotonic()
     assert await render(store, ChatTemplate("{{ messages|length }}"), long=True) == "2"
-    took = time.monotonic() - begun
+    waiting = [task for task in attacks if not task.done()]
     results = await asyncio.gather(*attacks, return_exceptions=True)
 
-    assert took < 0.9
+    assert waiting
     assert {type(result) for result in results} <= {TemplateFault, Unavailable}
 
 

@@ -142,6 +142,16 @@ def _limit_time(seconds: float) -> None:
     _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 1, resource.RLIM_INFINITY)
 
 
+def _memory() -> int:
+    """Bytes of memory that the process has now."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        # Not on Linux. There this number would begin with that of the process that started this one.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KILOBYTE
+
+
 def read(pipe: IO[bytes]) -> bytes | None:
     """The next message; None at the end."""
     head = pipe.read(LENGTH.size)
@@ -174,7 +184,7 @@ def main() -> None:
         begun = time.process_time()
         answer = renderer.answer(job)
         answer.seconds = time.process_time() - begun
-        last = answer.last = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KILOBYTE > _WORN
+        last = answer.last = _memory() > _WORN
         write(sys.stdout.buffer, msgspec.json.encode(answer))
 
 

@@ -167,6 +167,8 @@ def _arguments(messages: Any) -> Iterator[tuple[str, str]]:
     """The arguments that are texts, each with its path. Nothing is known of the shape yet."""
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if calls is None:
+            continue
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             function = call.get("function") if isinstance(call, dict) else None
             text = function.get("arguments") if isinstance(function, dict) else None

@@ -37,7 +37,10 @@ def _all_once(body: bytes, fields: Collection[str]) -> bool:
     # Only with these escapes there is more than one way to write a name.
     if b"\\" in body and (b"\\u" in body or b"\\/" in body):
         return False
-    return all(body.count(_quoted(name)) == 1 for name in fields)
+    for name in fields:  # noqa: SIM110 - in half the time of a generator
+        if body.count(_quoted(name)) != 1:
+            return False
+    return True
 
 
 #: A name as JSON.

@@ -52,12 +52,12 @@ def check_limits(raw: Mapping[str, Any]) -> None:
     Raises:
         InvalidArgument: naming the field.
     """
-    for name, most in MAX_ENTRIES.items():
-        value = raw.get(name)
+    for name in raw.keys() & MAX_ENTRIES.keys():
+        value, most = raw[name], MAX_ENTRIES[name]
         if isinstance(value, list | dict) and len(value) > most:
             raise _invalid(f"{name} must have at most {most} entries, got {len(value)}", name)
-    for name, most in MAX_CHARACTERS.items():
-        value = raw.get(name)
+    for name in raw.keys() & MAX_CHARACTERS.keys():
+        value, most = raw[name], MAX_CHARACTERS[name]
         if isinstance(value, str) and len(value) > most:
             raise _invalid(f"{name} must have at most {most} characters, got {len(value)}", name)
     check_pairs(raw.get("metadata"))

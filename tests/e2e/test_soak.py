@@ -110,10 +110,12 @@ client: {drain_grace: 0.1}
 hooks: [census]
 """
 
-#: Failures of the engine before its first token and after it, with the status that a client sees; of a stream that has
-#: begun it sees that it breaks off.
+#: Failures of the engine before its first token and after it, with the status that a client sees, or `lost` where it is
+#: told that the worker was lost; of a stream that has begun it sees that it breaks off.
 EARLY = {"refuse": "400", "crash": "500"}
-LATE = {"typed": "500", "text": "500", "cut": "500"}
+LATE = {"typed": "lost", "text": "500", "cut": "lost"}
+#: Those that are failures of the request and not of the worker.
+OWN = ("crash", "text")
 #: How often each kind of client comes.
 KINDS = {
     "finish": 40,
@@ -310,7 +312,7 @@ class Crowd:
         if status == "200" and body["stream"] and b"data: [DONE]" not in answer:
             assert b'"error"' in answer, "a stream ends without a word"
             return "broken"
-        return status
+        return "lost" if status == "503" and b"was lost" in answer else status
 
     async def _send(self, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         data = json.dumps(body).encode()
@@ -383,19 +385,21 @@ def assert_the_books_agree(crowd: Crowd, frontend: Any, worker: Worker) -> None:
     early = crowd.seen("leave early")
     # One that asked how many tasks there are.
     censuses = frontend.log.count("\ntasks ")
-    failed = sum(crowd.seen(kind, outcome=outcome) for kind in ("crash", *LATE) for outcome in ("500", "broken"))
+    failed = sum(crowd.seen(*OWN, outcome=outcome) for outcome in ("500", "broken"))
+    lost = sum(crowd.seen("typed", "cut", outcome=outcome) for outcome in ("lost", "broken"))
     wrong, refused_by_engine = crowd.seen("wrong"), crowd.seen("refuse", outcome="400")
 
     started = frontend.metric("dynamo_frontend_requests_started_total")
     assert 0 <= REQUESTS + censuses - crowd.seen("unknown") - started <= early
     ended = {
         kind: frontend.metric("dynamo_frontend_requests_total", error_type=kind)
-        for kind in ("", "validation", "internal", "overload", "cancelled")
+        for kind in ("", "validation", "internal", "unavailable", "overload", "cancelled")
     }
     assert sum(ended.values()) == frontend.metric("dynamo_frontend_requests_total") == started
     assert ended[""] == crowd.seen("finish", outcome="200") + censuses
     assert ended["validation"] == wrong + refused_by_engine
     assert ended["internal"] == failed
+    assert ended["unavailable"] == lost
     assert 0 <= ended["overload"] - crowd.seen(outcome="503") <= early
     assert ended["overload"] == frontend.metric("dynamo_frontend_model_rejection_total")
     assert ended["cancelled"] == frontend.metric("dynamo_frontend_model_cancellation_total")
@@ -412,17 +416,17 @@ def assert_the_books_agree(crowd: Crowd, frontend: Any, worker: Worker) -> None:
     assert worker.metric("dynamo_component_request_duration_seconds_count") == taken
     assert worker.metric("soak_ended") == begun
     # An answer that has no end is an error too, though the engine raised none.
-    unfinished = crowd.seen("cut", outcome="500") + crowd.seen("cut", outcome="broken")
+    unfinished = crowd.seen("cut", outcome="lost") + crowd.seen("cut", outcome="broken")
     told = crowd.seen("text", outcome="500") + crowd.seen("text", outcome="broken")
-    assert worker.metric("soak_raised") == refused_by_engine + failed - unfinished - told
-    assert worker.metric("dynamo_component_errors_total") == refused_by_engine + failed - told
+    assert worker.metric("soak_raised") == refused_by_engine + failed + lost - unfinished - told
+    assert worker.metric("dynamo_component_errors_total") == refused_by_engine + failed + lost - told
     cancelled = worker.metric("dynamo_component_cancellation_total")
     assert cancelled == worker.metric("dynamo_mocker_aborted_requests")
     assert crowd.seen("leave midway", outcome="left") <= cancelled <= ended["cancelled"]
 
 
 def assert_only_the_engines_own_failures_are_logged(crowd: Crowd, frontend: str, worker: str) -> None:
-    failed = sum(crowd.seen(kind, outcome=outcome) for kind in ("crash", *LATE) for outcome in ("500", "broken"))
+    failed = sum(crowd.seen(*OWN, outcome=outcome) for outcome in ("500", "broken"))
 
     # One entry each: what clients were told is the server's fault, and where exactly the engine has its bug.
     assert frontend.count("Z ERROR ") == failed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from dynamo_core.runtime import supervisor as module
 from dynamo_core.runtime.control import READY, VARIABLE
-from dynamo_core.runtime.supervisor import Part, Supervisor
+from dynamo_core.runtime.supervisor import Part, Supervisor, serve_command
 
 #: A part as its supervisor sees it: it says that it serves, waits for its end, or exits.
 SERVE = f"import os; os.write(int(os.environ[{VARIABLE!r}]), {READY!r}); "
@@ -111,3 +113,12 @@ async def test_ctrl_c_gives_a_part_that_has_served_its_time(
     await supervisor.stop(hurried=True, deadline=20)
 
     assert not supervisor.unclean
+
+
+def test_ctrl_c_is_left_to_the_supervisor_from_the_first_import_of_a_child_on(tmp_path: Path) -> None:
+    # The library that commands are made with is imported first, and takes a while.
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise SystemExit(7)\n")
+
+    done = subprocess.run(serve_command([]), env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=30)
+
+    assert done.returncode == 7

@@ -102,9 +102,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(loaded: LoadedSettings, role: Role) -> int:
     leash = supervised()
-    if leash is not None:
-        # Ctrl-C reaches the whole process group; the supervisor passes it on, in order.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
     numbers = (signal.SIGINT, signal.SIGTERM) if leash is None else (signal.SIGTERM,)
     with Signals(patience(loaded, role), numbers, interrupted=INTERRUPTED) as signals:
         line = None if leash is None else Leash(leash, signals)

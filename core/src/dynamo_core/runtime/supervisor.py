@@ -250,4 +250,4 @@ def _cause(code: int) -> str:
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
     """The command line of a child: this interpreter, ``dynamo serve``, and the arguments of this process."""
-    return [sys.executable, "-m", "dynamo_core.cli.main", "serve", *arguments]
+    return [sys.executable, "-m", "dynamo_core.cli.child", "serve", *arguments]

@@ -1,0 +1,19 @@
+"""Where a process begins that ``dynamo serve`` supervises.
+
+Ctrl-C reaches the whole process group, and the supervisor passes it on, in order. So it is ignored here before anything
+else is imported, which takes a while.
+"""
+
+import signal
+
+
+def main() -> None:
+    """Runs the command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from dynamo_core.cli.main import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

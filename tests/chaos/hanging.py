@@ -245,21 +245,29 @@ class Struck:
 
 
 async def kill_and_strike(fleet: HangingFleet, model: str, hang: Hang, histories: dict[int, History]) -> Struck:
-    """Kills the first worker of a model, and has the second one hang when it has been given some of its requests."""
-    first, second, third = fleet.workers[model]
+    """Kills the first worker of a model, and has another one hang that has been given some of its requests.
+
+    From then on that one is the second.
+    """
+    first, *others = fleet.workers[model]
     left = set(first.requests.seeds) & histories.keys()
-    before = set(second.requests.seeds)
+    before = {worker: set(worker.requests.seeds) for worker in others}
     await first.kill()
     moving = {seed for seed in left if not histories[seed].ends and (MODELS[model] or not _begun(histories[seed]))}
 
+    def given() -> dict[HangingWorker, int]:
+        return {worker: len(moving & (worker.requests.seeds - before[worker])) for worker in others}
+
     def moved() -> bool:
-        others = second.requests.seeds | third.requests.seeds
+        there = {seed for worker in others for seed in worker.requests.seeds}
         # An answer that is collected whole may have begun, and then it ends where it does not migrate.
-        settled = all(seed in others or histories[seed].ends for seed in moving)
-        return settled and bool(moving & (second.requests.seeds - before))
+        settled = all(seed in there or histories[seed].ends for seed in moving)
+        return settled and any(given().values())
 
     with _told(fleet):
         await until(moved, START_DEADLINE)
+    second, third = sorted(others, key=lambda worker: -given()[worker])
+    fleet.workers[model] = [first, second, third]
     struck = Struck()
     for seed in second.requests.seeds & histories.keys():
         history = histories[seed]

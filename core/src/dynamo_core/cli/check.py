@@ -124,7 +124,7 @@ def _as_text(graph: dict[str, list[dict[str, Any]]]) -> str:
             format_table(["STAGE", "PLUGIN", "DISTRIBUTION", "VERSION", ""], stages),
             format_table(["LISTENER", "HOST", "PORT", "REACHED FROM"], listeners),
             *(f"{row['section']}: {row['remark']}." for row in graph["remarks"]),
-            "The config is sound.",
+            "The config is sound, but see above." if graph["remarks"] else "The config is sound.",
         ]
     )
 

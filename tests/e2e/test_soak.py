@@ -338,7 +338,8 @@ def test_after_a_flood_of_mixed_requests_the_books_agree_and_nothing_is_held(fro
     assert frontend.until(lambda: not held(frontend, worker), 5), held(frontend, worker)
     assert_clients_saw_what_belongs_to_their_kind(crowd)
     assert_the_books_agree(crowd, frontend, worker)
-    assert frontend.until(lambda: census(frontend, worker) == before, 5), (before, census(frontend, worker))
+    # At most, as the connection that asked for the first census may have counted in it: its end is seen a moment later.
+    assert frontend.until(lambda: no_more(census(frontend, worker), before), 5), (before, census(frontend, worker))
     assert max(memory.growth(0.5, 0.75, 1)) < GROWTH_KIB, memory.samples[:: len(memory.samples) // 20]
     frontend.end()
     assert (frontend.process.returncode, worker.end()) == (0, 0)
@@ -364,6 +365,10 @@ def census(frontend: Any, worker: Worker) -> dict[str, int]:
         "worker's tasks": int(told.findall(worker.said.read_text())[-1]),
         **{f"{name}'s files": len(os.listdir(f"/proc/{pid}/fd")) for name, pid in pids.items()},
     }
+
+
+def no_more(now: dict[str, int], before: dict[str, int]) -> bool:
+    return all(now[name] <= count for name, count in before.items())
 
 
 def assert_clients_saw_what_belongs_to_their_kind(crowd: Crowd) -> None:

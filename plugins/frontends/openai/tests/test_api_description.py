@@ -82,15 +82,15 @@ async def test_the_fields_described_are_those_accepted(server: Any, description:
             lacking = {key: value for key, value in sound(path).items() if key != name}
             reply = await server.post(path, lacking)
             assert (reply.status, name in reply.json()["error"]["message"]) == (400, True), (path, name)
-    assert seen == 8
+    assert seen == 9
 
 
 async def test_fields_that_may_only_ask_for_nothing_are_described_with_what_they_may_hold(
     server: Any, description: dict[str, Any]
 ) -> None:
     for path, name, good, bad in (
-        ("/v1/responses", "store", [None, False], True),
-        ("/v1/messages", "service_tier", [None, "auto", "standard_only"], "x"),
+        ("/v1/responses", "background", [None, False], True),
+        ("/v1/messages", "mcp_servers", [None, []], [{"url": "x"}]),
         ("/tokenize", "mm_processor_kwargs", [None], {"a": 1}),
     ):
         field = body_schema(description, description["paths"][path]["post"])["properties"][name]
@@ -109,6 +109,7 @@ def sound(path: str) -> dict[str, Any]:
         "/v1/messages": {"model": "m", "messages": messages, "max_tokens": 5},
         "/v1/messages/count_tokens": {"model": "m", "messages": messages},
         "/v1/responses": {"model": "m", "input": "Hi"},
+        "/v1/responses/input_tokens": {"model": "m", "input": "Hi"},
         "/tokenize": {"model": "m", "prompt": "Hi"},
         "/detokenize": {"model": "m", "tokens": [1]},
     }

@@ -9,10 +9,14 @@ from typing import Any
 
 import anthropic
 import pytest
+from anthropic.types.beta import message_count_tokens_params as beta_count
+from anthropic.types.beta import message_create_params as beta_create
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.errors import BackendError, ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_plugin_frontend_openai.blocks import Blocks, Change
+from dynamo_plugin_frontend_openai.requests import fields as fields_table
+from dynamo_plugin_frontend_openai.requests.messages import CountTokensRequest, MessagesRequest
 from dynamo_plugin_parsers.hermes import HermesParser
 from dynamo_plugin_parsers.think import ThinkParser
 from hypothesis import HealthCheck, given, settings
@@ -110,6 +114,7 @@ def folded(found: list[dict[str, Any]]) -> dict[str, Any]:
             case "message_delta":
                 message |= event["delta"]
                 message["usage"] |= event["usage"]
+                message |= {key: event[key] for key in ("context_management",) if key in event}
     assert open_at is None
     for index, text in arguments.items():
         message["content"][index]["input"] = json.loads(text)
@@ -483,7 +488,8 @@ def error(reply: Any) -> tuple[int, str, str]:
         ({"top_p": 2}, "top_p"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "x"}, "stop_sequences"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "computer_20251124", "name": "computer"}]}, "tools[0].type"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
@@ -507,6 +513,101 @@ async def test_what_is_wrong_is_told_in_the_form_of_this_api_with_the_field(
     assert (status, kind) == (400, "invalid_request_error")
     assert named in message
     assert model.count == 0
+
+
+#: Fields with a value that asks for something, without changing what the answer means.
+WITHOUT_EFFECT: list[dict[str, Any]] = [
+    {"billing_policy": "x"},
+    {"cache_control": {"type": "ephemeral"}},
+    {"compaction": {"type": "auto"}},
+    {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+    {"diagnostics": {"previous_message_id": "msg_1"}},
+    {"fallback_credit_token": "x"},
+    {"fallbacks": [{"model": "other"}]},
+    {"metadata": {"user_id": "u"}},
+    {"output_config": {"task_budget": {"type": "tokens", "total": 1000}}},
+    {"service_tier": "standard_only"},
+    {"speed": "fast"},
+    {"user_profile_id": "u"},
+    {"workspace_id": "w"},
+]
+
+
+@pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=lambda fields: next(iter(fields)))
+async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(
+    server: Any, model: Any, fields: dict[str, Any]
+) -> None:
+    assert await shown(server, model, **fields) == "user: Hi\nassistant: "
+
+
+async def test_the_answer_says_that_the_context_was_not_edited(server: Any, model: Any) -> None:
+    model.script = saying("x")
+
+    message = await both(server, context_management={"edits": []})
+    assert message["context_management"] == {"applied_edits": []}
+    assert "context_management" not in await both(server)
+
+
+def test_every_field_of_the_official_client_is_known() -> None:
+    for params, known, passive in (
+        (beta_create.MessageCreateParamsStreaming, MessagesRequest, fields_table.MESSAGES),
+        (beta_count.MessageCountTokensParams, CountTokensRequest, fields_table.COUNT_TOKENS),
+    ):
+        # `betas` is a header.
+        assert set(params.__annotations__) - {"betas"} - set(known.__struct_fields__) - set(passive) == set()
+
+
+@pytest.mark.parametrize("path", [PATH, COUNT])
+async def test_a_thread_is_refused_so_that_the_client_sends_the_conversation(server: Any, path: str) -> None:
+    fields = body(thread={"id": "t"})
+    if path == COUNT:
+        del fields["max_tokens"]
+
+    reply = await server.post(path, fields)
+
+    assert reply.status == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert reply.json()["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+
+
+async def test_texts_of_other_kinds_are_shown_as_text(server: Any, model: Any) -> None:
+    found = {
+        "type": "search_result",
+        "title": "Oslo",
+        "source": "https://x",
+        "content": [{"type": "text", "text": "a city"}],
+    }
+    paper = {
+        "type": "document",
+        "title": "Paper",
+        "source": {"type": "text", "media_type": "text/plain", "data": "words"},
+    }
+    reference = {"type": "tool_reference", "tool_name": "weather"}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [reference]}
+    call = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
+    messages = [
+        {"role": "user", "content": [found, paper]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+
+    prompt = await shown(server, model, messages=messages)
+
+    assert "Oslo (https://x)\na city\n" in prompt
+    assert "Paper\nwords\n" in prompt
+    assert "tool[t]: The tool weather is there to be called." in prompt
+
+
+async def test_tools_that_a_server_would_run_are_left_out_and_named(server: Any, model: Any) -> None:
+    model.script = saying("x")
+    tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, *TOOLS]
+    replies = [await server.post(PATH, body(tools=tools, stream=stream)) for stream in (False, True)]
+
+    assert [reply.headers["x-dynamo-ignored-fields"] for reply in replies] == ["tools[0]"] * 2
+    assert model.tokenizer.decode((await model.call()).request.token_ids).count("TOOL ") == 1
 
 
 async def test_what_asks_for_nothing_is_accepted(server: Any, model: Any) -> None:

@@ -12,7 +12,7 @@ from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, TopLogpro
 from dynamo_plugin_frontend_openai.chat import ChatEndpoint
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
-from dynamo_plugin_frontend_openai.requests.fields import schema_of
+from dynamo_plugin_frontend_openai.requests.fields import has_no_effect, schema_of
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
@@ -147,7 +147,7 @@ def treatment(path: str, field: str) -> str | None:
     endpoint = ENDPOINTS[path]
     accepts = endpoint.PASSIVE.get(field)
     if accepts is not None:
-        return REFUSED if "enum" in schema_of(accepts) else WITHOUT_EFFECT
+        return WITHOUT_EFFECT if has_no_effect(accepts) else REFUSED
     if field == "user":
         return WITHOUT_EFFECT
     return HONOURED if field in endpoint.BODY.__struct_fields__ else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai
 import pytest
 from dynamo_plugin_frontend_openai.nvext import NvExt
 
@@ -37,7 +38,8 @@ async def asked(server: Any, model: Any, **fields: Any) -> Any:
 
 
 def test_every_field_is_tried() -> None:
-    assert set(EFFECTS) == set(NvExt.__struct_fields__)
+    # The form of annotations in a stream is no affair of the engine; it has a test of its own.
+    assert set(EFFECTS) | {"annotations_in"} == set(NvExt.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", EFFECTS)
@@ -114,6 +116,38 @@ async def test_annotations_tell_what_the_engine_was_given(server: Any, model: An
     assert json.loads(comments["token_ids"]) == list(streamed.token_ids) == unary["token_ids"]
     assert comments["formatted_prompt"] == unary["formatted_prompt"] == PROMPT
     assert set(comments["timing"]) == set(unary["timing"]) == {"request_received_ms", "ttft_ms", "total_time_ms"}
+
+
+@pytest.mark.parametrize("path", ["chat", "completions"])
+async def test_annotations_in_chunks_are_read_by_the_official_client(server: Any, model: Any, path: str) -> None:
+    wanted = {"annotations": ["token_ids", "formatted_prompt", "timing"], "annotations_in": "chunks"}
+    model.script = lambda call: call.finish(text="x")
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        if path == "chat":
+            asked: Any = client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "Hi"}], stream=True, extra_body={"nvext": wanted}
+            )
+        else:
+            asked = client.completions.create(model="m", prompt="Hi", stream=True, extra_body={"nvext": wanted})
+        chunks = [chunk async for chunk in await asked]
+
+    request = (await model.call()).request
+    told = [chunk.nvext for chunk in chunks if not chunk.choices]
+    assert [set(each) for each in told] == [
+        {"token_ids", "formatted_prompt"},
+        {"timing"},
+    ]
+    assert told[0]["token_ids"] == list(request.token_ids)
+    assert told[0]["formatted_prompt"] == bytes(request.token_ids).decode()
+    assert not chunks[0].choices
+    assert not chunks[-2].choices
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_another_form_of_annotations_is_refused(server: Any) -> None:
+    reply = await server.chat(stream=True, nvext={"annotations": ["timing"], "annotations_in": "headers"})
+
+    assert (reply.status, reply.json()["error"]["param"]) == (400, "nvext.annotations_in")
 
 
 async def test_the_raw_prompt_is_the_texts_of_all_messages(server: Any, model: Any) -> None:

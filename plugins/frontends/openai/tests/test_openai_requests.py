@@ -262,11 +262,10 @@ REFUSED = [
     {"function_call": {"name": "f"}},
     {"audio": {"voice": "x"}},
     {"modalities": ["text", "audio"]},
-    {"verbosity": "low"},
+    {"verbosity": "terse"},
     {"web_search_options": {}},
-    {"store": True},
-    {"service_tier": "flex"},
-    {"prediction": {"type": "content", "content": "x"}},
+    {"store": 5},
+    {"service_tier": "cheap"},
     {"moderation": {"model": "omni-moderation-latest"}},
 ]
 

@@ -13,10 +13,13 @@ import pytest
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_plugin_frontend_openai.requests import fields as fields_table
+from dynamo_plugin_frontend_openai.requests.responses import InputTokensRequest, ResponsesRequest
 from dynamo_plugin_parsers.hermes import HermesParser
 from dynamo_plugin_parsers.think import ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.responses import input_token_count_params, response_create_params
 
 PATH = "/v1/responses"
 
@@ -100,6 +103,8 @@ def check_events(found: list[dict[str, Any]]) -> None:
             assert event["part"]["text"] == texts[item]
         elif kind == "response.function_call_arguments.done":
             assert event["arguments"] == texts[item]
+        elif kind == "response.custom_tool_call_input.done":
+            assert event["input"] == texts[item]
         elif kind in ("response.output_text.done", "response.reasoning_text.done"):
             assert event["text"] == texts[item]
         elif kind == "response.output_item.done":
@@ -367,6 +372,212 @@ async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, mode
     assert kinds == ["reasoning", "message", "function_call", "message"]
 
 
+# Tools that are no functions: the model is shown functions, and the client gets calls of its own kind.
+
+PATCH: dict[str, Any] = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Changes files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin"'},
+}
+SHELL = {"type": "local_shell"}
+#: The arguments of a model's call of each, and what stands in the item that the client gets.
+NATIVE: list[Any] = [
+    (
+        "local_shell",
+        {"command": ["ls", "-l"], "timeout_ms": 5},
+        {
+            "type": "local_shell_call",
+            "action": {"type": "exec", "env": {}, "command": ["ls", "-l"], "timeout_ms": 5},
+        },
+    ),
+    ("shell", {"commands": ["ls"]}, {"type": "shell_call", "action": {"commands": ["ls"]}}),
+    (
+        "apply_patch",
+        {"type": "delete_file", "path": "a"},
+        {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a"}},
+    ),
+]
+
+
+def calling(name: str, arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def test_a_custom_tool_is_shown_as_a_function_with_its_grammar_told(server: Any, model: Any) -> None:
+    prompt = await shown(server, model, tools=[PATCH])
+
+    function = json.loads(prompt.splitlines()[0].removeprefix("TOOL "))["function"]
+    assert function["name"] == "patch"
+    assert function["description"].startswith("Changes files.")
+    assert 'start: "*** Begin"' in function["description"]
+    assert function["parameters"]["required"] == ["input"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_a_call_of_a_custom_tool_is_its_plain_input(server: Any, model: Any, size: int) -> None:
+    text = calling("patch", {"input": 'say "hi"\n'})
+    model.script = saying(*(text[at : at + size] for at in range(0, len(text), size)))
+
+    [item] = (await both(server, tools=[PATCH]))["output"]
+
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", 'say "hi"\n')
+    assert item["id"].startswith("ctc_")
+
+
+async def test_arguments_of_another_form_are_the_input_as_they_are(server: Any, model: Any) -> None:
+    model.script = saying(calling("patch", {"text": "x"}))
+
+    [item] = (await both(server, tools=[PATCH]))["output"]
+
+    assert (item["type"], json.loads(item["input"])) == ("custom_tool_call", {"text": "x"})
+
+
+@pytest.mark.parametrize(("kind", "arguments", "item"), NATIVE, ids=lambda value: str(value)[:12])
+async def test_a_call_of_a_tool_known_by_its_type_is_an_item_of_its_own(
+    server: Any, model: Any, kind: str, arguments: Any, item: dict[str, Any]
+) -> None:
+    model.script = saying("Well. ", calling(kind, arguments))
+
+    said, call = (await both(server, tools=[{"type": kind}, *TOOLS]))["output"]
+
+    assert said["type"] == "message"
+    assert {**item, "status": "completed", "call_id": call["call_id"], "id": call["id"]} == call
+
+
+async def test_a_call_that_such_a_tool_could_not_read_is_a_call_of_a_function(server: Any, model: Any) -> None:
+    model.script = saying(calling("local_shell", {"cmd": "ls"}))
+
+    [item] = (await both(server, tools=[SHELL]))["output"]
+
+    assert (item["type"], item["name"], json.loads(item["arguments"])) == (
+        "function_call",
+        "local_shell",
+        {"cmd": "ls"},
+    )
+
+
+async def test_tools_of_a_namespace_are_called_by_their_own_names_in_it(server: Any, model: Any) -> None:
+    tools = [{"type": "namespace", "name": "agents", "description": "x", "tools": [*TOOLS, PATCH]}, *TOOLS]
+    model.script = saying(calling("agents__weather", {"city": "Oslo"}), calling("agents__patch", {"input": "x"}), CALL)
+
+    items = (await both(server, tools=tools))["output"]
+
+    assert [(item["type"], item["name"], item.get("namespace")) for item in items] == [
+        ("function_call", "weather", "agents"),
+        ("custom_tool_call", "patch", "agents"),
+        ("function_call", "weather", None),
+    ]
+
+
+async def test_calls_of_all_kinds_and_what_they_gave_are_shown_again(server: Any, model: Any) -> None:
+    items = [
+        {"role": "user", "content": "Go."},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\nb"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {"type": "local_shell_call", "call_id": "c2", "action": {"command": ["ls"]}, "status": "completed"},
+        {"type": "local_shell_call_output", "id": "c2", "output": "a.txt"},
+        {"type": "shell_call", "call_id": "c3", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c3", "output": [{"stdout": "b.txt", "stderr": ""}]},
+        {"type": "function_call", "call_id": "c4", "name": "weather", "namespace": "agents", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c4", "output": "rain"},
+    ]
+
+    assert await shown(server, model, input=items) == (
+        "user: Go.\nassistant: <c1 patch input=a\nb>\ntool[c1]: done\n"
+        "assistant: <c2 local_shell command=['ls']>\ntool[c2]: a.txt\n"
+        'assistant: <c3 shell commands=[\'ls\']>\ntool[c3]: [{"stdout":"b.txt","stderr":""}]\n'
+        "assistant: <c4 agents__weather>\ntool[c4]: rain\nassistant: "
+    )
+
+
+async def test_tools_that_a_server_would_run_are_left_out_and_named(server: Any, model: Any) -> None:
+    model.script = saying("x")
+    tools = [*TOOLS, {"type": "web_search", "external_web_access": True}, {"type": "image_generation"}]
+    replies = [await server.post(PATH, body(tools=tools, stream=stream)) for stream in (False, True)]
+
+    assert [reply.status for reply in replies] == [200, 200]
+    assert [reply.headers["x-dynamo-ignored-fields"] for reply in replies] == ["tools[1], tools[2]"] * 2
+    prompt = model.tokenizer.decode((await model.call()).request.token_ids)
+    assert prompt.count("TOOL ") == 1
+    assert replies[0].json()["tools"] == tools
+
+
+async def test_only_the_allowed_tools_are_shown(server: Any, model: Any) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "patch"}]}
+
+    prompt = await shown(server, model, tools=[*TOOLS, PATCH], tool_choice=choice)
+
+    assert [json.loads(line[5:])["function"]["name"] for line in prompt.splitlines() if line.startswith("TOOL ")] == [
+        "patch"
+    ]
+
+
+@pytest.mark.parametrize("choice", [{"type": "custom", "name": "patch"}, {"type": "local_shell"}])
+async def test_a_tool_of_any_kind_may_be_demanded(server: Any, model: Any, choice: dict[str, Any]) -> None:
+    await shown(server, model, tools=[PATCH, SHELL], tool_choice=choice)
+
+    required = {"custom": ["input"], "local_shell": ["command"]}[choice["type"]]
+    model.script = saying("x")
+    await server.post(PATH, body(tools=[PATCH, SHELL], tool_choice=choice))
+    guided = (await model.call()).request.sampling_options.guided_decoding
+    assert guided.json["required"] == required
+
+
+# What the official API documents.
+
+#: Fields with a value that asks for something, without changing what the answer means.
+WITHOUT_EFFECT: list[dict[str, Any]] = [
+    {"access_programs": {"a": "b"}},
+    {"client_metadata": {"x-codex-window-id": "0", "long": "x" * 2000}},
+    {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
+    {"image": {"quality": "low"}},
+    {"include": ["reasoning.encrypted_content", "web_search_call.action.sources"]},
+    {"max_tool_calls": 3},
+    {"metadata": {"a": "b"}},
+    {"prompt_cache_key": "k"},
+    {"prompt_cache_options": {"mode": "explicit"}},
+    {"prompt_cache_retention": "24h"},
+    {"reasoning": {"summary": "auto"}},
+    {"reasoning": {"summary": "concise", "context": "auto"}},
+    {"reasoning": {"generate_summary": "detailed"}},
+    {"safety_identifier": "s"},
+    {"service_tier": "priority"},
+    {"store": True},
+    {"stream_options": {"include_obfuscation": True}},
+    {"text": {"verbosity": "high"}},
+    {"truncation": "auto"},
+    {"user": "u"},
+]
+
+
+@pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=lambda fields: next(iter(fields)))
+async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(
+    server: Any, model: Any, fields: dict[str, Any]
+) -> None:
+    assert await shown(server, model, **fields) == "user: Hi\nassistant: "
+
+
+def test_every_field_of_the_official_client_is_known() -> None:
+    for params, known, passive in (
+        (response_create_params.ResponseCreateParamsStreaming, ResponsesRequest, fields_table.RESPONSES),
+        (input_token_count_params.InputTokenCountParams, InputTokensRequest, fields_table.INPUT_TOKENS),
+    ):
+        assert set(params.__annotations__) - set(known.__struct_fields__) - set(passive) == set()
+
+
+async def test_the_tokens_of_a_request_are_counted_without_asking_anybody(
+    server: Any, model: Any, sdk: openai.AsyncOpenAI
+) -> None:
+    items: Any = {"instructions": "Be kind.", "input": "Hi", "tools": [*TOOLS, PATCH]}
+    prompt = await shown(server, model, **items)
+
+    counted = await sdk.responses.input_tokens.count(model="m", **items)
+
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", len(model.tokenizer.encode(prompt)))
+    assert model.count == 1
+
+
 # What is refused, and how it is told.
 
 
@@ -386,7 +597,16 @@ async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, mode
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "tools": TOOLS}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].name"),
+        ({"tools": [*TOOLS, {"type": "custom", "name": "weather"}]}, "tools[1].name"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "n"}]}, "input[0].input"),
+        ({"input": [{"type": "local_shell_call", "call_id": "c"}]}, "input[0].action"),
+        ({"input": [{"type": "custom_tool_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
@@ -394,16 +614,18 @@ async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, mode
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"text": {"verbosity": "terse"}}, "text.verbosity"),
+        ({"reasoning": {"summary": "brief"}}, "reasoning.summary"),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"store": True}, "store"),
+        ({"store": 5}, "store"),
         ({"background": True}, "background"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"moderation": {"model": "omni-moderation-latest"}}, "moderation"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )
@@ -418,9 +640,9 @@ async def test_what_is_wrong_is_told_with_the_field(
     assert model.count == 0
 
 
-@pytest.mark.parametrize("name", ["previous_response_id", "store", "background"])
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation", "background"])
 async def test_what_would_have_to_be_stored_is_refused_with_what_to_do_instead(server: Any, name: str) -> None:
-    told = (await server.post(PATH, body(**{name: True if name != "previous_response_id" else "resp_1"}))).json()
+    told = (await server.post(PATH, body(**{name: True if name == "background" else "id_1"}))).json()
 
     assert "nothing is stored between requests" in told["error"]["message"]
 

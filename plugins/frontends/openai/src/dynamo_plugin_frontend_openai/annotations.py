@@ -1,6 +1,8 @@
 """Annotations: what `nvext.annotations` asks to be told beside the answer.
 
-In a stream an annotation is an event of its name with a comment line of JSON; in a unary answer it is a key of `nvext`.
+In a unary answer an annotation is a key of `nvext`. In a stream it is an event of its name with a comment line of JSON,
+as the original has it. Where the client asks for `annotations_in: "chunks"`, it is a key of the `nvext` of a chunk
+without choices, which the official SDKs can read.
 """
 
 from __future__ import annotations
@@ -9,9 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from dynamo_plugin_frontend_openai.preprocess import Prompt
+from dynamo_plugin_frontend_openai.render import encode
 
 FORMATTED_PROMPT = "formatted_prompt"
 TOKEN_IDS = "token_ids"  # noqa: S105 - tokens of text
@@ -43,41 +44,43 @@ class Timing:
         }
 
 
-def event(name: str, value: Any) -> bytes:
-    """An annotation as an item of a stream."""
-    return b"event: %b\n: %b\n\n" % (name.encode(), msgspec.json.encode(value))
-
-
-def opening_events(wanted: Sequence[str], prompts: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> bytes:
-    """The items that come before the first chunk. Of several prompts, each has its own item, in order."""
+def as_events(values: dict[str, Any]) -> bytes:
+    """Annotations as events of their names; of a list, each value is an event of its own, in order."""
     parts = []
-    if FORMATTED_PROMPT in wanted:
-        parts += [event(FORMATTED_PROMPT, _text(prompt, decode)) for prompt in prompts]
-    if TOKEN_IDS in wanted:
-        # The value is text that holds JSON, as in the original.
-        parts += [event(TOKEN_IDS, msgspec.json.encode(prompt.token_ids).decode()) for prompt in prompts]
+    for name, value in values.items():
+        if name == TOKEN_IDS:
+            # Each value is text that holds JSON, as in the original.
+            value = [encode(ids).decode() for ids in value]
+        each = value if isinstance(value, list) else [value]
+        parts += [b"event: %b\n: %b\n\n" % (name.encode(), encode(one)) for one in each]
     return b"".join(parts)
 
 
-def closing_events(wanted: Sequence[str], timing: Timing) -> bytes:
-    """The items that come before the last finish chunk."""
-    return event(TIMING, timing.value()) if TIMING in wanted else b""
+def opening(wanted: Sequence[str], prompts: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    """The annotations that come before the first chunk, each a list with a value per prompt."""
+    values: dict[str, Any] = {}
+    if FORMATTED_PROMPT in wanted:
+        values[FORMATTED_PROMPT] = [_text(prompt, decode) for prompt in prompts]
+    if TOKEN_IDS in wanted:
+        values[TOKEN_IDS] = [prompt.token_ids for prompt in prompts]
+    return values
+
+
+def closing(wanted: Sequence[str], timing: Timing) -> dict[str, Any]:
+    """The annotations that come before the last finish chunk."""
+    return {TIMING: timing.value()} if TIMING in wanted else {}
+
+
+def single(values: dict[str, Any]) -> dict[str, Any]:
+    """Annotations as they stand in `nvext`: lists of one value are that value."""
+    return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in values.items()}
 
 
 def unary_extension(
     wanted: Sequence[str], prompts: Sequence[Prompt], timing: Timing, decode: Callable[[Sequence[int]], str]
 ) -> dict[str, Any] | None:
     """The `nvext` object of a unary answer; None if nothing was asked for. Several prompts make lists of values."""
-    extension: dict[str, Any] = {}
-    if FORMATTED_PROMPT in wanted:
-        texts = [_text(prompt, decode) for prompt in prompts]
-        extension[FORMATTED_PROMPT] = texts[0] if len(texts) == 1 else texts
-    if TOKEN_IDS in wanted:
-        ids = [prompt.token_ids for prompt in prompts]
-        extension[TOKEN_IDS] = ids[0] if len(ids) == 1 else ids
-    if TIMING in wanted:
-        extension[TIMING] = timing.value()
-    return extension or None
+    return single(opening(wanted, prompts, decode) | closing(wanted, timing)) or None
 
 
 def _text(prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:

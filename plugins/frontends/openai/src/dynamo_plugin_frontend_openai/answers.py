@@ -177,6 +177,13 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
+class InputTokens(msgspec.Struct):
+    """How many tokens the request has."""
+
+    object: str
+    input_tokens: int
+
+
 class ResponseUsage(msgspec.Struct):
     """How many tokens a response took."""
 

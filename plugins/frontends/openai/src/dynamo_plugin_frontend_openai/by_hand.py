@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import HttpVersion11, web
 from aiohttp.http import SERVER_SOFTWARE
 
+from dynamo_plugin_frontend_openai.ignored import any_ignored
+
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
 
@@ -54,7 +56,7 @@ def sent() -> web.StreamResponse:
 def plain(http: web.Request) -> bool:
     """Whether an answer may be written by hand: HTTP/1.1, the connection stays open, no header of ours to add."""
     headers = http.headers
-    if "x-request-id" in headers or "origin" in headers:
+    if "x-request-id" in headers or "origin" in headers or any_ignored(http):
         return False
     return http.version == HttpVersion11 and http.keep_alive
 

@@ -12,6 +12,7 @@ from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.forced import ForcedCalls
 from dynamo_plugin_frontend_openai.generation import Ask, GenerationEndpoint, Renderer
+from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.parsed import AnswerParser, ParsedChoice, TextParser
 from dynamo_plugin_frontend_openai.preprocess import Prompt, chat_prompt, fitting
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
@@ -98,8 +99,8 @@ class ChatEndpoint(GenerationEndpoint[ChatAsk]):
     PASSIVE = fields.CHAT
     ID_PREFIX = "chatcmpl-"
 
-    def __init__(self, services: FrontendServices, answering: Answering, chats: Chats) -> None:
-        super().__init__(services, answering)
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields, answering: Answering, chats: Chats) -> None:
+        super().__init__(services, ignored, answering)
         self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> ChatAsk:

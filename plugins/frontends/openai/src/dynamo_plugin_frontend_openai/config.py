@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from dynamo_core import PluginConfig
 from pydantic import Field
@@ -29,6 +29,11 @@ class OpenAIConfig(PluginConfig):
     list_models_path: Path = Field(default="/dynamo/alpha/list-models", description="Path of the extended model list.")
     openapi_path: Path = Field(default="/openapi.json", description="Path of the description of the API.")
     docs_path: Path = Field(default="/docs", description="Path of the description as a page.")
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        default="refuse",
+        description="What becomes of a request with fields that no API documents: refuse it, or leave them out and "
+        "name them in the answer's header x-dynamo-ignored-fields.",
+    )
     exclude_tools_when_tool_choice_none: bool = Field(
         default=True, description="Whether the template is not shown the tools of a request that must not call any."
     )

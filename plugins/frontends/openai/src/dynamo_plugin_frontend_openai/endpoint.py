@@ -19,6 +19,7 @@ from dynamo_plugin_frontend_openai import by_hand
 from dynamo_plugin_frontend_openai.annotations import Timing
 from dynamo_plugin_frontend_openai.answers import ErrorBody
 from dynamo_plugin_frontend_openai.errors import HttpFault, Problem, problem_of, report
+from dynamo_plugin_frontend_openai.ignored import IgnoredFields, headers_of
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.decode import read_object
 from dynamo_plugin_frontend_openai.requests.fields import Accepts
@@ -68,8 +69,9 @@ class ModelEndpoint(ABC, Generic[AskT]):
     ERROR: ClassVar[type[msgspec.Struct]] = ErrorBody
     PASSIVE: ClassVar[Mapping[str, Accepts]]
 
-    def __init__(self, services: FrontendServices) -> None:
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields) -> None:
         self.services = services
+        self._ignored = ignored
 
     @abstractmethod
     def check(self, raw: dict[str, Any]) -> AskT:
@@ -133,6 +135,8 @@ class ModelEndpoint(ABC, Generic[AskT]):
 
     async def _check(self, http: web.Request, raw: dict[str, Any]) -> AskT:
         """What `check` makes of a body. A large one may have as many parts as would hold the event loop."""
+        if self._ignored.unknown:
+            self._ignored.strip(http, raw, {*self.BODY.__struct_fields__, *self.PASSIVE}, self.ENDPOINT)
         if len(await http.read()) <= INLINE:
             return self.check(raw)
         return await asyncio.to_thread(self.check, raw)
@@ -238,7 +242,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
                 return by_hand.sent()
             if size > AT_ONCE:
                 return await self._send_large(http, body, size)
-            response = web.Response(body=b"".join(body), content_type="application/json")
+            response = web.Response(body=b"".join(body), content_type="application/json", headers=headers_of(http))
             async with asyncio.timeout(self.services.write_stall):
                 await response.prepare(http)
                 await response.write_eof()
@@ -253,7 +257,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
 
         The listener closes the connection of a client that does not read.
         """
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers=headers_of(http))
         response.content_type = "application/json"
         response.content_length = size
         await response.prepare(http)

@@ -11,13 +11,18 @@ from dynamo_plugin_frontend_openai.requests.messages import (
     ASSISTANT,
     USER,
     CountTokensRequest,
+    DocumentBlock,
     InputMessage,
     MessageBlock,
     MessagesRequest,
     MessageTool,
     MessageToolChoice,
+    ReadableBlock,
+    ResultBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -41,8 +46,9 @@ def chat_of_messages(request: CountTokensRequest) -> dict[str, Any]:
     chat: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
     if request.goes_on:
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
-    if request.tools:
-        chat["tools"] = [_tool(tool) for tool in request.tools]
+    tools = [_tool(tool) for tool in request.tools or () if not tool.hosted]
+    if tools:
+        chat["tools"] = tools
     if request.tool_choice is not None:
         _choose(chat, request.tool_choice)
     if request.thinking is not None:
@@ -117,9 +123,9 @@ def _message(message: InputMessage) -> list[dict[str, Any]]:
 def _user(blocks: Sequence[MessageBlock]) -> list[dict[str, Any]]:
     """What the user says, and before or between it what calls gave."""
     messages: list[dict[str, Any]] = []
-    text: list[TextBlock] = []
+    text: list[ReadableBlock] = []
     for block in blocks:
-        if isinstance(block, TextBlock):
+        if isinstance(block, TextBlock | SearchResultBlock | DocumentBlock):
             text.append(block)
         elif isinstance(block, ToolResultBlock):
             if text:
@@ -160,6 +166,18 @@ def _assistant(blocks: Sequence[MessageBlock]) -> dict[str, Any]:
     return message
 
 
-def _text(content: str | Sequence[TextBlock]) -> str:
+def _text(content: str | Sequence[ResultBlock]) -> str:
     """Text blocks are one text, as the text parts of a chat message are."""
-    return content if isinstance(content, str) else "".join(block.text for block in content)
+    return content if isinstance(content, str) else "".join(map(_readable, content))
+
+
+def _readable(block: ResultBlock) -> str:
+    match block:
+        case SearchResultBlock():
+            return f"{block.title} ({block.source})\n{_text(block.content)}\n"
+        case DocumentBlock():
+            return "\n".join([*filter(None, (block.title, block.context)), f"{block.source.data}\n"])
+        case ToolReferenceBlock():
+            return f"The tool {block.tool_name} is there to be called.\n"
+        case TextBlock():
+            return block.text

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from dynamo_plugin_frontend_openai.requests.response_tools import INPUT, NATIVE, ResponseTools, chosen
 from dynamo_plugin_frontend_openai.requests.responses import (
     CALL,
+    CUSTOM_CALL,
+    NATIVE_CALLS,
     REASONING,
-    RESULT,
+    RESULTS,
+    InputTokensRequest,
     ResponseItem,
     ResponsesRequest,
     ResponseTextFormat,
-    ResponseTool,
-    ResponseToolChoice,
     text_of,
+    text_of_output,
 )
 from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
 
@@ -26,43 +31,41 @@ NAMES: Mapping[str, str] = {
     "reasoning_effort": "reasoning.effort",
 }
 _ASSISTANT = "assistant"
+_CALLS = frozenset({CALL, CUSTOM_CALL, *NATIVE_CALLS})
 
 
-def chat_of_response(request: ResponsesRequest) -> dict[str, Any]:
-    """The body of the chat request that asks for the same."""
+#: The types of tools by those of the items of their calls.
+_NATIVE_TYPES = {tool.item: kind for kind, tool in NATIVE.items()}
+
+
+def chat_of_response(request: InputTokensRequest, tools: ResponseTools) -> dict[str, Any]:
+    """The body of the chat request that asks for the same; `tools` are those of the request."""
     wanted = request.text.format if request.text else None
+    functions, choice = chosen(tools, request.tool_choice)
     chat = _given(
         model=request.model,
-        messages=_messages(request),
-        max_tokens=request.max_output_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
+        messages=_messages(request, tools),
         parallel_tool_calls=request.parallel_tool_calls,
-        user=request.user,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         response_format=None if wanted is None else _format(wanted),
-        tools=[_tool(tool) for tool in request.tools] if request.tools else None,
-        tool_choice=_choice(request.tool_choice),
+        tools=functions or None,
+        tool_choice=choice,
     )
-    if request.stream:
-        # The last event tells the usage.
-        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    if isinstance(request, ResponsesRequest):
+        chat |= _given(
+            max_tokens=request.max_output_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            user=request.user,
+        )
+        if request.stream:
+            # The last event tells the usage.
+            chat |= {"stream": True, "stream_options": {"include_usage": True}}
     return chat
 
 
 def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _choice(choice: str | ResponseToolChoice | None) -> str | dict[str, Any] | None:
-    if isinstance(choice, ResponseToolChoice):
-        return {"type": FUNCTION, FUNCTION: {"name": choice.name}}
-    return choice
-
-
-def _tool(tool: ResponseTool) -> dict[str, Any]:
-    function = _given(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
-    return {"type": FUNCTION, FUNCTION: function}
 
 
 def _format(wanted: ResponseTextFormat) -> dict[str, Any]:
@@ -72,16 +75,16 @@ def _format(wanted: ResponseTextFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+def _messages(request: InputTokensRequest, tools: ResponseTools) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
     if isinstance(request.input, str):
         return [*messages, {"role": "user", "content": request.input}]
-    return messages + list(_of_items(request.input))
+    return messages + list(_of_items(request.input, tools))
 
 
-def _of_items(items: Iterable[ResponseItem]) -> Iterable[dict[str, Any]]:
+def _of_items(items: Iterable[ResponseItem], tools: ResponseTools) -> Iterable[dict[str, Any]]:
     """The messages. Items that one answer consists of, and a chat request has in one message, are put together."""
     answer: dict[str, Any] | None = None
     for item in items:
@@ -91,13 +94,13 @@ def _of_items(items: Iterable[ResponseItem]) -> Iterable[dict[str, Any]]:
                 if answer is not None:
                     yield answer
                 answer = {"role": _ASSISTANT, "content": None}
-            _add(answer, item)
+            _add(answer, item, tools)
             continue
         if answer is not None:
             yield answer
             answer = None
-        if item.kind == RESULT:
-            yield {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
+        if item.kind in RESULTS:
+            yield {"role": "tool", "tool_call_id": item.call_id or item.id, "content": text_of_output(item.output)}
         else:
             yield {"role": item.role, "content": text_of(item.content)}
     if answer is not None:
@@ -105,20 +108,32 @@ def _of_items(items: Iterable[ResponseItem]) -> Iterable[dict[str, Any]]:
 
 
 def _of_answer(item: ResponseItem) -> bool:
-    return item.kind in (CALL, REASONING) or item.role == _ASSISTANT
+    return item.kind in _CALLS or item.kind == REASONING or item.role == _ASSISTANT
 
 
 def _speaks(answer: Mapping[str, Any]) -> bool:
     return answer["content"] is not None or "tool_calls" in answer
 
 
-def _add(answer: dict[str, Any], item: ResponseItem) -> None:
-    match item.kind:
-        case "reasoning":
-            thoughts = text_of(item.content) or text_of(item.summary)
-            answer["reasoning_content"] = answer.get("reasoning_content", "") + thoughts
-        case "function_call":
-            function = {"name": item.name, "arguments": item.arguments}
-            answer.setdefault("tool_calls", []).append({"id": item.call_id, "type": FUNCTION, FUNCTION: function})
-        case _:
-            answer["content"] = (answer["content"] or "") + text_of(item.content)
+def _add(answer: dict[str, Any], item: ResponseItem, tools: ResponseTools) -> None:
+    if item.kind in _CALLS:
+        name, arguments = _called(item, tools)
+        call = {"id": item.call_id, "type": FUNCTION, FUNCTION: {"name": name, "arguments": arguments}}
+        answer.setdefault("tool_calls", []).append(call)
+    elif item.kind == REASONING:
+        thoughts = text_of(item.content) or text_of(item.summary)
+        answer["reasoning_content"] = answer.get("reasoning_content", "") + thoughts
+    else:
+        answer["content"] = (answer["content"] or "") + text_of(item.content)
+
+
+def _called(item: ResponseItem, tools: ResponseTools) -> tuple[str, str]:
+    """The function that a call of an earlier answer called, and its arguments as JSON."""
+    if item.kind in NATIVE_CALLS:
+        return tools.name_of(_NATIVE_TYPES[item.kind]), _json(getattr(item, NATIVE_CALLS[item.kind]))
+    name = tools.name_of(item.name or "", item.namespace)
+    return name, item.arguments or "" if item.kind == CALL else _json({INPUT: item.input})
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -19,11 +19,12 @@ from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
 from dynamo_plugin_frontend_openai.endpoint import ModelEndpoint
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
+from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.memory import MB, AnswerMemory
 from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, MessagesEndpoint
 from dynamo_plugin_frontend_openai.models import ModelLists
 from dynamo_plugin_frontend_openai.openapi import Description, Operation
-from dynamo_plugin_frontend_openai.responses import ResponsesEndpoint
+from dynamo_plugin_frontend_openai.responses import InputTokensEndpoint, ResponsesEndpoint
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
 from dynamo_plugin_frontend_openai.template import TemplateStore
 from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
@@ -64,15 +65,17 @@ class OpenAIFrontend(Frontend):
     def _operations(self) -> list[Operation]:
         config, services = self.config, self.services
         chats = self._chats
+        ignored = IgnoredFields(services, unknown=config.unknown_fields == "ignore")
         memory = AnswerMemory(services, config.unary_answer_limit_mb * MB, config.unary_answers_limit_mb * MB)
         answering = Answering(self._tasks, config.write_buffer, memory)
-        chat = ChatEndpoint(services, answering, chats)
-        completions = CompletionEndpoint(services, answering)
-        embeddings = EmbeddingEndpoint(services)
-        messages = MessagesEndpoint(services, answering, chats)
-        counts = CountTokensEndpoint(services, chats)
-        responses = ResponsesEndpoint(services, answering, chats)
-        tokenize, detokenize = TokenizeEndpoint(services, chats), DetokenizeEndpoint(services)
+        chat = ChatEndpoint(services, ignored, answering, chats)
+        completions = CompletionEndpoint(services, ignored, answering)
+        embeddings = EmbeddingEndpoint(services, ignored)
+        messages = MessagesEndpoint(services, ignored, answering, chats)
+        counts = CountTokensEndpoint(services, ignored, chats)
+        responses = ResponsesEndpoint(services, ignored, answering, chats)
+        input_tokens = InputTokensEndpoint(services, ignored, chats)
+        tokenize, detokenize = TokenizeEndpoint(services, ignored, chats), DetokenizeEndpoint(services, ignored)
         lists = ModelLists(services.models)
         one = f"{config.models_path}/{{id:.+}}"
         return [
@@ -93,6 +96,12 @@ class OpenAIFrontend(Frontend):
                 responses,
                 answers.WholeResponse,
                 "The Responses API without a memory, streaming or not",
+            ),
+            _post(
+                f"{config.responses_path}/input_tokens",
+                input_tokens,
+                answers.InputTokens,
+                "How many tokens such a request has",
             ),
             _post(config.tokenize_path, tokenize, answers.TokenizedText, "The tokens of a text"),
             _post(config.detokenize_path, detokenize, answers.DetokenizedText, "The text of tokens"),

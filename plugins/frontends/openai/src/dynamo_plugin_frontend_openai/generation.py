@@ -13,12 +13,13 @@ from dynamo_core.contracts.admission import SharedPermit
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.text.stops import StopStrings, compile_stops
 
-from dynamo_plugin_frontend_openai.annotations import closing_events, opening_events, unary_extension
+from dynamo_plugin_frontend_openai.annotations import as_events, closing, opening, single, unary_extension
 from dynamo_plugin_frontend_openai.answer import Answer, close_all
 from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.continuous import ContinuousUsage
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.meters import PromptMeters
 from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
 from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 class Renderer(ChunkRenderer, BodyRenderer, Protocol):
     """Makes both forms of an answer."""
 
+    def extension(self, values: dict[str, Any]) -> bytes:
+        """A chunk without choices whose `nvext` holds annotations; empty if there are none."""
+
 
 class Ask(ABC):
     """A checked body of one kind: what differs between chat and text completions."""
@@ -46,6 +50,8 @@ class Ask(ABC):
     def __init__(self, raw: dict[str, Any], request: ChatRequest | CompletionRequest) -> None:
         self.raw = raw
         self.request = request
+        #: Parts of the client's body that are left out, and of which it is told.
+        self.ignored: Sequence[str] = ()
 
     @abstractmethod
     def check_for_tokens(self) -> None:
@@ -89,8 +95,8 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
     #: What a stream ends with, after its last chunk.
     DONE: ClassVar[bytes] = DONE
 
-    def __init__(self, services: FrontendServices, answering: Answering) -> None:
-        super().__init__(services)
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields, answering: Answering) -> None:
+        super().__init__(services, ignored)
         self._tasks = answering.tasks
         self._write_buffer = answering.write_buffer
         self._memory = answering.memory
@@ -100,6 +106,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
     async def serve(self, exchange: Exchange, ask: AskT) -> web.StreamResponse:
         """Answers a request that generates."""
         model, inflight = exchange.model, exchange.inflight
+        self._ignored.tell(exchange.http, ask.ignored, self.ENDPOINT)
         if model.card.model_input != "text":
             ask.check_for_tokens()
         model.precheck(exchange.principal)
@@ -125,20 +132,23 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
     async def _stream(
         self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
     ) -> web.StreamResponse:
-        model, wanted = exchange.model, ask.request.annotations
+        model, request, wanted = exchange.model, ask.request, ask.request.annotations
         out = exchange.out = EventStream(exchange.http, stall=self.services.write_stall, high_water=self._write_buffer)
 
         def usage() -> dict[str, Any]:
             return _usage(answer, prompts, model)
 
+        def told(values: dict[str, Any]) -> bytes:
+            return renderer.extension(single(values)) if request.annotated_chunks else as_events(values)
+
         streaming = StreamingAnswer(
             answer,
-            ContinuousUsage(renderer, usage) if ask.request.continuous_usage else renderer,
+            ContinuousUsage(renderer, usage) if request.continuous_usage else renderer,
             out,
             keep_alive=self.services.keep_alive,
-            opening=opening_events(wanted, prompts, model.tokenizer.decode),
-            closing=lambda: closing_events(wanted, exchange.timing),
-            usage=usage if ask.request.include_usage else None,
+            opening=told(opening(wanted, prompts, model.tokenizer.decode)),
+            closing=lambda: told(closing(wanted, exchange.timing)),
+            usage=usage if request.include_usage else None,
             done=self.DONE,
         )
         response = await streaming.run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,10 +12,12 @@ from dynamo_core.protocol.records import CHAT
 from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.answers import MessagesError
 from dynamo_plugin_frontend_openai.chat import Chats
+from dynamo_plugin_frontend_openai.counting import CountingEndpoint
 from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.errors import Problem
 from dynamo_plugin_frontend_openai.from_messages import NAMES, chat_of_messages
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
+from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.preprocess import Prompt
 from dynamo_plugin_frontend_openai.render import Identity, encode
 from dynamo_plugin_frontend_openai.render_messages import MessageRenderer
@@ -23,10 +25,11 @@ from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.messages import (
     CountTokensRequest,
     MessagesRequest,
+    left_out,
     parse_count,
     parse_messages,
 )
-from dynamo_plugin_frontend_openai.translated import TranslatedAsk, told_as
+from dynamo_plugin_frontend_openai.translated import TranslatedAsk
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
@@ -44,6 +47,10 @@ _TYPES = {
 }
 _BAD_REQUEST, _SERVER = "invalid_request_error", "api_error"
 _SERVER_ERROR = 500
+#: What a client needs to do without a field that is refused: tools of the SDKs then send the whole conversation.
+_DETAILS: Mapping[str, Mapping[str, Any]] = {
+    "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+}
 
 
 class MessagesAsk(TranslatedAsk):
@@ -53,15 +60,12 @@ class MessagesAsk(TranslatedAsk):
 
     def __init__(self, request: CountTokensRequest, chats: Chats) -> None:
         super().__init__(chat_of_messages(request), chats)
-
-    async def count(self, model: ServedModel) -> int:
-        """How many tokens the conversation has."""
-        with told_as(self.NAMES):
-            return len((await self.conversation(model)).token_ids)
+        self.ignored = left_out(request.tools or ())
+        self._edits = request.context_management is not None
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> MessageRenderer:
         """Events and bodies of the Anthropic API."""
-        return MessageRenderer(identity, sum(len(prompt.token_ids) for prompt in prompts))
+        return MessageRenderer(identity, sum(len(prompt.token_ids) for prompt in prompts), edits=self._edits)
 
 
 class _Wording(ModelEndpoint[AskT]):
@@ -90,8 +94,8 @@ class MessagesEndpoint(_Wording[MessagesAsk], GenerationEndpoint[MessagesAsk]):
     ID_PREFIX = "msg_"
     DONE = b""
 
-    def __init__(self, services: FrontendServices, answering: Answering, chats: Chats) -> None:
-        super().__init__(services, answering)
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields, answering: Answering, chats: Chats) -> None:
+        super().__init__(services, ignored, answering)
         self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> MessagesAsk:
@@ -99,37 +103,22 @@ class MessagesEndpoint(_Wording[MessagesAsk], GenerationEndpoint[MessagesAsk]):
         return MessagesAsk(parse_messages(raw), self._chats)
 
 
-class CountTokensEndpoint(_Wording[MessagesAsk]):
-    """Counts the tokens of conversations. No worker is asked."""
+class CountTokensEndpoint(_Wording[TranslatedAsk], CountingEndpoint):
+    """Counts the tokens of conversations."""
 
     ENDPOINT = "count_tokens"
-    MODEL_TYPE = CHAT
     BODY = CountTokensRequest
     PASSIVE = fields.COUNT_TOKENS
-
-    def __init__(self, services: FrontendServices, chats: Chats) -> None:
-        super().__init__(services)
-        self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> MessagesAsk:
         """Checks a body."""
         return MessagesAsk(parse_count(raw), self._chats)
 
-    async def serve(self, exchange: Exchange, ask: MessagesAsk) -> web.StreamResponse:
-        """Answers with the number."""
-        model = exchange.model
-        if model.card.model_input != "text":
-            ask.check_for_tokens()
-        tokens = await ask.count(model)
-        exchange.inflight.prompt_tokens(tokens)
-        response = await self.send(exchange, [encode({"input_tokens": tokens})])
-        exchange.inflight.succeed(None)
-        return response
 
-
-class _Detail(msgspec.Struct):
+class _Detail(msgspec.Struct, omit_defaults=True):
     type: str
     message: str
+    details: Mapping[str, Any] | None = None
 
 
 class _Body(msgspec.Struct):
@@ -138,13 +127,14 @@ class _Body(msgspec.Struct):
 
 
 def error_body(problem: Problem) -> bytes:
-    """``{"type": "error", "error": {"type", "message"}}``. There is no key for the field; the message names it."""
+    """``{"type": "error", "error": {"type", "message", "details"?}}``. The message names the field: there is no key."""
     kind = _TYPES.get(problem.status) or (_BAD_REQUEST if problem.status < _SERVER_ERROR else _SERVER)
     message = problem.message
     if problem.param is not None and problem.param not in message:
         message = f"{problem.param}: {message}"
+    details = _DETAILS.get(problem.param or "")
     try:
-        return encode(_Body(_Detail(kind, message)))
+        return encode(_Body(_Detail(kind, message, details)))
     except UnicodeEncodeError:
         # Half a surrogate pair, quoted from a client's body.
-        return encode(_Body(_Detail(kind, message.encode("utf-8", "replace").decode())))
+        return encode(_Body(_Detail(kind, message.encode("utf-8", "replace").decode(), details)))

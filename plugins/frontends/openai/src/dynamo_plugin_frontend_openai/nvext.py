@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The extension object. Everything is optional; an unknown name is refused.
 
-    `greed_sampling` is another spelling of `greedy_sampling`.
+    `greed_sampling` is another spelling of `greedy_sampling`. `annotations_in` is the form of annotations in a stream.
     """
 
     ignore_eos: bool | None = None
@@ -24,6 +24,7 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     greed_sampling: bool | None = None
     use_raw_prompt: bool | None = None
     annotations: list[str] | None = None
+    annotations_in: Literal["events", "chunks"] | None = None
 
     @property
     def greedy(self) -> bool:

@@ -14,7 +14,7 @@ from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute
 
 from dynamo_plugin_frontend_openai.answers import ErrorBody
-from dynamo_plugin_frontend_openai.requests.fields import Accepts, schema_of
+from dynamo_plugin_frontend_openai.requests.fields import Accepts, has_no_effect, schema_of
 
 _DISTRIBUTION = "dynamo-plugin-frontend-openai"
 _REFERENCE = "#/components/schemas/{name}"
@@ -107,10 +107,9 @@ def _close(schema: dict[str, Any], passive: Mapping[str, Accepts]) -> None:
     """Adds the fields that may only ask for nothing; there are no others."""
     properties = schema["properties"]
     for name, accepts in passive.items():
-        limits = schema_of(accepts)
-        note = {"description": _NO_WISH if "enum" in limits else _NO_EFFECT}
+        note = {"description": _NO_EFFECT if has_no_effect(accepts) else _NO_WISH}
         # A field may be read, and have no effect but for engines that take text.
-        properties[name] = {**properties.get(name, {}), **limits, **note}
+        properties[name] = {**properties.get(name, {}), **schema_of(accepts), **note}
     schema["additionalProperties"] = False
 
 

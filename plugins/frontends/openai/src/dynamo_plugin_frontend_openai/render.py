@@ -136,6 +136,11 @@ def head(identity: Identity, kind: str) -> bytes:
     return b'data: %b,"choices":[' % fields[:-1]
 
 
+def extension_chunk(head_bytes: bytes, values: dict[str, Any]) -> bytes:
+    """A chunk without choices that holds annotations; empty if there are none."""
+    return b'%b],"nvext":%b}\n\n' % (head_bytes, encode(values)) if values else b""
+
+
 def usage_chunk(head_bytes: bytes, usage: dict[str, Any]) -> bytes:
     """The chunk that tells the usage."""
     return b'%b],"usage":%b}\n\n' % (head_bytes, encode(usage))

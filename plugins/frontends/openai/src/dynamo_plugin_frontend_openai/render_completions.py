@@ -15,6 +15,7 @@ from dynamo_plugin_frontend_openai.render import (
     Identity,
     body_of,
     encode,
+    extension_chunk,
     head,
     usage_chunk,
     weight,
@@ -75,6 +76,10 @@ class CompletionRenderer:
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The last chunk, without choices."""
         return usage_chunk(self._head, usage)
+
+    def extension(self, values: dict[str, Any]) -> bytes:
+        """A chunk without choices whose `nvext` holds annotations."""
+        return extension_chunk(self._head, values)
 
     def add(self, collected: Collected, piece: Piece) -> int:
         """Adds a piece to the text of its choice. Gives about how many bytes that takes."""

@@ -25,11 +25,16 @@ _AFTER = b'"}}\n\n'
 
 
 class MessageRenderer:
-    """Makes the events and the body of one message. `prompt_tokens` is what is told before the engine has counted."""
+    """Makes the events and the body of one message.
 
-    def __init__(self, identity: Identity, prompt_tokens: int) -> None:
+    `prompt_tokens` is what is told before the engine has counted; `edits` whether the client asked for edits of its
+    context, of which none are made.
+    """
+
+    def __init__(self, identity: Identity, prompt_tokens: int, *, edits: bool = False) -> None:
         self._identity = identity
         self._prompt_tokens = prompt_tokens
+        self._edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if edits else {}
         self._blocks = Blocks()
         self._pinged = False
         self._choice: Choice | None = None
@@ -57,7 +62,12 @@ class MessageRenderer:
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The reason, the usage, and the end of the message."""
-        return _event("message_delta", delta=_reason(self._choice), usage=_usage(usage)) + _event("message_stop")
+        delta = _event("message_delta", delta=_reason(self._choice), usage=_usage(usage), **self._edits)
+        return delta + _event("message_stop")
+
+    def extension(self, values: dict[str, Any]) -> bytes:
+        """This API has no annotations."""
+        return b""
 
     def add(self, collected: Collected, piece: Piece) -> int:
         """Adds a piece to the one message. Gives about how many bytes that takes."""
@@ -68,7 +78,7 @@ class MessageRenderer:
         """The whole message as JSON."""
         self._blocks.end()
         content = [_whole(block) for block in self._blocks.all]
-        return [encode(self._message(content, collected[0].choice, _usage(usage)))]
+        return [encode(self._message(content, collected[0].choice, _usage(usage)) | self._edits)]
 
     def _message(self, content: list[dict[str, Any]], choice: Choice | None, usage: dict[str, Any]) -> dict[str, Any]:
         return {

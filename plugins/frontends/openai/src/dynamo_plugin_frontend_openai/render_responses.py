@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from dynamo_core.protocol.reading import Unreadable
 
 from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.errors import Problem
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, weight
+from dynamo_plugin_frontend_openai.requests.decode import object_of
+from dynamo_plugin_frontend_openai.requests.response_tools import CUSTOM, INPUT, NATIVE, Called
+from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
 
 ID_PREFIX = "resp_"
-_ITEM_PREFIXES = {Kind.TEXT: "msg_", Kind.REASONING: "rs_", Kind.CALL: "fc_"}
+_ITEM_PREFIXES = {Kind.TEXT: "msg_", Kind.REASONING: "rs_"}
+_CALL_PREFIXES = {FUNCTION: "fc_", CUSTOM: "ctc_", **{kind: tool.prefix for kind, tool in NATIVE.items()}}
 
 #: Why an answer is not complete, by the reason that its choice ended for.
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -20,11 +26,15 @@ _COMPLETED, _IN_PROGRESS, _ENDED_EARLY, _FAILED = "completed", "in_progress", "i
 
 
 class ResponseRenderer:
-    """Makes the events and the body of one response. `echo` is what the response repeats of its request."""
+    """Makes the events and the body of one response.
 
-    def __init__(self, identity: Identity, echo: dict[str, Any]) -> None:
+    `echo` is what the response repeats of its request, `called` tells what tools the functions stand for.
+    """
+
+    def __init__(self, identity: Identity, echo: dict[str, Any], called: Mapping[str, Called]) -> None:
         self._identity = identity
         self._echo = echo
+        self._called = called
         self._blocks = Blocks()
         #: Every event has a number.
         self._count = 0
@@ -59,6 +69,10 @@ class ResponseRenderer:
         response = self._response(None, _FAILED)
         response["error"] = {"code": "server_error", "message": problem.message}
         return begun + self._event("response.failed", response=response)
+
+    def extension(self, values: dict[str, Any]) -> bytes:
+        """This API has no annotations."""
+        return b""
 
     def add(self, collected: Collected, piece: Piece) -> int:
         """Adds a piece to the one response. Gives about how many bytes that takes."""
@@ -110,8 +124,11 @@ class ResponseRenderer:
         return b"".join(parts)
 
     def _begun(self, block: Block) -> bytes:
+        if self._kind(block) in NATIVE:
+            # What such an item must hold is not known before the end.
+            return b""
         item = self._shape(block, _IN_PROGRESS, None)
-        added = self._event("response.output_item.added", output_index=block.index, item=item)
+        added = self._added(block, item)
         if block.kind is Kind.CALL:
             return added
         return added + self._of_part("response.content_part.added", block, part=_part(block.kind, ""))
@@ -122,8 +139,11 @@ class ResponseRenderer:
                 return self._of_part("response.output_text.delta", block, delta=text, logprobs=[])
             case Kind.REASONING:
                 return self._of_part("response.reasoning_text.delta", block, delta=text)
-            case Kind.CALL:
+            case Kind.CALL if self._kind(block) == FUNCTION:
                 return self._of_item("response.function_call_arguments.delta", block, delta=text)
+            case Kind.CALL:
+                # The arguments are JSON around what the client is told: it is there when they are whole.
+                return b""
 
     def _ended(self, block: Block) -> bytes:
         text = block.text
@@ -133,11 +153,30 @@ class ResponseRenderer:
             case Kind.REASONING:
                 done = self._of_part("response.reasoning_text.done", block, text=text)
             case Kind.CALL:
-                name = block.call.name if block.call is not None else ""
-                done = self._of_item("response.function_call_arguments.done", block, name=name, arguments=text)
+                done = self._called_whole(block, text)
         if block.kind is not Kind.CALL:
             done += self._of_part("response.content_part.done", block, part=_part(block.kind, text))
         return done + self._event("response.output_item.done", output_index=block.index, item=self._item(block))
+
+    def _called_whole(self, block: Block, text: str) -> bytes:
+        """What comes before the end of the item of a call, `text` being its arguments."""
+        item = self._shape(block, _IN_PROGRESS, text)
+        match item["type"]:
+            case "function_call":
+                begun = b""
+                if self._kind(block) in NATIVE:
+                    begun = self._added(block, item | {"arguments": ""})
+                    begun += self._of_item("response.function_call_arguments.delta", block, delta=text)
+                name = item["name"]
+                return begun + self._of_item("response.function_call_arguments.done", block, name=name, arguments=text)
+            case "custom_tool_call":
+                delta = self._of_item("response.custom_tool_call_input.delta", block, delta=item["input"])
+                return delta + self._of_item("response.custom_tool_call_input.done", block, input=item["input"])
+            case _:
+                return self._added(block, item)
+
+    def _added(self, block: Block, item: dict[str, Any]) -> bytes:
+        return self._event("response.output_item.added", output_index=block.index, item=item)
 
     def _item(self, block: Block) -> dict[str, Any]:
         """An item as it is now; only the last can still be growing, or have been cut off."""
@@ -149,16 +188,46 @@ class ResponseRenderer:
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         call = block.call
         if call is not None:
-            item |= {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": text or ""}
-            return item
+            return item | {"call_id": call.id, **self._call(call.name, text)}
         content = [] if text is None else [_part(block.kind, text)]
         if block.kind is Kind.REASONING:
             return item | {"type": "reasoning", "summary": [], "content": content}
         return item | {"type": "message", "role": "assistant", "content": content}
 
+    def _call(self, name: str, text: str | None) -> dict[str, Any]:
+        """The fields of a call of a function: as one of the tool that it stands for, if the arguments fit that tool.
+
+        `text` is the arguments, None as long as there are none.
+        """
+        called = self._called.get(name) or Called(FUNCTION, name)
+        namespace = {} if called.namespace is None else {"namespace": called.namespace}
+        if called.type == CUSTOM:
+            value = None if text is None else _object(text).get(INPUT)
+            return {
+                "type": "custom_tool_call",
+                "name": called.name,
+                "input": value if isinstance(value, str) else text or "",
+                **namespace,
+            }
+        native = NATIVE.get(called.type)
+        if native is not None:
+            given = _object(text or "")
+            if all(field in given for field in native.required):
+                return {"type": native.item, native.key: {**native.always, **given}}
+        return {"type": "function_call", "name": called.name, "arguments": text or "", **namespace}
+
+    def _kind(self, block: Block) -> str | None:
+        """The type of the tool that a call is of; None for a part that is no call."""
+        if block.call is None:
+            return None
+        called = self._called.get(block.call.name)
+        return FUNCTION if called is None else called.type
+
     def _id(self, block: Block) -> str:
         """The request's own id in another form: unlike a random one it is found in the log."""
-        return f"{_ITEM_PREFIXES[block.kind]}{self._identity.id.removeprefix(ID_PREFIX)}-{block.index}"
+        kind = self._kind(block)
+        prefix = _ITEM_PREFIXES[block.kind] if kind is None else _CALL_PREFIXES[kind]
+        return f"{prefix}{self._identity.id.removeprefix(ID_PREFIX)}-{block.index}"
 
     def _of_part(self, kind: str, block: Block, **fields: Any) -> bytes:
         return self._of_item(kind, block, content_index=0, **fields)
@@ -169,6 +238,14 @@ class ResponseRenderer:
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._count = self._count, self._count + 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, "sequence_number": number, **fields}))
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The arguments of a call; empty if they are not an object, as when the limit of tokens cut them off."""
+    try:
+        return object_of(text)
+    except Unreadable:
+        return {}
 
 
 def _part(kind: Kind, text: str) -> dict[str, Any]:

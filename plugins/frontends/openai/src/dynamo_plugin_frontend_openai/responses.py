@@ -1,9 +1,9 @@
-"""``POST /v1/responses``: the Responses API, without a memory of earlier requests."""
+"""``POST /v1/responses`` and its ``/input_tokens``: the Responses API, without a memory of earlier requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
 from dynamo_core.protocol.records import CHAT
@@ -11,14 +11,22 @@ from dynamo_core.protocol.records import CHAT
 from dynamo_plugin_frontend_openai.answer import Answer
 from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.chat import Chats
+from dynamo_plugin_frontend_openai.counting import CountingEndpoint
 from dynamo_plugin_frontend_openai.endpoint import Exchange
 from dynamo_plugin_frontend_openai.from_responses import NAMES, chat_of_response
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint, Renderer
+from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.preprocess import Prompt
 from dynamo_plugin_frontend_openai.render import Identity
 from dynamo_plugin_frontend_openai.render_responses import ID_PREFIX, ResponseRenderer
 from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.responses import ResponsesRequest, parse_responses
+from dynamo_plugin_frontend_openai.requests.response_tools import ResponseTools
+from dynamo_plugin_frontend_openai.requests.responses import (
+    InputTokensRequest,
+    ResponsesRequest,
+    parse_input_tokens,
+    parse_responses,
+)
 from dynamo_plugin_frontend_openai.translated import TranslatedAsk
 
 if TYPE_CHECKING:
@@ -26,17 +34,19 @@ if TYPE_CHECKING:
 
 
 class ResponsesAsk(TranslatedAsk):
-    """A checked request of the Responses API."""
+    """A checked request of the Responses API; `raw` is its body."""
 
     NAMES = NAMES
 
-    def __init__(self, raw: dict[str, Any], chats: Chats) -> None:
-        super().__init__(chat_of_response(parse_responses(raw)), chats)
+    def __init__(self, request: InputTokensRequest, raw: dict[str, Any], chats: Chats) -> None:
+        self._tools = ResponseTools.of(request.tools or ())
+        super().__init__(chat_of_response(request, self._tools), chats)
+        self.ignored = self._tools.left_out
         self._echo = _echo(raw)
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> ResponseRenderer:
         """Events and bodies of the Responses API."""
-        return ResponseRenderer(identity, self._echo)
+        return ResponseRenderer(identity, self._echo, self._tools.called)
 
 
 class ResponsesEndpoint(GenerationEndpoint[ResponsesAsk]):
@@ -49,13 +59,13 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesAsk]):
     ID_PREFIX = ID_PREFIX
     DONE = b""
 
-    def __init__(self, services: FrontendServices, answering: Answering, chats: Chats) -> None:
-        super().__init__(services, answering)
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields, answering: Answering, chats: Chats) -> None:
+        super().__init__(services, ignored, answering)
         self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> ResponsesAsk:
         """Checks a body."""
-        return ResponsesAsk(raw, self._chats)
+        return ResponsesAsk(parse_responses(raw), raw, self._chats)
 
     async def _stream(
         self,
@@ -69,6 +79,19 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesAsk]):
             # The last event of a stream that breaks holds the response as far as it came.
             exchange.broken = renderer.failed
         return await super()._stream(exchange, ask, prompts, renderer, answer)
+
+
+class InputTokensEndpoint(CountingEndpoint):
+    """Counts the tokens of requests."""
+
+    ENDPOINT = "input_tokens"
+    BODY = InputTokensRequest
+    PASSIVE = fields.INPUT_TOKENS
+    ALSO: ClassVar[dict[str, Any]] = {"object": "response.input_tokens"}
+
+    def check(self, raw: dict[str, Any]) -> ResponsesAsk:
+        """Checks a body."""
+        return ResponsesAsk(parse_input_tokens(raw), raw, self._chats)
 
 
 def _echo(raw: dict[str, Any]) -> dict[str, Any]:

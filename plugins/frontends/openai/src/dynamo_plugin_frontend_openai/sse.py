@@ -12,6 +12,7 @@ from http import HTTPStatus
 from aiohttp import HttpVersion11, web
 
 from dynamo_plugin_frontend_openai import by_hand
+from dynamo_plugin_frontend_openai.ignored import headers_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -82,6 +83,7 @@ class EventStream:
                 "Content-Type": "text/event-stream",
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
+                **headers_of(self._http),
             },
         )
         if self._chunked:

@@ -13,6 +13,7 @@ from dynamo_core.text.encode import INLINE, encode_async
 
 from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
 from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.render import encode
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import invalid
@@ -70,8 +71,8 @@ class TokenizeEndpoint(_OfTokenizer[TokenizeAsk]):
     BODY = TokenizeRequest
     PASSIVE = fields.TOKENIZE
 
-    def __init__(self, services: FrontendServices, chats: Chats) -> None:
-        super().__init__(services)
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields, chats: Chats) -> None:
+        super().__init__(services, ignored)
         self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> TokenizeAsk:

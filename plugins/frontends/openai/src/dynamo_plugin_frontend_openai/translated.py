@@ -34,6 +34,11 @@ class TranslatedAsk(ChatAsk):
         with told_as(self.NAMES):
             super().check_for_tokens()
 
+    async def count(self, model: ServedModel) -> int:
+        """How many tokens the conversation has."""
+        with told_as(self.NAMES):
+            return len((await self.conversation(model)).token_ids)
+
     async def prompts(self, model: ServedModel) -> list[Prompt]:
         """The conversation as one prompt."""
         with told_as(self.NAMES):

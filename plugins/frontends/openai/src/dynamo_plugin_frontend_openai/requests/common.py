@@ -28,7 +28,7 @@ _MAX_TOKEN_ID = 2**32 - 1
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How to stream. `include_obfuscation` pads chunks; only false is accepted.
+    """How to stream. `include_obfuscation` asks for padding, which is not made.
 
     `continuous_usage_stats` puts the usage so far into every chunk.
     """
@@ -115,6 +115,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         return [] if self.nvext is None or self.nvext.annotations is None else self.nvext.annotations
 
     @property
+    def annotated_chunks(self) -> bool:
+        """Whether a stream tells annotations in chunks, and not in events of their own."""
+        return self.nvext is not None and self.nvext.annotations_in == "chunks"
+
+    @property
     def guided(self) -> GuidedDecodingOptions | None:
         """What the answer must look like; None if that is left to the model."""
         found = constraint(self)
@@ -172,8 +177,6 @@ def check_common(request: GenerationRequest, prompts: int = 1) -> None:
     if request.stream_options is not None:
         if not request.streaming:
             raise invalid("The 'stream_options' field is only allowed when 'stream' is set to true.", "stream_options")
-        if request.stream_options.include_obfuscation:
-            raise invalid("include_obfuscation is not supported", "stream_options.include_obfuscation")
         if request.stream_options.continuous_usage_stats and not request.stream_options.include_usage:
             raise invalid(
                 "continuous_usage_stats needs include_usage to be true", "stream_options.continuous_usage_stats"

@@ -1,7 +1,8 @@
-"""Fields of the OpenAI API that this frontend accepts only with values that ask for nothing.
+"""Fields of the official APIs that this frontend accepts without effect, or only with values that ask for nothing.
 
-A field with any other value is refused, so that no wish is silently dropped. Engines that take the client's body
-(`model_input: text`) get these fields as they are, and honour them or not by themselves.
+Without effect is what does not change the meaning of an answer: who asks, how it is billed, hints for caches. A field
+that would change it, and cannot be honoured, is refused with any value that asks for something. Engines that take the
+client's body (`model_input: text`) get these fields as they are, and honour them or not by themselves.
 """
 
 from __future__ import annotations
@@ -56,15 +57,40 @@ class _Notes:
         return value is None or isinstance(value, dict)
 
 
+class _Documented(_OneOf):
+    """Accepts every value that the official API documents, and null; none has an effect."""
+
+    def __init__(self, *values: Any) -> None:
+        super().__init__(None, *values)
+
+
+class _ListOf:
+    """Accepts a list of these values; none has an effect."""
+
+    def __init__(self, *values: str) -> None:
+        self.schema = {"type": ["array", "null"], "items": {"enum": list(values)}}
+        self._values = frozenset(values)
+
+    def __call__(self, value: Any) -> bool:
+        return value is None or (
+            isinstance(value, list) and all(isinstance(each, str) and each in self._values for each in value)
+        )
+
+
 _one_of = _OneOf
 _nothing = _OneOf(None)
 
 
 def schema_of(accepts: Accepts) -> dict[str, Any]:
     """What such a field may hold, as a JSON Schema."""
-    if isinstance(accepts, _Text | _Notes):
+    if isinstance(accepts, _Text | _Notes | _ListOf):
         return dict(accepts.schema)
     return {"enum": list(accepts.values)} if isinstance(accepts, _OneOf) else {}
+
+
+def has_no_effect(accepts: Accepts) -> bool:
+    """Whether every value that is accepted may ask for something, which then is not done."""
+    return isinstance(accepts, _Documented) or not isinstance(accepts, _OneOf)
 
 
 #: Fields of both kinds of request.
@@ -76,8 +102,8 @@ _COMMON: dict[str, Accepts] = {
     ),  # a hint for a cache that finds its prefixes by content here
     "prompt_cache_retention": _anything,
     "prompt_cache_options": _anything,
-    "service_tier": _one_of(None, "auto", "default"),
-    "store": _one_of(None, False),
+    "service_tier": _Documented("auto", "default", "flex", "scale", "priority", "fast"),
+    "store": _Documented(False, True),  # there is no store; the answer is the same
     # Beyond the OpenAI API, as clients of vLLM send them.
     "bad_words": _one_of(None, []),
     "detokenize": _one_of(None, True),
@@ -106,8 +132,8 @@ CHAT: Mapping[str, Accepts] = {
     "mm_processor_kwargs": _one_of(None, {}),
     "modalities": _one_of(None, ["text"]),
     "moderation": _nothing,
-    "prediction": _nothing,
-    "verbosity": _one_of(None, "medium"),
+    "prediction": _anything,  # only makes an answer faster
+    "verbosity": _Documented("low", "medium", "high"),
     "web_search_options": _nothing,
 }
 
@@ -120,34 +146,64 @@ EMBEDDINGS: Mapping[str, Accepts] = {}
 
 #: Of both Anthropic routes.
 COUNT_TOKENS: Mapping[str, Accepts] = {
+    "billing_policy": _anything,
     "cache_control": _anything,  # a hint for a cache that finds its prefixes by content here
-    "context_management": _nothing,
+    "compaction": _anything,  # the context is never changed here, as below
+    "context_management": _anything,  # no edit is applied, and the answer says so
     "mcp_servers": _one_of(None, []),
-    "speed": _one_of(None, "standard"),
+    "speed": _Documented("standard", "fast"),
+    "thread": _nothing,
+    "user_profile_id": _anything,
+    "workspace_id": _anything,
 }
 
 MESSAGES: Mapping[str, Accepts] = {
     **COUNT_TOKENS,
     "container": _nothing,
+    "diagnostics": _anything,  # asks why a cache did not help; there is nothing to say
+    "fallback_credit_token": _anything,
+    "fallbacks": _anything,  # for refusals of the first model; models here do not refuse
     "inference_geo": _nothing,
     "metadata": _Notes(),  # identifies the end user; nothing here acts on it
-    "service_tier": _one_of(None, "auto", "standard_only"),
+    "service_tier": _Documented("auto", "standard_only"),
 }
 
 RESPONSES: Mapping[str, Accepts] = {
+    "access_programs": _anything,
     "background": _one_of(None, False),
+    "client_metadata": _anything,  # the client's own, as Codex sends it
+    "context_management": _anything,  # the context is never compacted here
     "conversation": _nothing,
-    "include": _one_of(None, []),
+    "image": _anything,  # how pictures are made; there are none
+    # Parts of answers that are not made here, but for the log-probabilities, which are refused.
+    "include": _ListOf(
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    ),
     "max_tool_calls": _anything,  # counts calls of tools that a server runs itself; there are none
+    "moderation": _nothing,
     "previous_response_id": _nothing,
     "prompt": _nothing,
     "prompt_cache_key": _COMMON["prompt_cache_key"],
+    "prompt_cache_options": _anything,
     "prompt_cache_retention": _anything,
     "safety_identifier": _COMMON["safety_identifier"],
-    "service_tier": _one_of(None, "auto", "default"),
-    "store": _one_of(None, False),
+    "service_tier": _COMMON["service_tier"],
+    "store": _COMMON["store"],
     "top_logprobs": _one_of(None, 0),
-    "truncation": _one_of(None, "disabled"),
+    "truncation": _Documented("auto", "disabled"),  # a prompt that is too long is refused with either
+}
+
+INPUT_TOKENS: Mapping[str, Accepts] = {
+    "conversation": _nothing,
+    "personality": _anything,  # one of the makers of the API's own models
+    "previous_response_id": _nothing,
+    "truncation": RESPONSES["truncation"],
 }
 
 TOKENIZE: Mapping[str, Accepts] = {
@@ -157,6 +213,9 @@ TOKENIZE: Mapping[str, Accepts] = {
 
 DETOKENIZE: Mapping[str, Accepts] = {}
 
+
+#: Fields of other servers that change the meaning of an answer: they are refused even where unknown fields are ignored.
+NEVER_IGNORED = frozenset({"chat_template"})
 
 #: Names of unknown fields that an error lists.
 _NAMED = 20

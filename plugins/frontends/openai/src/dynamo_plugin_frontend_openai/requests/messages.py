@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -12,6 +13,8 @@ from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, to_struct
 
 CUSTOM = "custom"
 USER, ASSISTANT = "user", "assistant"
+#: Tools that the server of the API would run itself, and that a model may do without. Their types end in a date.
+_HOSTED = ("web_search_", "web_fetch_", "tool_search_tool_")
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
@@ -41,15 +44,47 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
     input: dict[str, Any]
 
 
+class SearchResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="search_result"):
+    """A text that the client found."""
+
+    title: str
+    source: str
+    content: list[TextBlock]
+
+
+class TextSource(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """The text of a document."""
+
+    data: str
+
+
+class DocumentBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="document"):
+    """A document that is text."""
+
+    source: TextSource
+    title: str | None = None
+    context: str | None = None
+
+
+class ToolReferenceBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_reference"):
+    """A tool that the client's own search for tools found. Models are shown all tools anyway."""
+
+    tool_name: str
+
+
+ReadableBlock: TypeAlias = TextBlock | SearchResultBlock | DocumentBlock
+ResultBlock: TypeAlias = ReadableBlock | ToolReferenceBlock
+
+
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
     """What a call gave."""
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 
 
-MessageBlock: TypeAlias = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+MessageBlock: TypeAlias = ReadableBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
@@ -68,6 +103,11 @@ class MessageTool(msgspec.Struct, kw_only=True):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @property
+    def hosted(self) -> bool:
+        """Whether the server of the API would run it, and nothing is lost but the offer."""
+        return self.type is not None and self.type.startswith(_HOSTED)
+
 
 class MessageToolChoice(msgspec.Struct, kw_only=True):
     """Which tool is to be called."""
@@ -85,10 +125,11 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How hard to try, and what the answer must look like."""
+    """How hard to try, and what the answer must look like. The budget of a task has no effect."""
 
     effort: str | None = None
     format: dict[str, Any] | None = None
+    task_budget: dict[str, Any] | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
@@ -101,6 +142,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: dict[str, Any] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -145,6 +187,11 @@ def parse_count(raw: dict[str, Any]) -> CountTokensRequest:
     return request
 
 
+def left_out(tools: Sequence[MessageTool]) -> list[str]:
+    """The places of tools that no model is shown."""
+    return [f"tools[{index}]" for index, tool in enumerate(tools) if tool.hosted]
+
+
 def _check(request: CountTokensRequest) -> None:
     if not request.messages:
         raise invalid("at least one message is required", "messages")
@@ -156,6 +203,8 @@ def _check(request: CountTokensRequest) -> None:
             f"messages[{len(request.messages) - 1}].content",
         )
     for index, tool in enumerate(request.tools or ()):
+        if tool.hosted:
+            continue
         if tool.type not in (None, CUSTOM):
             raise invalid(f"tools of type '{tool.type}' are not supported", f"tools[{index}].type")
         if tool.input_schema is None:
@@ -178,7 +227,7 @@ def _check_message(message: InputMessage, path: str) -> None:
         match block:
             case TextBlock():
                 continue
-            case ToolResultBlock():
+            case ToolResultBlock() | SearchResultBlock() | DocumentBlock():
                 belongs = USER
             case _:
                 belongs = ASSISTANT

@@ -11,9 +11,20 @@ from dynamo_core.errors import InvalidArgument
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import U32, invalid
 from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, to_struct
-from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
+from dynamo_plugin_frontend_openai.requests.response_tools import (
+    NATIVE,
+    ResponseTool,
+    ResponseToolChoice,
+    check_tool_choice,
+    check_tools,
+)
 
-MESSAGE, CALL, RESULT, REASONING = "message", "function_call", "function_call_output", "reasoning"
+MESSAGE, CALL, REASONING = "message", "function_call", "reasoning"
+CUSTOM_CALL = "custom_tool_call"
+#: Items that hold what a call gave.
+RESULTS = frozenset({f"{CALL}_output", f"{CUSTOM_CALL}_output", *(f"{tool.item}_output" for tool in NATIVE.values())})
+#: Items of calls of tools that are known by their type, and the field of each that holds the arguments.
+NATIVE_CALLS: Mapping[str, str] = {tool.item: tool.key for tool in NATIVE.values()}
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _REFUSAL = "refusal"
 
@@ -22,7 +33,6 @@ _STATE: Mapping[str, str] = {
     "previous_response_id": "send the whole conversation as `input`",
     "conversation": "send the whole conversation as `input`",
     "prompt": "send the text of the prompt as `instructions` or `input`",
-    "store": "send `store: false`, or leave it out",
     "background": "wait for the answer, or stream it",
 }
 
@@ -39,35 +49,23 @@ class ResponseItem(msgspec.Struct, kw_only=True):
     """An item of the input: a message, a call of an earlier answer, what the call gave, or earlier reasoning."""
 
     type: str | None = None
+    id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[ResponsePart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
-    output: str | list[ResponsePart] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
+    output: str | list[dict[str, Any]] | dict[str, Any] | None = None
     summary: list[ResponsePart] | None = None
 
     @property
     def kind(self) -> str:
         """What the item is; one with a role and no type is a message."""
         return MESSAGE if self.type is None and self.role is not None else self.type or ""
-
-
-class ResponseTool(msgspec.Struct, kw_only=True):
-    """A function that the model may call; `parameters` is a JSON Schema."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ResponseToolChoice(msgspec.Struct, kw_only=True):
-    """The one function that must be called."""
-
-    type: str
-    name: str | None = None
 
 
 class ResponseTextFormat(msgspec.Struct, kw_only=True):
@@ -84,39 +82,46 @@ class ResponseText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of the text."""
 
     format: ResponseTextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseReasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the reasoning. It is given as it is, so that there is no summary to choose."""
+    """Settings of the reasoning. It is given as it is: of these only the effort has an effect."""
 
     effort: str | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
 
 
 class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How to stream. Padding is not made."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """A request for a response."""
+class InputTokensRequest(msgspec.Struct, kw_only=True):
+    """A request whose tokens are to be counted."""
 
     model: Annotated[str, NOT_EMPTY]
     input: Annotated[str | list[ResponseItem], NOT_EMPTY]
     instructions: str | None = None
-    max_output_tokens: U32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: str | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
+
+
+class ResponsesRequest(InputTokensRequest, kw_only=True):
+    """A request for a response."""
+
+    max_output_tokens: U32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
 
@@ -128,29 +133,39 @@ def parse_responses(raw: dict[str, Any]) -> ResponsesRequest:
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, ResponsesRequest)
+    _check(request, raw, fields.RESPONSES)
+    return request
+
+
+def parse_input_tokens(raw: dict[str, Any]) -> InputTokensRequest:
+    """Checks a request for a number of tokens.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, InputTokensRequest)
+    _check(request, raw, fields.INPUT_TOKENS)
+    return request
+
+
+def _check(request: InputTokensRequest, raw: dict[str, Any], passive: Mapping[str, fields.Accepts]) -> None:
     if not request.input:
         raise invalid("The input cannot be empty", "input")
-    fields.check_known(raw, ResponsesRequest.__struct_fields__, fields.RESPONSES)
-    for name, instead in _STATE.items():
-        if not fields.RESPONSES[name](raw.get(name)):
+    fields.check_known(raw, request.__struct_fields__, passive)
+    for name in _STATE.keys() & passive.keys():
+        if not passive[name](raw.get(name)):
             raise InvalidArgument(
-                f"Unsupported value of parameter `{name}`: nothing is stored between requests; {instead}", field=name
+                f"Unsupported value of parameter `{name}`: nothing is stored between requests; {_STATE[name]}",
+                field=name,
             )
-    fields.check_passive(raw, fields.RESPONSES)
+    fields.check_passive(raw, passive)
     if not isinstance(request.input, str):
         for index, item in enumerate(request.input):
             _check_item(item, f"input[{index}]")
-    for index, tool in enumerate(request.tools or ()):
-        if tool.type != FUNCTION:
-            raise invalid(f"Tools of type '{tool.type}' are not supported", f"tools[{index}].type")
-        if tool.name is None:
-            raise invalid("A tool of type 'function' has no name", f"tools[{index}].name")
-    choice = request.tool_choice
-    if isinstance(choice, ResponseToolChoice) and (choice.type != FUNCTION or choice.name is None):
-        raise invalid("A tool choice that is an object must name a function", "tool_choice")
+    check_tools(request.tools or ())
+    check_tool_choice(request.tool_choice)
     if request.text is not None and request.text.format is not None:
         _check_format(request.text.format)
-    return request
 
 
 def text_of(content: str | list[ResponsePart] | None) -> str:
@@ -158,6 +173,15 @@ def text_of(content: str | list[ResponsePart] | None) -> str:
     if isinstance(content, list):
         return "".join((part.refusal if part.type == _REFUSAL else part.text) or "" for part in content)
     return content or ""
+
+
+def text_of_output(output: str | list[dict[str, Any]] | dict[str, Any] | None) -> str:
+    """What a call gave, as a model reads it: the text of text parts; JSON of what a tool known by its type gives."""
+    if output is None or isinstance(output, str):
+        return output or ""
+    if isinstance(output, list) and all(part.get("type") in _TEXT_PARTS for part in output):
+        return "".join(str(part.get("text") or "") for part in output)
+    return msgspec.json.encode(output).decode()
 
 
 def _check_item(item: ResponseItem, path: str) -> None:
@@ -170,9 +194,15 @@ def _check_item(item: ResponseItem, path: str) -> None:
             _check_parts(item.content, f"{path}.content")
         case "function_call":
             _require(item, path, "call_id", "name", "arguments")
-        case "function_call_output":
-            _require(item, path, "call_id", "output")
-            _check_parts(item.output, f"{path}.output")
+        case "custom_tool_call":
+            _require(item, path, "call_id", "name", "input")
+        case kind if kind in NATIVE_CALLS:
+            _require(item, path, "call_id", NATIVE_CALLS[kind])
+        case kind if kind in RESULTS:
+            if item.call_id is None and item.id is None:
+                raise invalid(f"An item of type '{kind}' has no call_id", f"{path}.call_id")
+            _require(item, path, "output")
+            _check_output(item.output, f"{path}.output")
         case "reasoning":
             return
         case "item_reference":
@@ -191,6 +221,14 @@ def _check_parts(content: str | list[ResponsePart] | None, path: str) -> None:
     for index, part in enumerate(content if isinstance(content, list) else ()):
         if part.type not in (*_TEXT_PARTS, _REFUSAL):
             raise invalid(f"Content of type '{part.type}' is not supported", f"{path}[{index}].type")
+
+
+def _check_output(output: str | list[dict[str, Any]] | dict[str, Any] | None, path: str) -> None:
+    """Refuses pictures and files. What has no type is the report of a tool that is known by its own type."""
+    for index, part in enumerate(output if isinstance(output, list) else ()):
+        kind = part.get("type")
+        if kind is not None and kind not in _TEXT_PARTS:
+            raise invalid(f"Content of type '{kind}' is not supported", f"{path}[{index}].type")
 
 
 def _check_format(wanted: ResponseTextFormat) -> None:

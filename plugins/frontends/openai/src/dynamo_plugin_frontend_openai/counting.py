@@ -1,0 +1,40 @@
+"""Routes that tell how many tokens a conversation has. No worker is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aiohttp import web
+from dynamo_core.protocol.records import CHAT
+
+from dynamo_plugin_frontend_openai.chat import Chats
+from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.ignored import IgnoredFields
+from dynamo_plugin_frontend_openai.render import encode
+from dynamo_plugin_frontend_openai.translated import TranslatedAsk
+
+if TYPE_CHECKING:
+    from dynamo_core.contracts.frontend import FrontendServices
+
+
+class CountingEndpoint(ModelEndpoint[TranslatedAsk]):
+    """Counts the tokens of a request to be translated. `ALSO` stands in the answer beside their number."""
+
+    MODEL_TYPE = CHAT
+    ALSO: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields, chats: Chats) -> None:
+        super().__init__(services, ignored)
+        self._chats = chats
+
+    async def serve(self, exchange: Exchange, ask: TranslatedAsk) -> web.StreamResponse:
+        """Answers with the number."""
+        model = exchange.model
+        self._ignored.tell(exchange.http, ask.ignored, self.ENDPOINT)
+        if model.card.model_input != "text":
+            ask.check_for_tokens()
+        tokens = await ask.count(model)
+        exchange.inflight.prompt_tokens(tokens)
+        response = await self.send(exchange, [encode({**self.ALSO, "input_tokens": tokens})])
+        exchange.inflight.succeed(None)
+        return response

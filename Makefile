@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What builds our distributions, and nkeys, which comes without a wheel. This setuptools is the one that vLLM asks for.
 BUILD_TOOLS := hatchling==1.33.0 editables==0.6 setuptools==78.1.1
 
-.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm check format bench clean
+.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm test-clients check format bench clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -107,6 +107,19 @@ $(STAMPS)/peer:
 test-peer: $(STAMPS)/peer $(STAMPS)/dev ## A server of another project behind the engine `upstream`, in .venv-peer
 	@LLAMA_CPP_PYTHON=$(CURDIR)/.venv-peer/bin/python exec $(BIN)/python -m pytest -m full tests/e2e/test_upstream_peer.py $(ARGS)
 
+# Programs of other people that speak to the frontend; those of npm need Node.
+CLIENTS := tests/clients
+$(STAMPS)/clients: $(CLIENTS)/package.json $(CLIENTS)/requirements.txt
+	@command -v npm >/dev/null || { echo "make: the lane needs Node and npm; on Debian: apt-get install npm" >&2; exit 2; }
+	@echo "setting up $(CLIENTS)/node_modules and .venv-clients …"
+	@cd $(CLIENTS) && npm install --silent --no-audit --no-fund --ignore-scripts
+	@$(PYTHON) -m venv .venv-clients
+	@.venv-clients/bin/python $(PIP) --no-deps -r $(CLIENTS)/requirements.txt
+	@mkdir -p $(STAMPS) && touch $@
+
+test-clients: $(STAMPS)/clients $(STAMPS)/dev ## SDKs, coding agents and load testers of other people against this tree (needs Node)
+	@DYNAMO_CLIENTS=$(or $(DYNAMO_CLIENTS),1) exec $(BIN)/python -m pytest -m "full or not full" $(CLIENTS) $(ARGS)
+
 # torchvision comes without a build that fits, and importing vLLM then fails; triton is large and of no use on a CPU; the
 # meta package of NIXL would bring two versions of CUDA.
 $(STAMPS)/vllm: $(foreach part,core $(addprefix plugins/,$(VLLM_PARTS)),$(part)/pyproject.toml)
@@ -142,4 +155,4 @@ bench: $(STAMPS)/dev ## Measure this tree beside the bare probe, and over every 
 	@for what in $(BENCH); do $(BIN)/python -m benchmarks $$what $(ARGS) || exit; done
 
 clean: ## Remove what was set up
-	rm -rf $(VENV) $(VLLM_VENV) .venv-transformers .venv-peer $(STAMPS)
+	rm -rf $(VENV) $(VLLM_VENV) .venv-transformers .venv-peer .venv-clients $(CLIENTS)/node_modules $(STAMPS)

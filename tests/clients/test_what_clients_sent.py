@@ -1,0 +1,48 @@
+"""What clients of other people sent when the lane `make test-clients` ran them, sent again without them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.recorder import SENT
+
+CONFIG = """
+workers:
+  scripted:
+    model: {name: scripted, tool_call_parser: hermes}
+    engine: {use: mocker, speedup_ratio: 0, context_length: 1000000, num_gpu_blocks: 100000}
+    grace_period: 0
+"""
+#: What the last item of each kind of stream holds.
+ENDS = {
+    "/v1/chat/completions": b"data: [DONE]\n\n",
+    "/v1/completions": b"data: [DONE]\n\n",
+    "/v1/messages": b"event: message_stop\n",
+    "/v1/responses": b"event: response.",
+}
+
+
+@pytest.fixture(scope="module")
+def server(serve_for_module: Any) -> Any:
+    return serve_for_module(CONFIG)
+
+
+def test_every_client_of_the_lane_has_a_fixture() -> None:
+    assert len(list(SENT.glob("*.json"))) >= 8
+
+
+@pytest.mark.parametrize("path", sorted(SENT.glob("*.json")), ids=lambda path: path.stem)
+def test_what_a_client_sent_is_answered(server: Any, path: Path) -> None:
+    for asked in json.loads(path.read_text()).values():
+        body = {**asked["body"], "model": "scripted"}
+        status, headers, answer = server.request("POST", asked["path"], body, **asked["headers"])
+        assert status == 200, answer
+        if body.get("stream"):
+            assert headers["content-type"].startswith("text/event-stream")
+            assert ENDS[asked["path"].split("?")[0]] in answer[-200_000:]
+        else:
+            assert isinstance(json.loads(answer), dict)

@@ -153,17 +153,17 @@ async def shown(server: Any, model: Any, **fields: Any) -> str:
 
 async def test_the_system_prompt_comes_first_as_text_or_as_blocks(server: Any, model: Any) -> None:
     blocks = [
-        {"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}},
         {"type": "text", "text": "kind."},
     ]
 
-    for system in ("Be kind.", blocks):
-        assert await shown(server, model, system=system) == "system: Be kind.\nuser: Hi\nassistant: "
+    for system in ("Be\nkind.", blocks):
+        assert await shown(server, model, system=system) == "system: Be\nkind.\nuser: Hi\nassistant: "
 
 
 async def test_a_conversation_with_tools_and_thoughts_is_what_a_chat_request_would_say(server: Any, model: Any) -> None:
     messages = [
-        {"role": "user", "content": [{"type": "text", "text": "Oslo"}, {"type": "text", "text": "?"}]},
+        {"role": "user", "content": [{"type": "text", "text": "Oslo,"}, {"type": "text", "text": "now?"}]},
         {
             "role": "assistant",
             "content": [
@@ -191,16 +191,16 @@ async def test_a_conversation_with_tools_and_thoughts_is_what_a_chat_request_wou
     ]
 
     assert await shown(server, model, messages=messages) == (
-        "user: Oslo?\nassistant: (hm)Let me see.<t1 weather city=Oslo><t2 weather>\n"
+        "user: Oslo,\nnow?\nassistant: (hm)Let me see.<t1 weather city=Oslo><t2 weather>\n"
         "tool[t1]: rain\ntool[t2]!: ?\nuser: Well?\nsystem: Be brief.\nassistant: "
     )
 
 
-@pytest.mark.parametrize("begun", ["The be", [{"type": "text", "text": "The "}, {"type": "text", "text": "be"}]])
+@pytest.mark.parametrize("begun", ["The\nbe", [{"type": "text", "text": "The"}, {"type": "text", "text": "be"}]])
 async def test_an_answer_that_the_client_begins_is_continued(server: Any, model: Any, begun: Any) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
 
-    assert await shown(server, model, messages=messages) == "user: Hi\nassistant: The be"
+    assert await shown(server, model, messages=messages) == "user: Hi\nassistant: The\nbe"
 
 
 async def test_tools_are_shown_in_the_form_that_templates_know(server: Any, model: Any) -> None:

@@ -137,7 +137,7 @@ async def test_a_template_is_compiled_once_for_each_version_of_a_model() -> None
     assert await store.load(one) is first  # type: ignore[arg-type]
 
 
-async def test_parts_of_text_are_joined_and_variables_passed(server: Any) -> None:
+async def test_parts_of_text_are_lines_and_variables_passed(server: Any) -> None:
     template = b"{{ messages[0].content }}|{{ mood }}|{{ messages[1].name }}|{{ add_generation_prompt }}"
     model = server.add_model("t", files={"chat_template.jinja": template}, checksum="1")
     model.script = lambda call: call.finish(text="x")
@@ -151,7 +151,119 @@ async def test_parts_of_text_are_joined_and_variables_passed(server: Any) -> Non
         nvext={"annotations": ["formatted_prompt"]},
     )
 
-    assert reply.json()["nvext"]["formatted_prompt"] == "ab|good|bob|False"
+    assert reply.json()["nvext"]["formatted_prompt"] == "a\nb|good|bob|False"
+
+
+#: How templates of models deal with the content of a message that only calls tools, and what they make of it.
+_CALLING = {
+    "prints it": ("[{{ message['content'] }}]", "[]"),
+    "adds it to text": ("{{ '[' + message['content'] + ']' }}", "[]"),
+    "trims it": ("[{{ message.content | trim }}]", "[]"),
+    "asks whether it is there": (
+        "{% if message.content %}[{{ message.content }}]{% elif message.tool_calls %}calls{% endif %}",
+        "calls",
+    ),
+    "asks whether it is defined": (
+        "{% if message['content'] is defined %}[{{ message['content'] }}]{% endif %}",
+        "[]",
+    ),
+    "asks for text, and iterates over anything else": (
+        "{% if message.content is string %}[{{ message.content }}]"
+        "{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}",
+        "[]",
+    ),
+    "tells calls by none, as DeepSeek": (
+        "{% if message['role'] == 'assistant' and message['content'] is none %}calls"
+        "{% elif message['content'] is not none %}[{{ message['content'] }}]{% endif %}",
+        "calls",
+    ),
+    "tells calls by none, by another name": (
+        "{% set content = message.get('content') %}{% if content is none %}calls{% else %}[{{ content }}]{% endif %}",
+        "calls",
+    ),
+    "compares with none": (
+        "{% if message.content != None %}[{{ message.content }}]{% else %}calls{% endif %}",
+        "calls",
+    ),
+}
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(("source", "shown"), _CALLING.values(), ids=_CALLING)
+@pytest.mark.parametrize("content", [{"content": None}, {}], ids=["null", "left out"])
+async def test_a_message_that_only_calls_tools_shows_no_text(
+    server: Any, source: str, shown: str, content: dict[str, None]
+) -> None:
+    model = server.add_model("t", files={"chat_template.jinja": _last(source)}, checksum=source)
+    model.script = lambda call: call.finish(text="x")
+
+    reply = await server.chat(
+        model="t",
+        messages=[*USER, {"role": "assistant", **content, "tool_calls": [_CALL]}],
+        nvext={"annotations": ["formatted_prompt"]},
+    )
+
+    assert reply.json()["nvext"]["formatted_prompt"] == shown
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}]},
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [
+                    {"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "w", "input": {}}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "mild"}]},
+                ],
+            },
+        ),
+    ],
+)
+async def test_the_other_apis_show_no_text_for_a_call_either(server: Any, path: str, body: dict[str, Any]) -> None:
+    source = b"{% for m in messages %}{{ m.role }}:{{ m['content'] }};{% endfor %}"
+    model = server.add_model("t", files={"chat_template.jinja": source}, checksum="other")
+    model.script = lambda call: call.finish(text="x")
+
+    assert (await server.post(path, {"model": "t", **body})).status == 200
+
+    prompt = bytes((await model.call()).request.token_ids).decode()
+    assert "assistant:;" in prompt
+    assert "None" not in prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]}]}),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}],
+            },
+        ),
+    ],
+)
+async def test_the_other_apis_have_their_parts_on_lines_too(
+    server: Any, model: Any, path: str, body: dict[str, Any]
+) -> None:
+    model.script = lambda call: call.finish(text="x")
+
+    await server.post(path, {"model": "m", **body})
+
+    assert bytes((await model.call()).request.token_ids) == b"user: a\nb\nassistant: "
+
+
+def _last(source: str) -> bytes:
+    """A template that shows the last message only."""
+    return ("{% set message = messages[-1] %}" + source).encode()
 
 
 async def test_template_variables_of_the_frontend_cannot_be_set(server: Any) -> None:

@@ -149,11 +149,11 @@ async def shown(server: Any, model: Any, **fields: Any) -> str:
 
 
 async def test_an_input_is_what_the_user_says_after_the_instructions(server: Any, model: Any) -> None:
-    message = {"role": "user", "content": [{"type": "input_text", "text": "H"}, {"type": "input_text", "text": "i"}]}
+    message = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}, {"type": "input_text", "text": "you"}]}
 
-    for each in ("Hi", [message], [{"type": "message", **message}]):
+    for each in ("Hi\nyou", [message], [{"type": "message", **message}]):
         prompt = await shown(server, model, input=each, instructions="Be kind.")
-        assert prompt == "system: Be kind.\nuser: Hi\nassistant: "
+        assert prompt == "system: Be kind.\nuser: Hi\nyou\nassistant: "
 
 
 async def test_items_of_one_answer_are_one_message_and_results_have_their_own(server: Any, model: Any) -> None:

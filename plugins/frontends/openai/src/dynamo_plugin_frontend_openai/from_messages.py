@@ -168,16 +168,18 @@ def _assistant(blocks: Sequence[MessageBlock]) -> dict[str, Any]:
 
 def _text(content: str | Sequence[ResultBlock]) -> str:
     """Text blocks are one text, as the text parts of a chat message are."""
-    return content if isinstance(content, str) else "".join(map(_readable, content))
+def _text(content: str | Sequence[ResultBlock]) -> str:
+    """Text blocks are lines of one text, as the text parts of a chat message are."""
+    return content if isinstance(content, str) else "\n".join(map(_readable, content))
 
 
 def _readable(block: ResultBlock) -> str:
     match block:
         case SearchResultBlock():
-            return f"{block.title} ({block.source})\n{_text(block.content)}\n"
+            return f"{block.title} ({block.source})\n{_text(block.content)}"
         case DocumentBlock():
-            return "\n".join([*filter(None, (block.title, block.context)), f"{block.source.data}\n"])
+            return "\n".join(filter(None, (block.title, block.context, block.source.data)))
         case ToolReferenceBlock():
-            return f"The tool {block.tool_name} is there to be called.\n"
+            return f"The tool {block.tool_name} is there to be called."
         case TextBlock():
             return block.text

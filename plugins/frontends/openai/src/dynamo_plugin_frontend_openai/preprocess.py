@@ -91,7 +91,7 @@ def _values(
 ) -> dict[str, Any]:
     """The variables of the template."""
     wish, going_on = request.add_generation_prompt, bool(request.continue_final_message)
-    messages = template_messages(raw)
+    messages = template_messages(raw, template.no_content(tools=tools is not None))
     if going_on:
         messages[-1]["content"] += _END_MARK
     return template.values(

@@ -15,6 +15,7 @@ from dynamo_core.protocol.reading import Unreadable
 from dynamo_plugin_frontend_openai.errors import TemplateFault
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 from dynamo_plugin_frontend_openai.template_inline import SECONDS, PlainTemplate, TooMuch, bounded_environment
+from dynamo_plugin_frontend_openai.template_none import asks_for_none
 from dynamo_plugin_frontend_openai.template_plain import is_plain
 from dynamo_plugin_frontend_openai.template_process import TemplateProcesses, refused
 
@@ -88,6 +89,10 @@ class ChatTemplate:
         """The source of the template for conversations with or without tools."""
         return (self._tool_form if tools else self._form).source
 
+    def no_content(self, *, tools: bool) -> str | None:
+        """What stands for the content of a message that only calls tools."""
+        return (self._tool_form if tools else self._form).no_content
+
     def render(self, values: Mapping[str, Any]) -> str:
         """The text of a conversation, if that takes hardly any time.
 
@@ -113,11 +118,14 @@ class _Form:
     def __init__(self, source: str) -> None:
         self.source = source
         self.plain: PlainTemplate | None = None
+        self.no_content: str | None = ""
         if len(source) > _MAX_SOURCE:
             raise Unknown(f"the model's chat template is broken: it has more than {_MAX_SOURCE} characters")
         environment = bounded_environment()
         try:
             parsed = environment.parse(source)
+            if asks_for_none(parsed):
+                self.no_content = None
             if is_plain(parsed, environment):
                 self.plain = PlainTemplate(environment.from_string(parsed))
         except Exception as error:

@@ -196,16 +196,18 @@ def _check_calls_or_text(request: ChatRequest) -> None:
         )
 
 
-def template_messages(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: the client's own, with text parts joined to one text.
+def template_messages(raw: list[dict[str, Any]], no_content: str | None = "") -> list[dict[str, Any]]:
+    """Messages as templates expect them: the client's own, with text parts joined to one text, a line break between two.
 
-    The arguments of calls are objects, where the client sent text that holds one.
+    The arguments of calls are objects, where the client sent text that holds one. `no_content` is the content of a
+    message that only calls tools.
     """
-    return [_template_message(message) for message in raw]
+    return [_template_message(message, no_content) for message in raw]
 
 
-def _template_message(message: dict[str, Any]) -> dict[str, Any]:
-    shown = {**message, "content": _text_of(message)}
+def _template_message(message: dict[str, Any], no_content: str | None) -> dict[str, Any]:
+    text = _text_of(message)
+    shown = {**message, "content": no_content if text is None else text}
     if message.get("tool_calls"):
         shown["tool_calls"] = with_objects(message["tool_calls"])
     return shown
@@ -219,7 +221,7 @@ def raw_prompt(raw: list[dict[str, Any]]) -> str:
 def _text_of(message: dict[str, Any]) -> str | None:
     content = message.get("content")
     if isinstance(content, list):
-        return "".join(part["text"] for part in content if part["type"] == "text")
+        return "\n".join(part["text"] for part in content if part["type"] == "text")
     if content is None and not message.get("tool_calls"):
         return ""
     return content if isinstance(content, str) else None

@@ -169,9 +169,9 @@ def _check(request: InputTokensRequest, raw: dict[str, Any], passive: Mapping[st
 
 
 def text_of(content: str | list[ResponsePart] | None) -> str:
-    """The text of a content; its parts are one text."""
+    """The text of a content; its parts are lines of one text."""
     if isinstance(content, list):
-        return "".join((part.refusal if part.type == _REFUSAL else part.text) or "" for part in content)
+        return "\n".join((part.refusal if part.type == _REFUSAL else part.text) or "" for part in content)
     return content or ""
 
 
@@ -180,7 +180,7 @@ def text_of_output(output: str | list[dict[str, Any]] | dict[str, Any] | None) -
     if output is None or isinstance(output, str):
         return output or ""
     if isinstance(output, list) and all(part.get("type") in _TEXT_PARTS for part in output):
-        return "".join(str(part.get("text") or "") for part in output)
+        return "\n".join(str(part.get("text") or "") for part in output)
     return msgspec.json.encode(output).decode()
 
 

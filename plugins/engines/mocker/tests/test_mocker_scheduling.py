@@ -97,6 +97,16 @@ def cached(item: LLMEngineOutput) -> int | None:
     return item.completion_usage.cached_tokens
 
 
+async def test_what_was_cached_is_told_with_the_first_item_since_the_last_may_not_be_waited_for() -> None:
+    async with running(VirtualClock(), block_size=16) as engine:
+        await read(engine, ask([65] * 64, 1))
+        first, *others = [item async for item in engine.generate(ask([65] * 64, 4), context())]
+
+    assert first.finish_reason is None
+    assert cached(first) == 48
+    assert [item.completion_usage is not None for item in others] == [False, False, True]
+
+
 async def test_a_prompt_longer_than_the_budget_is_computed_in_chunks() -> None:
     clock = VirtualClock()
     async with running(clock, max_num_batched_tokens=100) as engine:

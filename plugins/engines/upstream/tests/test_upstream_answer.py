@@ -100,6 +100,28 @@ def test_an_ended_choice_may_be_repeated_without_content_while_others_go_on() ->
     assert [item.index for item in items] == [1, 0]
 
 
+def test_a_choice_without_a_reason_has_stopped_if_the_server_says_that_it_is_done() -> None:
+    answer = Answer(2)
+    items = answer.read(json.dumps(choice(delta={"content": "whole"})).encode())
+    items += answer.read(json.dumps(choice("length", index=1, delta={"content": "cut"})).encode())
+    items += answer.read(b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}')
+    items += answer.end(done=True)
+
+    reasons = {item.index: item.finish_reason for item in items if item.finish_reason is not None}
+    assert reasons == {0: FinishReason.STOP, 1: FinishReason.LENGTH}
+    assert items[-1].finish_reason is not None
+    assert items[-1].completion_usage is not None
+    assert answer.complete
+
+
+def test_a_choice_that_the_server_never_spoke_of_is_missing_although_it_says_that_it_is_done() -> None:
+    answer = Answer(2)
+    answer.read(json.dumps(choice(delta={"content": "whole"})).encode())
+
+    with pytest.raises(BackendError.StreamIncomplete, match="before the answer was complete"):
+        answer.end(done=True)
+
+
 def test_a_stream_that_ends_too_early_is_no_answer() -> None:
     with pytest.raises(BackendError.StreamIncomplete, match="before the answer was complete"):
         read(choice(delta={"content": "half"}))

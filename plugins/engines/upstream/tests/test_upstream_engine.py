@@ -179,9 +179,20 @@ async def test_a_server_that_breaks_off_is_disconnected(peer: Any, start: Any) -
         [item async for item in answer]
 
 
-async def test_an_end_without_a_reason_is_no_end(peer: Any, start: Any) -> None:
+async def test_an_answer_without_a_reason_has_stopped_if_the_server_says_that_it_is_done(peer: Any, start: Any) -> None:
     async def forget(peer: Any, http: web.Request, body: Any) -> Any:
-        return await peer.stream(http, *peer.words("half"), "[DONE]")
+        return await peer.stream(http, *peer.words("whole"), "[DONE]")
+
+    peer.answer = forget
+
+    items = await (await start(peer.url)).answer()
+
+    assert items[-1].finish_reason is FinishReason.STOP
+
+
+async def test_an_end_without_a_reason_and_without_the_mark_is_no_end(peer: Any, start: Any) -> None:
+    async def forget(peer: Any, http: web.Request, body: Any) -> Any:
+        return await peer.stream(http, *peer.words("half"))
 
     peer.answer = forget
 

@@ -42,6 +42,17 @@ def test_new_tokens_are_items_and_the_last_has_reason_and_usage() -> None:
     assert (counts.prompt_tokens, counts.completion_tokens, counts.total_tokens, counts.cached_tokens) == (3, 3, 6, 2)
 
 
+def test_what_was_cached_is_told_with_the_first_item_since_the_last_may_not_be_waited_for() -> None:
+    reading = answer()
+
+    items = [*reading.items(output(completion([10, 11]), cached=2)), *reading.items(output(completion([12]), cached=2))]
+
+    assert [item.completion_usage is not None for item in items] == [True, False]
+    counts = items[0].completion_usage
+    assert counts is not None
+    assert (counts.prompt_tokens, counts.completion_tokens, counts.cached_tokens) == (3, 2, 2)
+
+
 def test_an_output_that_says_nothing_is_no_item() -> None:
     assert answer().items(output(completion([]))) == []
 

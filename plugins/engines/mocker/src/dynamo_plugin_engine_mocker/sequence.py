@@ -135,7 +135,7 @@ class Sequence:
         self.checkpoint = self._next_checkpoint()
 
     def take(self) -> LLMEngineOutput:
-        """Everything that waits, as one item; with the finish reason and the usage if it is the last."""
+        """Everything that waits, as one item; with the finish reason if it is the last, and the usage also if it is the first."""
         taken, produced = self.taken, self.produced
         self.taken = produced
         output = LLMEngineOutput(self.tokens[taken:produced])
@@ -148,6 +148,9 @@ class Sequence:
             output.stop_reason = self._stop_reason
             output.completion_usage = self.usage()
             output.disaggregated_params = self.handoff
+        elif not taken and self.cached_tokens is not None:
+            # The reader may end the answer before the last item, at a stop string that only it knows.
+            output.completion_usage = self.usage()
         return output
 
     def cancelled(self) -> LLMEngineOutput:

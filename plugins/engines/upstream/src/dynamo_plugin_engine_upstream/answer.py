@@ -35,10 +35,12 @@ class Answer:
     The usage comes after everything else, and nothing may follow a terminal: the last terminal waits for it.
     """
 
-    __slots__ = ("_choices", "_left", "_terminal", "_usage", "complete")
+    __slots__ = ("_choices", "_left", "_terminal", "_unheard", "_usage", "complete")
 
     def __init__(self, choices: int) -> None:
         self._left = set(range(choices))
+        #: Choices of which nothing has come.
+        self._unheard = set(range(choices))
         self._choices = choices
         self._terminal: LLMEngineOutput | None = None
         self._usage: CompletionUsage | None = None
@@ -73,16 +75,22 @@ class Answer:
             items += self._last()
         return items
 
-    def end(self) -> list[LLMEngineOutput]:
-        """What was held back. The stream has ended.
+    def end(self, *, done: bool = False) -> list[LLMEngineOutput]:
+        """What was held back. The stream has ended; `done` is whether the server said so.
+
+        If it did, what it gave no reason for has stopped.
 
         Raises:
-            BackendError.StreamIncomplete: a choice has not.
+            BackendError.StreamIncomplete: a choice has not ended.
         """
-        if self._left:
+        if self._left and (not done or self._unheard):
             raise BackendError.StreamIncomplete("the server ended its stream before the answer was complete")
+        stopped = [LLMEngineOutput(index=index, finish_reason=FinishReason.STOP) for index in sorted(self._left)]
+        self._left.clear()
+        if stopped:
+            self._terminal = stopped.pop()
         self.complete = True
-        return self._last()
+        return stopped + self._last()
 
     def _last(self) -> list[LLMEngineOutput]:
         terminal, self._terminal = self._terminal, None
@@ -101,6 +109,7 @@ class Answer:
                 # Some servers repeat a choice that has ended, without anything in it.
                 return
             raise BackendError.StreamIncomplete(f"the server answered for choice {index!r}, which nobody waits for")
+        self._unheard.discard(index)
         for item in made:
             item.index = index
         items += made

@@ -170,7 +170,7 @@ def _items(events: Events, answer: Answer, received: bytes) -> Iterator[LLMEngin
     """What the bytes bring, one by one, so that what came before an error is not lost; no bytes are the end."""
     for data in events.feed(received) if received else events.end():
         if data == DONE:
-            yield from answer.end()
+            yield from answer.end(done=True)
             return
         yield from answer.read(data)
     if not received:

@@ -48,7 +48,12 @@ class Answer:
             if self._tops is not None and completion.logprobs is not None:
                 self._score(item, completion, self._tops)
             if reason is not None:
-                self._end(item, completion, produced, output.num_cached_tokens)
+                self._end(item, completion)
+            if reason is not None or produced == len(tokens):
+                # Also with the first: the reader may end the answer before the last, at a stop string.
+                item.completion_usage = counts = usage(self._prompt_tokens, produced)
+                cached = output.num_cached_tokens
+                counts.cached_tokens = cached if self.cached_tokens is None else self.cached_tokens
             items.append(item)
         return items
 
@@ -72,7 +77,7 @@ class Answer:
         if completion.cumulative_logprob is not None:
             item.cum_log_probs = max(completion.cumulative_logprob, IMPOSSIBLE)
 
-    def _end(self, item: LLMEngineOutput, completion: Any, produced: int, cached: int | None) -> None:
+    def _end(self, item: LLMEngineOutput, completion: Any) -> None:
         reason = _REASONS.get(completion.finish_reason)
         if reason is None:
             raise BackendError.Disconnected(f"vLLM gave the request up: {completion.finish_reason}")
@@ -83,6 +88,3 @@ class Answer:
             else:
                 item.stop_reason = completion.stop_reason
         item.finish_reason = reason
-        counts = usage(self._prompt_tokens, produced)
-        counts.cached_tokens = cached if self.cached_tokens is None else self.cached_tokens
-        item.completion_usage = counts

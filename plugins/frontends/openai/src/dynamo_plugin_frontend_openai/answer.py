@@ -59,16 +59,6 @@ class Answer:
         """The reason of the first choice, which stands for all in the books."""
         return self.choices[0].finish_reason
 
-    @property
-    def cached_tokens(self) -> int | None:
-        """How many tokens of the prompts engines had in their caches; None if none says so."""
-        cached: int | None = None
-        for choice in self.choices:
-            usage = choice.usage
-            if usage is not None and usage.cached_tokens is not None:
-                cached = (cached or 0) + usage.cached_tokens
-        return cached
-
     def read(self, source: Source, outputs: Sequence[LLMEngineOutput] | None = None) -> list[Piece]:
         """Everything that waits in a stream. If it ended badly, `failure` is set; what came before is given too.
 

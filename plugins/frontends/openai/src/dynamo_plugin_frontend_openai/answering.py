@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dynamo_plugin_frontend_openai.turns import Turns
+from dynamo_plugin_frontend_openai.usage import UsageWatch
 
 if TYPE_CHECKING:
     from dynamo_core.tasks import TaskSet
@@ -25,3 +26,4 @@ class Answering:
     write_buffer: int
     memory: AnswerMemory
     turns: Turns = field(default_factory=Turns)
+    usage_watch: UsageWatch = field(default_factory=UsageWatch)

@@ -40,8 +40,12 @@ class Choice:
         "cut",
         "finish_reason",
         "index",
+        "limit",
         "parsed",
         "patient",
+        "prompt",
+        "prompt_tokens",
+        "reported",
         "scored",
         "usage",
     )
@@ -57,8 +61,15 @@ class Choice:
         self.cut = False
         #: Whether nothing is lost if items are read late: there is no stop string to end the choice early.
         self.patient = True
-        #: What the engine counted, if it did.
+        #: Which of the prompts of the request it answers, from 0, and how long that is by the frontend's own count.
+        self.prompt = 0
+        self.prompt_tokens = 0
+        #: The most tokens that it may have, if there is a most.
+        self.limit: int | None = None
+        #: What the engine counted last, if it did.
         self.usage: CompletionUsage | None = None
+        #: How many tokens the engine says it made; None if it does not say, or does not know where the answer ended.
+        self.reported: int | None = None
         #: The tokens that the text of the last `feed` or `end` shows, if log-probabilities were asked for and the
         #: engine gave them.
         self.scored: Scored | None = None
@@ -84,6 +95,7 @@ class Choice:
         self.completion_tokens += len(output.token_ids)
         if self.usage is not None:
             # Text has no tokens to count; the engine has, and says it at the end.
+            self.reported = self.usage.completion_tokens
             self.completion_tokens = max(self.completion_tokens, self.usage.completion_tokens)
         return output.text or ""
 
@@ -106,6 +118,7 @@ class TokenChoice(Choice):
     ) -> None:
         super().__init__(index)
         stop = request.stop_conditions
+        self.limit = stop.max_tokens
         self.patient = not stop.stop
         skip = request.output_options.skip_special_tokens
         skip = True if skip is None else skip
@@ -164,6 +177,9 @@ class TokenChoice(Choice):
         self.completion_tokens += used
         self.finish_reason = ended
         self.cut = ended is not None and reason is None
+        if reason is not None and self.usage is not None and used == len(token_ids):
+            # An engine that counts nothing but what was cached says 0.
+            self.reported = self.usage.completion_tokens or None
         return text
 
     def end(self) -> str:

@@ -30,7 +30,7 @@ from dynamo_plugin_frontend_openai.source import GATHER, ScoredSource, Source, g
 from dynamo_plugin_frontend_openai.sse import EventStream
 from dynamo_plugin_frontend_openai.streaming import StreamingAnswer
 from dynamo_plugin_frontend_openai.unary import UnaryAnswer
-from dynamo_plugin_frontend_openai.usage import usage_of
+from dynamo_plugin_frontend_openai.usage import cached_of, usage_of
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel, TokenStream
@@ -101,6 +101,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         self._write_buffer = answering.write_buffer
         self._memory = answering.memory
         self._turns = answering.turns
+        self._usage_watch = answering.usage_watch
         self._meters = PromptMeters(services)
 
     async def serve(self, exchange: Exchange, ask: AskT) -> web.StreamResponse:
@@ -122,7 +123,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             # Sent before the streams are closed: the client need not wait for an engine to let go.
             body = await self._collect(exchange, ask, prompts, renderer, answer)
             response = await self.send(exchange, body)
-            inflight.succeed(answer.finish_reason, answer.cached_tokens)
+            self._succeed(exchange, answer)
             return response
         finally:
             if answer.holding is not None:
@@ -136,7 +137,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         out = exchange.out = EventStream(exchange.http, stall=self.services.write_stall, high_water=self._write_buffer)
 
         def usage() -> dict[str, Any]:
-            return _usage(answer, prompts, model)
+            return usage_of(answer.choices, engine_counts=_engine_counts(model))
 
         def told(values: dict[str, Any]) -> bytes:
             return renderer.extension(single(values)) if request.annotated_chunks else as_events(values)
@@ -152,8 +153,13 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             done=self.DONE,
         )
         response = await streaming.run()
-        exchange.inflight.succeed(answer.finish_reason, answer.cached_tokens)
+        self._succeed(exchange, answer)
         return response
+
+    def _succeed(self, exchange: Exchange, answer: Answer) -> None:
+        model = exchange.model
+        exchange.inflight.succeed(answer.finish_reason, cached_of(answer.choices))
+        self._usage_watch.look(answer.sources, model.name, engine_counts=_engine_counts(model))
 
     async def _collect(
         self,
@@ -166,7 +172,8 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         model = exchange.model
         collected = await UnaryAnswer(answer, renderer, self._memory).collect()
         extension = unary_extension(ask.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
-        return renderer.body(ask.kept(collected, model), _usage(answer, prompts, model), extension)
+        usage = usage_of(answer.choices, engine_counts=_engine_counts(model))
+        return renderer.body(ask.kept(collected, model), usage, extension)
 
     async def _start(self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt]) -> list[Source]:
         """Asks the engines. Engines that take text are asked once for everything, others once per choice."""
@@ -187,6 +194,11 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             choices = [
                 {0: ask.choice(index, item, prompts[index // made], model, stops)} for index, item in enumerate(asked)
             ]
+        each = sum(len(mapping) for mapping in choices) // len(prompts)
+        for mapping in choices:
+            for choice in mapping.values():
+                choice.prompt = choice.index // each
+                choice.prompt_tokens = len(prompts[choice.prompt].token_ids)
         scores = 0
         alternatives = asked[0].output_options.logprobs
         if alternatives is not None:
@@ -234,6 +246,5 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         return [started[index] for index in range(len(asked))]
 
 
-def _usage(answer: Answer, prompts: Sequence[Prompt], model: ServedModel) -> dict[str, Any]:
-    prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    return usage_of(answer.choices, prompt_tokens, engine_counts=model.card.model_input == "text")
+def _engine_counts(model: ServedModel) -> bool:
+    return model.card.model_input == "text"

@@ -197,7 +197,7 @@ def _check_calls_or_text(request: ChatRequest) -> None:
 
 
 def template_messages(raw: list[dict[str, Any]], no_content: str | None = "") -> list[dict[str, Any]]:
-    """Messages as templates expect them: the client's own, with text parts joined to one text, a line break between two.
+    """Messages as templates expect them: the client's own, text parts joined to one text, line by line.
 
     The arguments of calls are objects, where the client sent text that holds one. `no_content` is the content of a
     message that only calls tools.

@@ -135,7 +135,7 @@ class Sequence:
         self.checkpoint = self._next_checkpoint()
 
     def take(self) -> LLMEngineOutput:
-        """Everything that waits, as one item; with the finish reason if it is the last, and the usage also if it is the first."""
+        """Everything that waits, as one item; the first has the usage, the last that and the finish reason."""
         taken, produced = self.taken, self.produced
         self.taken = produced
         output = LLMEngineOutput(self.tokens[taken:produced])

@@ -365,7 +365,7 @@ async def test_earlier_calls_and_their_results_are_shown_with_arguments_as_objec
 
     text = await prompt(server, model, messages=messages)
 
-    assert "assistant: None<weather city=Oslo>tool: Rainassistant: Hm<time>" in text
+    assert "assistant: <weather city=Oslo>tool: Rainassistant: Hm<time>" in text
 
 
 async def test_arguments_that_hold_no_object_are_left_to_the_template(server: Any, model: Any) -> None:

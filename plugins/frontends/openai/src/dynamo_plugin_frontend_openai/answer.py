@@ -94,7 +94,9 @@ class Answer:
                 self._tokens += choice.completion_tokens - before
                 last = choice.finish_reason is not None
                 ready = output.text_logprobs
-                pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready))
+                pieces.append(
+                    Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready, choice.tokens)
+                )
         if stream.ended and not source.waiting and source.open:
             if stream.error is not None:
                 raise stream.error

@@ -92,6 +92,7 @@ class ChatChoice(msgspec.Struct):
     message: AssistantMessage
     finish_reason: FinishReason
     logprobs: dict[str, Any] | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -103,6 +104,7 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: TokenUsage
+    prompt_token_ids: list[int] | UnsetType = UNSET
     nvext: dict[str, Any] | UnsetType = UNSET
 
 
@@ -113,6 +115,8 @@ class CompletionChoice(msgspec.Struct):
     text: str
     finish_reason: FinishReason
     logprobs: dict[str, Any] | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct):

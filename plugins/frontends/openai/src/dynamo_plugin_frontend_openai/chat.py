@@ -87,7 +87,8 @@ class ChatAsk(Ask):
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
         """Chat chunks and bodies."""
         wanted = self.chat.alternatives is not None
-        return ChatRenderer(identity, self.chat.choices * len(prompts), model.tokenizer, logprobs=wanted)
+        renderer = ChatRenderer(identity, self.chat.choices * len(prompts), model.tokenizer, logprobs=wanted)
+        return self.with_tokens(renderer, prompts, model, beside=True)
 
 
 class ChatEndpoint(GenerationEndpoint[ChatAsk]):

@@ -29,6 +29,8 @@ class Piece(NamedTuple):
     last: bool
     parsed: Sequence[ParserDelta] | None = None
     logprobs: dict[str, Any] | None = None
+    #: The tokens of the item that count as part of the answer, also those that show no text.
+    tokens: Sequence[int] = ()
 
 
 class Choice:
@@ -47,6 +49,7 @@ class Choice:
         "prompt_tokens",
         "reported",
         "scored",
+        "tokens",
         "usage",
     )
 
@@ -73,6 +76,8 @@ class Choice:
         #: The tokens that the text of the last `feed` or `end` shows, if log-probabilities were asked for and the
         #: engine gave them.
         self.scored: Scored | None = None
+        #: The tokens of the last `feed` that count as part of the answer.
+        self.tokens: Sequence[int] = ()
         #: What parsers made of the last `feed` or `end`, if the choice has any; the text is then in here only.
         self.parsed: Sequence[ParserDelta] | None = None
 
@@ -175,6 +180,7 @@ class TokenChoice(Choice):
             cut = self._detokenizer.stopped is not None
             self.scored = self._scores.give(text, ended=ended is not None, cut=cut)
         self.completion_tokens += used
+        self.tokens = token_ids if used == len(token_ids) else token_ids[:used]
         self.finish_reason = ended
         self.cut = ended is not None and reason is None
         if reason is not None and self.usage is not None and used == len(token_ids):
@@ -185,6 +191,7 @@ class TokenChoice(Choice):
     def end(self) -> str:
         """The stream is complete without having named a reason; the text that was still held back."""
         self.finish_reason = "stop"
+        self.tokens = ()
         text = self._detokenizer.finish()
         if self._scores is not None:
             self.scored = self._scores.give(text, ended=True, cut=self._detokenizer.stopped is not None)

@@ -67,7 +67,8 @@ class CompletionAsk(Ask):
             text = "" if not echo else prompt.text
             echoes += [model.tokenizer.decode(prompt.token_ids) if text is None else text] * self.completion.choices
         wanted = self.completion.logprobs is not None
-        return CompletionRenderer(identity, echoes, model.tokenizer, logprobs=wanted)
+        renderer = CompletionRenderer(identity, echoes, model.tokenizer, logprobs=wanted)
+        return self.with_tokens(renderer, prompts, model, beside=False)
 
 
 def _likelihood(item: Collected) -> float:

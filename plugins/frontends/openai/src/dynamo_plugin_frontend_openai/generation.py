@@ -23,6 +23,7 @@ from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.meters import PromptMeters
 from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
 from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity
+from dynamo_plugin_frontend_openai.render_token_ids import Inner, TokenIds
 from dynamo_plugin_frontend_openai.requests.answer_size import check_answer_size
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
@@ -78,6 +79,12 @@ class Ask(ABC):
     def kept(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
         """Those of the whole answers that the client gets."""
         return collected
+
+    def with_tokens(self, renderer: Inner, prompts: Sequence[Prompt], model: ServedModel, *, beside: bool) -> Renderer:
+        """What writes the answer, with its tokens if the client wants them. An engine that takes text has none."""
+        if not self.request.return_token_ids or model.card.model_input == "text":
+            return renderer
+        return TokenIds(renderer, [prompt.token_ids for prompt in prompts], beside=beside)
 
     @abstractmethod
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:

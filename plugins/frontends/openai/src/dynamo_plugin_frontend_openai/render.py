@@ -63,6 +63,9 @@ class Collected:
     scores: dict[str, list[bytes]] | None = None
     #: How many tokens there were log-probabilities of, and the sum of those.
     scored: int = 0
+    #: Its tokens and those of its prompt, if the client wants them.
+    token_ids: list[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
     likelihood: float = 0.0
 
     @property

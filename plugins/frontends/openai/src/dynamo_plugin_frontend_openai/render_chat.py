@@ -55,7 +55,7 @@ class ChatRenderer:
 
     def piece(self, piece: Piece) -> bytes:
         """A delta with content, or the one that the engine made."""
-        choice, text, scored, delta, _, parsed, logprobs = piece
+        choice, text, scored, delta, _, parsed, logprobs, _ = piece
         if parsed is not None:
             return self._parsed(choice, parsed, scored)
         if logprobs is not None and self._logprobs is not None:
@@ -131,6 +131,9 @@ class ChatRenderer:
             "choices": [self._choice(item) for item in collected],
             "usage": usage,
         }
+        # A chat has one prompt, which all of its choices share.
+        if collected[0].prompt_token_ids is not None:
+            whole["prompt_token_ids"] = collected[0].prompt_token_ids
         if nvext is not None:
             whole["nvext"] = nvext
         return [encode(whole)] if self._logprobs is None else body_of(whole, collected, b',"refusal":null')
@@ -140,6 +143,8 @@ class ChatRenderer:
         if self._logprobs is not None:
             choice["logprobs"] = None if item.scores is None else SCORES
         choice["finish_reason"] = item.choice.finish_reason or "stop"
+        if item.token_ids is not None:
+            choice["token_ids"] = item.token_ids
         return choice
 
 

@@ -103,17 +103,20 @@ class CompletionRenderer:
             "object": _KIND,
             "created": identity.created,
             "model": identity.model,
-            "choices": [
-                {
-                    "text": self._echoes[item.choice.index] + item.text,
-                    "index": item.choice.index,
-                    "logprobs": None if item.scores is None else SCORES,
-                    "finish_reason": item.choice.finish_reason or "stop",
-                }
-                for item in collected
-            ],
+            "choices": [self._choice(item) for item in collected],
             "usage": usage,
         }
         if nvext is not None:
             whole["nvext"] = nvext
         return body_of(whole, collected)
+
+    def _choice(self, item: Collected) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "text": self._echoes[item.choice.index] + item.text,
+            "index": item.choice.index,
+            "logprobs": None if item.scores is None else SCORES,
+            "finish_reason": item.choice.finish_reason or "stop",
+        }
+        if item.token_ids is not None:
+            choice |= {"token_ids": item.token_ids, "prompt_token_ids": item.prompt_token_ids}
+        return choice

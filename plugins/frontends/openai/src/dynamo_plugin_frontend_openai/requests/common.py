@@ -75,6 +75,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     priority: I32 | None = None
     cache_salt: str | None = None
+    return_token_ids: bool | None = None
     nvext: NvExt | None = None
 
     @property

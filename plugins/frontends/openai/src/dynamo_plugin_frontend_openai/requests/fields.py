@@ -112,7 +112,6 @@ _COMMON: dict[str, Accepts] = {
     "logits_processors": _one_of(None, []),
     "prompt_logprobs": _nothing,
     "request_id": _nothing,  # the header x-request-id does it
-    "return_token_ids": _one_of(None, False),
     "return_tokens_as_token_ids": _one_of(None, False),
     "spaces_between_special_tokens": _one_of(None, True),
     "truncate_prompt_tokens": _nothing,

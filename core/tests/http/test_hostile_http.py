@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -103,6 +104,22 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
+def told(answer: bytes, code: int) -> dict[str, Any]:
+    """The error of a refusal; it is one of HTTP/1.1 with a JSON body, has an id, and closes the connection."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    headers = {name.lower(): value for name, value in (line.split(b": ", 1) for line in lines)}
+    assert first.startswith(b"HTTP/1.1 %d " % code)
+    assert headers[b"content-type"].startswith(b"application/json")
+    assert headers[b"connection"] == b"close"
+    assert headers[b"x-request-id"]
+    assert b"server" not in headers
+    flat: dict[str, Any] = json.loads(body)
+    assert flat["code"] == code
+    assert flat["error"]["message"] == flat["message"]
+    return flat
+
+
 # What could be taken for two requests, or for another one: refused, and the connection is closed.
 
 SMUGGLING = {
@@ -164,7 +181,8 @@ async def test_what_two_servers_could_read_differently_is_refused_and_the_connec
 ) -> None:
     answer = await house.answer(SMUGGLING[name])
 
-    assert status(answer) == 400
+    told(answer, 400)
+    assert b"hidden" not in answer
     assert answer.count(b"HTTP/1.") - answer.partition(b"\r\n\r\n")[2].count(b"HTTP/1.") == 1
     assert house.reached == []
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
@@ -180,7 +198,7 @@ async def test_a_broken_chunk_is_refused_and_the_connection_closed(
 
     answer = await (house.answer(head + body) if together else house.answer(head, body))
 
-    assert status(answer) == 400
+    told(answer, 431 if together and "headers" in name else 400)
     assert house.reached == []
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -188,7 +206,7 @@ async def test_a_broken_chunk_is_refused_and_the_connection_closed(
 async def test_http_0_9_is_not_spoken(house: House) -> None:
     answer = await house.answer(b"GET /hidden\r\n\r\n")
 
-    assert b"HTTP/0.9 is not spoken here" in answer
+    assert told(answer, 400)["message"] == "HTTP/0.9 is not spoken here"
     assert house.reached == []
 
 
@@ -233,8 +251,20 @@ async def test_nobody_is_connected_through(house: House) -> None:
 async def test_headers_are_bounded(house: House, head: bytes) -> None:
     answer = await house.answer(head)
 
-    assert status(answer) == 400
+    message = told(answer, 431)["message"]
+    assert str(MAX_HEADERS) in message
+    assert str(MAX_FIELD) in message
+    assert b"bbb" not in answer
+    assert b"hhh" not in answer
     assert house.reached == []
+
+
+async def test_what_is_no_http_is_refused_in_the_words_of_the_listener() -> None:
+    async with serving(refusal=lambda code, message: web.json_response({"own": code}, status=code)) as house:
+        answer = await house.answer(b"nonsense\r\n\r\n")
+
+    assert status(answer) == 400
+    assert answer.endswith(b'{"own": 400}')
 
 
 # Who takes for ever.
@@ -257,7 +287,7 @@ async def test_a_header_that_comes_byte_by_byte_is_cut_at_the_deadline() -> None
         dripping.cancel()
         writer.close()
 
-        assert status(answer) == 408
+        told(answer, 408)
         assert house.listener.timed_out_connections == 1
         assert house.reached == []
 

@@ -24,6 +24,7 @@ from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request_ids import clients_request_id, new_request_id
 from dynamo_core.text.tokenizer import Tokenizer
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,6 +32,7 @@ HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: Where the listener notes on a request who asks.
 PRINCIPAL = web.RequestKey("dynamo.principal", Principal)
 _ANYBODY = Principal()
+_REQUEST_ID = web.RequestKey("dynamo.request_id", str)
 #: Seconds that the client waits for the whole answer, or for the next bytes of it; and how often it has asked before.
 _TIMEOUT, _READ_TIMEOUT, _RETRIES = "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count"
 
@@ -48,6 +50,22 @@ def principal_of(http: web.Request) -> Principal:
     if seconds is not None:
         principal = replace(principal, deadline=asyncio.get_running_loop().time() + seconds)
     return replace(principal, retries=retries) if retries else principal
+
+
+def request_id_of(http: web.BaseRequest) -> str:
+    """What the answer calls the request in ``x-request-id``: the client's own name for it, else one of ours.
+
+    The listener writes it; only who writes an answer past aiohttp has to do so itself.
+    """
+    known: str | None = http.get(_REQUEST_ID)
+    if known is None:
+        known = http[_REQUEST_ID] = clients_request_id(http.headers.get("x-request-id")) or new_request_id()
+    return known
+
+
+def known_as(http: web.BaseRequest, request_id: str) -> None:
+    """The request has an id in the books; its answer is called by that, unless the client has a name of its own."""
+    http[_REQUEST_ID] = clients_request_id(http.headers.get("x-request-id")) or request_id
 
 
 def _number(told: str | None) -> float | None:

@@ -14,7 +14,9 @@ import ssl as ssl_module
 from collections.abc import Callable
 from typing import cast
 
+from dynamo_core.http.errors import error_body
 from dynamo_core.http.stalls import Stalls
+from dynamo_core.protocol.request_ids import new_request_id
 from dynamo_core.tasks import TaskSet
 
 #: Seconds until the first request header must be complete.
@@ -24,7 +26,11 @@ HEADER_LIMIT = 64 * 1024
 #: Seconds for a client to read what is left and to end TLS in order, unless the stalls have a deadline.
 _SHUTDOWN_TIMEOUT = 30.0
 
-_TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_TIMED_OUT = (
+    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\nX-Request-Id: %b\r\n"
+    b"Content-Length: %d\r\n\r\n%b"
+)
+_TIMED_OUT_BODY = error_body(408, "The request's header did not arrive in time")
 
 
 class Gate:
@@ -204,7 +210,8 @@ class _Visitor(asyncio.Protocol):
     def _late(self) -> None:
         self._gate.timed_out += 1
         if self._data and self._transport is not None:
-            self._transport.write(_TIMED_OUT)
+            name = new_request_id().encode()
+            self._transport.write(_TIMED_OUT % (name, len(_TIMED_OUT_BODY), _TIMED_OUT_BODY))
         self.leave()
 
     def _done(self) -> None:

@@ -21,7 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from dynamo_core.contracts.frontend import HttpHandler, HttpRoute
 from dynamo_core.errors import ConfigError, DynamoError, Unavailable
 from dynamo_core.http.bind import bind_error
-from dynamo_core.http.connection import Connection
+from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS, Connection
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.errors import INTERNAL_MESSAGE, error_response, response_for
 from dynamo_core.http.gate import HEADER_TIMEOUT, Gate
@@ -39,12 +39,8 @@ _LINGER = 5.0
 #: Seconds that a connection which was accepted last may take to say what it wants.
 _LAST_WORDS = 1.0
 _BACKLOG = 1024
-_MAX_ECHO = 256
 #: Seconds that a client may leave an answer unread, unless the settings say otherwise.
 _WRITE_STALL = 30.0
-#: Most headers of a request, and most bytes of its first line and of each header.
-MAX_HEADERS = 128
-MAX_FIELD = 8190
 
 _Handle = Callable[[Any], Awaitable[web.StreamResponse]]
 
@@ -216,7 +212,7 @@ class Listener:
         server.request_handler = partial(self._dispatch, server.request_handler)
         server.request_factory = request_factory(self._body_limit, asyncio.get_running_loop())
         self._gate = Gate(
-            partial(Connection, server, loop=asyncio.get_running_loop(), **self._options),
+            partial(Connection, server, refuse=self._refuse, loop=asyncio.get_running_loop(), **self._options),
             lambda: self.connections,
             max_connections=self._max_connections,
             header_timeout=self._header_timeout,
@@ -353,7 +349,6 @@ class Listener:
 
     def _application(self, routes: Iterable[HttpRoute]) -> web.Application:
         app = web.Application(middlewares=[self._middleware], client_max_size=self._body_limit)
-        app.on_response_prepare.append(_echo_request_id)
         if self._cors is not None:
             app.on_response_prepare.append(self._cors.mark)
         for route in routes:
@@ -387,9 +382,11 @@ class Listener:
             fault = _framing_fault(request)
             if fault is not None:
                 refused = self._refuse(400, fault)
+                # Whatever the client speaks, or says that it does.
+                request.answer_in(HttpVersion11)
                 refused.force_close()
                 return refused
-        if handler is None or "expect" in headers or "x-request-id" in headers or "origin" in headers:
+        if handler is None or "expect" in headers or "origin" in headers:
             response = await application(request)
         else:
             response = await self._guard(request, handler, found=True)
@@ -503,13 +500,6 @@ def _copy(error: web.HTTPException) -> web.Response:
     return web.Response(
         status=error.status, reason=error.reason, text=error.text, headers=headers, content_type=error.content_type
     )
-
-
-async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """A client finds its own request id on the answer, whatever the answer is."""
-    value = request.headers.get("x-request-id")
-    if value and len(value) <= _MAX_ECHO:
-        response.headers["x-request-id"] = value
 
 
 def _is_loopback(host: str) -> bool:

@@ -11,8 +11,10 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion, hdrs, web
 from aiohttp.http import RawRequestMessage
+
+from dynamo_core.contracts.frontend import request_id_of
 
 #: Up to this many bytes are unpacked at once; what has more is left to a thread.
 INLINE = 64 * 1024
@@ -30,7 +32,25 @@ class TooLarge(Exception):
     """More would come out than may."""
 
 
-class PackedRequest(web.Request):
+class NamedRequest(web.Request):
+    """A request whose answer says what it is called, and not what software made it."""
+
+    def answer_in(self, version: HttpVersion) -> None:
+        """The answer is in another version of HTTP than the client's."""
+        self._version = version
+        # The library has noted what it was asked for before.
+        self._cache.pop("version", None)
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        # Where the library asks its application, which most requests do not go through. Should it be renamed, only what
+        # goes through the application keeps its marks.
+        headers = response.headers
+        headers.popall(hdrs.SERVER, None)
+        headers["x-request-id"] = request_id_of(self)
+        await super()._prepare_hook(response)
+
+
+class PackedRequest(NamedRequest):
     """A request with a `Content-Encoding`. `read`, `text` and `json` give the body as it was before it was packed."""
 
     async def read(self) -> bytes:
@@ -52,7 +72,7 @@ def request_factory(body_limit: int, loop: asyncio.AbstractEventLoop) -> Callabl
     """What makes the requests of a server; `body_limit` is in bytes."""
 
     def make(message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: Any) -> web.Request:
-        kind = PackedRequest if hdrs.CONTENT_ENCODING in message.headers else web.Request
+        kind = PackedRequest if hdrs.CONTENT_ENCODING in message.headers else NamedRequest
         return kind(message, payload, protocol, writer, task, loop, client_max_size=body_limit)
 
     return make

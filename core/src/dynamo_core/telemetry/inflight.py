@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable
 
 from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.protocol.request_ids import clients_request_id, new_request_id
 from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
 from dynamo_core.telemetry.spans import Span, start_span
@@ -39,7 +39,6 @@ CLIENT_CLOSED = 499
 #: The lowest HTTP status that says that the server is to blame.
 _SERVER_ERROR = 500
 
-_MAX_REQUEST_ID = 256
 
 #: What kind of failure an error type is; any other is `Internal`.
 _CLASSES = {
@@ -220,7 +219,7 @@ class Requests:
             endpoint=endpoint,
             request_type=request_type,
             span=span,
-            x_request_id=_request_id(headers.get("x-request-id")),
+            x_request_id=clients_request_id(headers.get("x-request-id")),
             series=series,
             part=part,
             disconnects=self._families.disconnected,
@@ -302,7 +301,7 @@ class Inflight:
         clock: Callable[[], float],
         key_id: str,
     ) -> None:
-        self.request_id = _new_id()
+        self.request_id = new_request_id()
         self.trace = span.context
         self.trace_id = span.context.trace_id
         self.metadata = span.context.to_headers()
@@ -511,17 +510,3 @@ class Inflight:
             span.set_attribute("error_type", record.error_type)
             if record.http_status >= _SERVER_ERROR:
                 span.set_error(record.error_type)
-
-
-def _new_id() -> str:
-    """A random UUID, version 4. `uuid.uuid4` takes four times as long for the same."""
-    text = os.urandom(16).hex()
-    variant = "89ab"[int(text[16], 16) & 3]
-    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
-
-
-def _request_id(value: str | None) -> str | None:
-    """The client's own id, if it is short and visible ASCII."""
-    if value and len(value) <= _MAX_REQUEST_ID and all("!" <= char <= "~" for char in value):
-        return value
-    return None

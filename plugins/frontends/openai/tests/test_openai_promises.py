@@ -35,6 +35,41 @@ async def test_every_request_has_an_id_of_its_own_which_is_that_of_the_log(
     assert len(set(ids)) == 3
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_request_id_of_an_answer_is_that_of_its_body_and_of_the_log(
+    server: Any, model: Any, stream: bool, large: bool
+) -> None:
+    model.script = lambda call: call.finish(text="x" * 300_000 if large else "x")
+
+    reply = await server.chat(stream=stream)
+
+    named = reply.events[0]["id"] if stream else reply.json()["id"]
+    assert named == f"chatcmpl-{reply.headers['x-request-id']}"
+    assert (await server.record()).request_id == reply.headers["x-request-id"]
+    assert "server" not in reply.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failures_and_refusals_have_a_request_id_too(server: Any, model: Any, stream: bool) -> None:
+    model.refusal = ServiceOverloaded(retry_after=2.5)
+    refusals = [
+        await server.chat(stream=stream),
+        await server.chat(stream=stream, model="nope"),
+        await server.chat(stream=stream, temperature=9),
+        await server.post("/v1/chat/completions", b"{"),
+        await server.get("/v1/models"),
+        await server.get("/v1/models/nope"),
+        await server.get("/nope"),
+    ]
+
+    assert [reply.status for reply in refusals] == [503, 404, 400, 400, 200, 404, 404]
+    ids = [reply.headers["x-request-id"] for reply in refusals]
+    assert all(re.fullmatch(UUID, each) for each in ids)
+    assert len(set(ids)) == len(ids)
+    assert not any("server" in reply.headers for reply in refusals)
+
+
 async def test_an_answer_is_whole_unless_a_stream_is_asked_for(server: Any, model: Any) -> None:
     before = int(time.time())
 

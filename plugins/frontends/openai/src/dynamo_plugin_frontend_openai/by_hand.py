@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import HttpVersion11, web
-from aiohttp.http import SERVER_SOFTWARE
+from dynamo_core.contracts.frontend import request_id_of
 
 from dynamo_plugin_frontend_openai.ignored import any_ignored
 
@@ -24,10 +24,15 @@ SMALL = 32 * 1024
 
 _EVENTS = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
-    b"Transfer-Encoding: chunked\r\n%b\r\n"
+    b"Transfer-Encoding: chunked\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n"
 )
-_REFUSAL = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nRetry-After: %b\r\nContent-Length: %d\r\n%b\r\n"
-_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
+_REFUSAL = (
+    b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nRetry-After: %b\r\nContent-Length: %d\r\n"
+    b"Date: %b\r\nX-Request-Id: %b\r\n\r\n%b"
+)
+_JSON = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n%b"
+)
 
 
 class _Sent(web.StreamResponse):
@@ -55,8 +60,7 @@ def sent() -> web.StreamResponse:
 
 def plain(http: web.Request) -> bool:
     """Whether an answer may be written by hand: HTTP/1.1, the connection stays open, no header of ours to add."""
-    headers = http.headers
-    if "x-request-id" in headers or "origin" in headers or any_ignored(http):
+    if "origin" in http.headers or any_ignored(http):
         return False
     return http.version == HttpVersion11 and http.keep_alive
 
@@ -67,21 +71,22 @@ def room(http: web.Request, size: int) -> bool:
     return size < SMALL and transport is not None and not transport.get_write_buffer_size()
 
 
-def json_answer(body: bytes) -> bytes:
+def json_answer(http: web.Request, body: bytes) -> bytes:
     """A whole response with a JSON body."""
-    return _JSON % (len(body), _common(int(time.time()))) + body
+    return _JSON % (len(body), _date(int(time.time())), request_id_of(http).encode(), body)
 
 
-def refusal(status: int, reason: str, retry_after: str, body: bytes) -> bytes:
+def refusal(http: web.Request, status: int, reason: str, retry_after: str, body: bytes) -> bytes:
     """A whole response that says to come back later."""
-    return _REFUSAL % (status, reason.encode(), retry_after.encode(), len(body), _common(int(time.time()))) + body
+    date, name = _date(int(time.time())), request_id_of(http).encode()
+    return _REFUSAL % (status, reason.encode(), retry_after.encode(), len(body), date, name, body)
 
 
-def events_head() -> bytes:
+def events_head(http: web.Request) -> bytes:
     """The head of a response whose chunks are events."""
-    return _EVENTS % _common(int(time.time()))
+    return _EVENTS % (_date(int(time.time())), request_id_of(http).encode())
 
 
 @lru_cache(maxsize=2)
-def _common(second: int) -> bytes:
-    return f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER_SOFTWARE}\r\n".encode()
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.frontend import principal_of
+from dynamo_core.contracts.frontend import known_as, principal_of
 from dynamo_core.errors import DynamoError, ModelNotFound, ServiceOverloaded, Unavailable
 
 from dynamo_plugin_frontend_openai import by_hand
@@ -123,6 +123,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
             key_id=principal.key_id,
         )
         with begun as inflight:
+            known_as(http, inflight.request_id)
             ctx = EngineContext(inflight.request_id, metadata=inflight.metadata)
             return await self._answer(Exchange(http, raw, model, inflight, timing, ctx, principal))
 
@@ -201,7 +202,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
             return response
         try:
             await http.writer.write_eof(
-                by_hand.refusal(response.status, response.reason or "", response.headers["Retry-After"], body)
+                by_hand.refusal(http, response.status, response.reason or "", response.headers["Retry-After"], body)
             )
         except ConnectionError:
             return response
@@ -238,7 +239,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
         size = sum(map(len, body))
         try:
             if by_hand.plain(http) and by_hand.room(http, size):
-                await http.writer.write_eof(by_hand.json_answer(b"".join(body)))
+                await http.writer.write_eof(by_hand.json_answer(http, b"".join(body)))
                 return by_hand.sent()
             if size > AT_ONCE:
                 return await self._send_large(http, body, size)

@@ -167,8 +167,6 @@ def _assistant(blocks: Sequence[MessageBlock]) -> dict[str, Any]:
 
 
 def _text(content: str | Sequence[ResultBlock]) -> str:
-    """Text blocks are one text, as the text parts of a chat message are."""
-def _text(content: str | Sequence[ResultBlock]) -> str:
     """Text blocks are lines of one text, as the text parts of a chat message are."""
     return content if isinstance(content, str) else "\n".join(map(_readable, content))
 

@@ -69,7 +69,8 @@ class EventStream:
             raise ClientGone
         if by_hand.plain(self._http) and by_hand.room(self._http, len(first)):
             self._by_hand = True
-            chunk = b"%b%x\r\n%b\r\n" % (by_hand.events_head(), len(first), first) if first else by_hand.events_head()
+            head = by_hand.events_head(self._http)
+            chunk = b"%b%x\r\n%b\r\n" % (head, len(first), first) if first else head
             try:
                 await self._http.writer.write(chunk)
             except ConnectionError as error:

@@ -54,6 +54,21 @@ class House:
         return [self.value(name, model=model) for name in GAUGES]
 
 
+async def test_a_scrape_shows_every_request_that_has_ended_before_it() -> None:
+    house = House()
+
+    def finished(page: bytes) -> bytes:
+        [line] = [line for line in page.splitlines() if line.startswith(b"dynamo_frontend_requests_total{")]
+        return line.split()[-1]
+
+    for count in (b"1.0", b"2.0"):
+        with house.begin() as request:
+            request.succeed("stop")
+        assert finished(await house.metrics.render()) == count
+    house.requests.refused("validation")
+    assert b'reason="validation"' in await house.metrics.render()
+
+
 def test_the_accounting_fulfils_the_contract() -> None:
     log: RequestLog = House().requests
     request: InflightRequest = log.begin(model="m", endpoint="completions", streaming=False, headers={})

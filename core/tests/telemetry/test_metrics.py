@@ -6,6 +6,7 @@ import threading
 import pytest
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.telemetry.metrics import Histogram, Metrics
+from dynamo_core.worker.metrics import WorkerMetrics
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -241,6 +242,76 @@ async def test_a_rendering_is_given_out_again_for_a_while() -> None:
 
     assert second is first
     assert b"g 1.0" in metrics.render_now()
+
+
+async def test_a_rendering_is_not_given_out_again_after_a_change_that_must_show() -> None:
+    metrics = Metrics(cache_seconds=3600)
+    gauge = metrics.gauge("g", "G.").labels()
+
+    await metrics.render()
+    gauge.set(1)
+    metrics.scope(worker="1").changed()
+
+    assert b"g 1.0" in await metrics.render()
+
+
+async def test_who_asks_after_a_change_shares_the_next_rendering_and_not_the_one_under_way() -> None:
+    metrics = Metrics(cache_seconds=3600)
+    gauge = metrics.gauge("g", "G.").labels()
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def collect(self) -> list[object]:
+            made.append(1)
+            begun.set()
+            go_on.wait(10)
+            return []
+
+    metrics.registry.register(Slow())  # type: ignore[arg-type]
+    early = [asyncio.create_task(metrics.render()) for _ in range(3)]
+    await asyncio.to_thread(begun.wait, 10)
+    gauge.set(1)
+    metrics.changed()
+    late = [asyncio.create_task(metrics.render()) for _ in range(3)]
+    await asyncio.sleep(0)
+    go_on.set()
+
+    assert len({id(await each) for each in early}) == 1
+    assert len({id(await each) for each in late}) == 1
+    assert b"g 1.0" in await late[0]
+    assert len(made) == 2
+
+
+async def test_who_asks_while_a_rendering_takes_long_shares_it() -> None:
+    metrics = Metrics(cache_seconds=0.001)
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def collect(self) -> list[object]:
+            made.append(1)
+            begun.set()
+            go_on.wait(10)
+            return []
+
+    metrics.registry.register(Slow())  # type: ignore[arg-type]
+    asking = [asyncio.create_task(metrics.render()) for _ in range(5)]
+    await asyncio.to_thread(begun.wait, 10)
+    go_on.set()
+    await asyncio.gather(*asking)
+
+    assert len(made) == 1
+
+
+async def test_a_scrape_of_a_worker_shows_every_request_that_has_ended_before_it() -> None:
+    metrics = Metrics(cache_seconds=3600)
+    counts = WorkerMetrics(metrics.scope(worker="w"))
+
+    pages = []
+    for _ in range(2):
+        counts.request()()
+        pages.append(await metrics.render())
+
+    assert b'dynamo_component_requests_total{worker="w"} 2.0' in pages[1]
 
 
 async def test_without_a_cache_each_rendering_is_new() -> None:

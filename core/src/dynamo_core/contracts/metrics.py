@@ -70,6 +70,12 @@ class MetricsScope(Protocol):
     ) -> MetricFamily[HistogramLike]:
         """A histogram with the given upper bounds."""
 
+    def changed(self) -> None:
+        """Something has happened that the next scrape must show, such as the end of a request.
+
+        What was rendered for a scrape is given out again for a moment. It is not, once this was called.
+        """
+
     def bridge(self, source: CollectorRegistry, *, prefixes: Sequence[str]) -> None:
         """Shows the metrics of another registry whose names begin with one of `prefixes`, with the common labels added.
 

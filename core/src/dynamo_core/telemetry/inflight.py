@@ -59,6 +59,7 @@ class _Families:
     """The metrics of requests, made once."""
 
     def __init__(self, metrics: Metrics, prefix: str) -> None:
+        self.changed = metrics.changed
         model = ("model",)
         self.finished = metrics.counter(
             f"{prefix}_requests_total",
@@ -177,6 +178,10 @@ class _EndpointSeries:
     def failed(self, error_type: str) -> None:
         self._families.failed(error_type)
 
+    def ended(self) -> None:
+        """A request has been counted out."""
+        self._families.changed()
+
 
 class Requests:
     """Begins requests; implements `dynamo_core.contracts.frontend.RequestLog`.
@@ -232,6 +237,7 @@ class Requests:
     def refused(self, error_type: str) -> None:
         """A request ended before it was known for which model it is; only failures are counted without one."""
         self._families.failed(error_type)
+        self._families.changed()
 
     def _series(self, model: str) -> _ModelSeries:
         if len(self._models) >= MAX_MODELS:
@@ -480,6 +486,7 @@ class Inflight:
             series.output_length.observe(self._output_tokens)
         if self._gap_counts is not None:
             series.itl.observe_many(self._gap_counts, self._gap_sum)
+        self._part.ended()
         return RequestRecord(
             request_id=self.request_id,
             model=self._model,

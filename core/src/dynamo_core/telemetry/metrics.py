@@ -268,7 +268,11 @@ class _Shared:
         self.bridges: Bridges | None = None
         self.rendering = asyncio.Lock()
         self.rendered: bytes = b""
+        #: When the last rendering began, and how many changes there had been.
         self.rendered_at = -math.inf
+        self.shown = 0
+        #: Changes that a scrape must show.
+        self.changes = 0
 
     def write(self) -> bytes:
         with self.lock:
@@ -289,7 +293,7 @@ class Metrics:
     """A scope of metrics with common labels; implements `dynamo_core.contracts.metrics.MetricsScope`.
 
     Events are meant for one thread, usually that of the event loop; making children, removing them and rendering are
-    safe from any. `cache_seconds` is how long one rendering is given out again.
+    safe from any. `cache_seconds` is how long one rendering is given out again if nothing `changed`.
     """
 
     def __init__(
@@ -379,17 +383,23 @@ class Metrics:
             if self._shared.bridges is not None:
                 self._shared.bridges.remove(bridge)
 
-    async def render(self) -> bytes:
-        """All metrics of the registry as text, written in a thread; at most `cache_seconds` old.
+    def changed(self) -> None:
+        """Something has happened that whoever scrapes from now on must see; see `MetricsScope.changed`."""
+        self._shared.changes += 1
 
-        Callers at the same time share one rendering.
+    async def render(self) -> bytes:
+        """All metrics of the registry as text, written in a thread.
+
+        A rendering is given out again for `cache_seconds`, unless something has `changed` since it began. Callers at
+        the same time share one: that which is under way, or after a change the next.
         """
         shared = self._shared
+        asked, changes = time.monotonic(), shared.changes
         async with shared.rendering:
-            now = time.monotonic()
-            if now - shared.rendered_at >= shared.cache_seconds:
+            if shared.shown < changes or asked - shared.rendered_at >= shared.cache_seconds:
+                begun, shown = time.monotonic(), shared.changes
                 shared.rendered = await asyncio.to_thread(shared.write)
-                shared.rendered_at = now
+                shared.rendered_at, shared.shown = begun, shown
             return shared.rendered
 
     def render_now(self) -> bytes:

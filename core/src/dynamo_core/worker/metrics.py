@@ -15,6 +15,7 @@ class WorkerMetrics:
 
     def __init__(self, metrics: MetricsScope) -> None:
         prefix = "dynamo_component_"
+        self._changed = metrics.changed
         self._requests = metrics.counter(f"{prefix}requests_total", "Requests handled.").labels()
         self._inflight = metrics.gauge(f"{prefix}inflight_requests", "Requests being handled.").labels()
         self._duration = metrics.histogram(
@@ -39,6 +40,7 @@ class WorkerMetrics:
             self._inflight.dec()
             self._requests.inc()
             self._duration.observe(time.perf_counter() - begun)
+            self._changed()
 
         return ended
 

@@ -321,8 +321,63 @@ async def test_the_scores_of_an_engine_that_takes_text_pass_through_as_it_made_t
     assert [e["choices"][0]["logprobs"] for e in pieces.events[:2]] == lists
 
 
-async def test_an_engine_that_takes_text_is_waited_for_until_all_choices_have_ended(cold_server: Any) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_takes_text_and_makes_one_choice_is_asked_once_for_each(
+    cold_server: Any, stream: bool
+) -> None:
     model = cold_server.add_model(model_input="text", capabilities=[])
+    await cold_server.start()
+    calls: list[Any] = []
+
+    def script(call: Any) -> None:
+        calls.append(call.request)
+        usage = CompletionUsage(prompt_tokens=50, completion_tokens=1, cached_tokens=40)
+        call.put(LLMEngineOutput(text=str(len(calls)), finish_reason=FinishReason.STOP, completion_usage=usage))
+        call.complete()
+
+    model.script = script
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    reply = await cold_server.chat(n=3, seed=5, **options)
+
+    if stream:
+        told, usage = [reply.text(index) for index in range(3)], reply.events[-2]["usage"]
+    else:
+        choices = reply.json()["choices"]
+        told, usage = [choice["message"]["content"] for choice in choices], reply.json()["usage"]
+    assert told == ["1", "2", "3"]
+    # The prompt that all share counts once.
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (50, 3)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 40}
+    assert [request.body.get("n") for request in calls] == [None] * 3
+    assert [request.body["seed"] for request in calls] == [5, 6, 7]
+    # One terminal is what the worker waits for.
+    assert [request.sampling_options.n for request in calls] == [None] * 3
+
+
+async def test_of_several_prompts_each_is_asked_of_an_engine_that_makes_one_choice(cold_server: Any) -> None:
+    model = cold_server.add_model(model_input="text", capabilities=[])
+    await cold_server.start()
+
+    def script(call: Any) -> None:
+        call.put(LLMEngineOutput(text=call.request.body["prompt"].upper(), finish_reason=FinishReason.STOP))
+        call.complete()
+
+    model.script = script
+    reply = await cold_server.complete(prompt=["a", "b"], n=2, best_of=2)
+
+    assert [choice["text"] for choice in reply.json()["choices"]] == ["A", "A", "B", "B"]
+    assert "best_of" not in (await model.call()).request.body
+
+
+async def test_an_engine_that_makes_one_choice_cannot_choose_the_best(cold_server: Any) -> None:
+    cold_server.add_model(model_input="text", capabilities=[])
+    await cold_server.start()
+
+    assert (await cold_server.complete(best_of=2)).status == 501
+
+
+async def test_an_engine_that_takes_text_is_waited_for_until_all_choices_have_ended(cold_server: Any) -> None:
+    model = cold_server.add_model(model_input="text", capabilities=["multi_choice"])
     await cold_server.start()
 
     def script(call: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, ClassVar
 
 from dynamo_core import (
+    MULTI_CHOICE,
     BackendError,
     DisaggregationMode,
     EngineConfig,
@@ -75,6 +76,8 @@ class UpstreamEngine(LLMEngine):
             served_model_name=self.worker.served_model_name,
             model_input="text",
             context_length=_length(found),
+            # The server is asked for all choices at once, and shares the prompt among them.
+            capabilities=frozenset({MULTI_CHOICE}),
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:

@@ -33,6 +33,10 @@ class CompletionAsk(Ask):
         """Refuses suffixes and the like."""
         fields.check_passive(self.raw, fields.COMPLETIONS)
 
+    def body_of_one(self, prompt: int, choice: int) -> dict[str, Any]:
+        """The body that asks for one answer to one of the prompts."""
+        return super().body_of_one(prompt, choice) | {"prompt": self._inputs[prompt]}
+
     async def prompts(self, model: ServedModel) -> list[Prompt]:
         """Each prompt of the batch."""
         special = self.completion.add_special_tokens is not False

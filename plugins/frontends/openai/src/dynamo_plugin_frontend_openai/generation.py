@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from aiohttp import web
 from dynamo_core.contracts.admission import SharedPermit
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.engine import MULTI_CHOICE
+from dynamo_core.errors import NotSupported
 from dynamo_core.text.stops import StopStrings, compile_stops
 
 from dynamo_plugin_frontend_openai.annotations import as_events, closing, opening, single, unary_extension
@@ -61,6 +63,13 @@ class Ask(ABC):
         Raises:
             InvalidArgument: naming the field.
         """
+
+    def body_of_one(self, prompt: int, choice: int) -> dict[str, Any]:
+        """The body that asks for one answer to one of the prompts, both counted from 0."""
+        body = {name: value for name, value in self.raw.items() if name not in ("n", "best_of")}
+        if self.request.seed is not None:
+            body["seed"] = self.request.seed + choice
+        return body
 
     @abstractmethod
     async def prompts(self, model: ServedModel) -> list[Prompt]:
@@ -183,16 +192,28 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         return renderer.body(ask.kept(collected, model), usage, extension)
 
     async def _start(self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt]) -> list[Source]:
-        """Asks the engines. Engines that take text are asked once for everything, others once per choice."""
+        """Asks the engines, once per choice. Engines that take text and make several are asked once for everything."""
         model, request, n = exchange.model, ask.request, ask.request.choices
-        if model.card.model_input == "text":
+        choices: list[dict[int, Choice]]
+        takes_text = model.card.model_input == "text"
+        if takes_text and (MULTI_CHOICE in model.card.capabilities or request.candidates * len(prompts) == 1):
             # The tokens only tell the router how much is coming.
             tokens = [token for prompt in prompts for token in prompt.token_ids]
             asked = [to_engine(request, Prompt(tokens), model, body=ask.raw)]
             # How many choices the worker has to wait for.
             asked[0].sampling_options.n = n * len(prompts)
-            choices: list[dict[int, Choice]] = [{index: Choice(index) for index in range(n * len(prompts))}]
+            choices = [{index: Choice(index) for index in range(n * len(prompts))}]
             made = n
+        elif takes_text:
+            made = n
+            if request.candidates > n:
+                raise NotSupported("best_of needs an engine that chooses itself, which that of this model does not")
+            each = [(prompt, at) for prompt in range(len(prompts)) for at in range(n)]
+            asked = [
+                to_engine(request, prompts[prompt], model, choice=at, body=ask.body_of_one(prompt, at))
+                for prompt, at in each
+            ]
+            choices = [{0: Choice(index)} for index in range(len(each))]
         else:
             made = request.candidates
             asked = [to_engine(request, prompt, model, choice=at) for prompt in prompts for at in range(made)]
@@ -201,15 +222,15 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             choices = [
                 {0: ask.choice(index, item, prompts[index // made], model, stops)} for index, item in enumerate(asked)
             ]
-        each = sum(len(mapping) for mapping in choices) // len(prompts)
+        share = sum(len(mapping) for mapping in choices) // len(prompts)
         for mapping in choices:
             for choice in mapping.values():
-                choice.prompt = choice.index // each
+                choice.prompt = choice.index // share
                 choice.prompt_tokens = len(prompts[choice.prompt].token_ids)
         scores = 0
         alternatives = asked[0].output_options.logprobs
         if alternatives is not None:
-            scores = 0 if model.card.model_input == "text" else 1 + alternatives
+            scores = 0 if takes_text else 1 + alternatives
             most = sum(item.stop_conditions.max_tokens or 0 for item in asked) * (made * len(prompts) // len(asked))
             if not request.streaming:
                 check_answer_size(request, most, self._memory.most)

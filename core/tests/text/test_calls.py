@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 class Told:
     """Keeps what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.whole = whole
 
     def begin_call(self, name: str, id: str | None = None) -> None:
         self.calls.append((name, ""))
@@ -29,9 +30,11 @@ class Told:
 Make = Callable[[CallSink], CallReader]
 
 
-def read(make: Make, text: str, size: int = 1000) -> tuple[list[tuple[str, str]], Progress, str]:
+def read(
+    make: Make, text: str, size: int = 1000, *, whole: bool = False
+) -> tuple[list[tuple[str, str]], Progress, str]:
     """The calls, how far the reading came, and what of the text is to be shown as it is."""
-    told = Told()
+    told = Told(whole=whole)
     reader = make(told)
     at = 0
     while at < len(text) and reader.progress is Progress.OPEN:
@@ -117,6 +120,45 @@ def test_a_call_is_told_as_soon_as_its_arguments_begin_and_they_come_as_they_are
 )
 def test_what_follows_the_break_of_a_call_that_was_told_is_shown(text: str, arguments: str, shown: str) -> None:
     assert read(CallObject, text, 1) == ([("f", arguments)], Progress.BROKEN, shown)
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (CallObject, '{"name": "f", "arguments": {"a": tru!}} tail'),
+        (CallObject, '{"name": "f", "arguments": { oops'),
+        (CallObject, '{"name": "f", "arguments": {"a"'),
+        (CallArray, '[{"name": "f", "arguments": {"a"'),
+        (lambda sink: CallArguments(sink, "f", before="f[ARGS]"), '{"a": tru!}'),
+        (lambda sink: CallArguments(sink, "f", before="f[ARGS]"), '{"a"'),
+    ],
+)
+def test_who_wants_whole_calls_is_told_none_whose_arguments_break_off(make: Make, text: str, size: int) -> None:
+    calls, _, shown = read(make, text, size, whole=True)
+
+    assert calls == []
+    assert shown.removeprefix("f[ARGS]") == text
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(("text", "arguments"), SOUND)
+def test_who_wants_whole_calls_is_told_the_same_sound_ones(text: str, arguments: str, size: int) -> None:
+    assert read(CallObject, text, size, whole=True) == read(CallObject, text, size)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"name": "f", "arguments": {"a": 1}', ""),
+        ('{"name": "f", "arguments": {"a": 1}, oops', ", oops"),
+        ('{"arguments": {"a": 1}, "name": "f"', ""),
+    ],
+)
+def test_arguments_are_whole_although_the_call_around_them_is_not(text: str, shown: str) -> None:
+    calls, _, left = read(CallObject, text, 1, whole=True)
+
+    assert (calls, left) == ([("f", '{"a": 1}')], shown)
 
 
 def test_at_the_end_of_the_text_only_calls_that_were_not_told_are_shown() -> None:

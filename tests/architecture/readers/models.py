@@ -106,6 +106,8 @@ async def calls_in_answers() -> AsyncGenerator[Feed, None]:
     begun: list[str] = []
 
     class Sink:
+        whole = False
+
         def accepts(self, name: str) -> bool:
             return True
 

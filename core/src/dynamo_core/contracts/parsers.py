@@ -64,6 +64,13 @@ class ToolCallParser(Plugin, ABC):
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.tools = tools
 
+    def want_whole(self) -> None:
+        """Called before the first `feed` if nobody sees the answer before its end.
+
+        A call may then wait until its arguments are complete; one that breaks off is content, as all unsound markup.
+        A parser that does nothing here tells of such a call with the arguments that there are.
+        """
+
     @abstractmethod
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
@@ -108,11 +115,13 @@ NO_PARSERS = Parsers()
 class DeltaWriter:
     """Gathers deltas; neighbours of one kind are joined. `new_id` makes the ids of calls that have none."""
 
-    __slots__ = ("_deltas", "_make", "_new_id", "_parts", "calls")
+    __slots__ = ("_deltas", "_make", "_new_id", "_parts", "calls", "whole")
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         #: How many calls have begun.
         self.calls = 0
+        #: Whether readers are to wait with a call until its arguments are complete.
+        self.whole = False
         self._new_id = new_id
         self._deltas: list[ParserDelta] = []
         self._parts: list[str] = []

@@ -1,8 +1,9 @@
 """Reads calls of tools that are written as JSON, in text that comes in pieces.
 
 A reader takes characters until the call is complete or cannot be one. A call is *told* to the sink as soon as its name
-is known and its arguments have begun; from then on the arguments go to the sink as they come. What of the text the sink
-has not been told is kept, so that markup that turns out not to be any can be shown as it was written.
+is known and its arguments have begun; from then on the arguments go to the sink as they come. A sink that wants calls
+`whole` is told once the arguments are complete. What of the text the sink has not been told is kept, so that markup
+that turns out not to be any can be shown as it was written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 class CallSink(Protocol):
     """Who is told of calls."""
+
+    #: Whether a call may wait until its arguments are complete: what breaks off before is then no call.
+    whole: bool
 
     def begin_call(self, name: str, id: str | None = None) -> None:
         """A call begins."""
@@ -55,10 +59,13 @@ class CallArguments:
         self._name, self._id = name, id
         self._raw = [before]
         self._value = JsonValue()
+        #: Whether the object has begun, and how much of `_raw` stands before it.
+        self._begun = False
+        self._before = 0
 
     def feed(self, text: str, at: int = 0) -> int:
         """See `CallReader.feed`."""
-        if not self.told:
+        if not self._begun:
             start, at = at, skip_space(text, at)
             self._raw.append(text[start:at])
             if at == len(text):
@@ -66,13 +73,25 @@ class CallArguments:
             if text[at] != "{":
                 self.progress = Progress.BROKEN
                 return at
-            self._sink.begin_call(self._name, self._id)
-            self.told = True
-            self._raw.clear()
+            if not self._sink.whole:
+                self._tell()
+            self._begun = True
+            self._before = len(self._raw)
         start, at = at, self._value.feed(text, at)
-        self._sink.arguments(text[start:at])
         self.progress = self._value.progress
+        self._raw.append(text[start:at])
+        if self.told:
+            self._sink.arguments(self._raw.pop())
+        elif self.progress is Progress.DONE:
+            arguments = "".join(self._raw[self._before :])
+            self._tell()
+            self._sink.arguments(arguments)
         return at
+
+    def _tell(self) -> None:
+        self._sink.begin_call(self._name, self._id)
+        self.told = True
+        self._raw.clear()
 
     def untold(self) -> str:
         """See `CallReader.untold`."""
@@ -188,7 +207,7 @@ class CallObject:
                 return
             self._has_arguments = True
             self._read(_Role.ARGUMENTS if char == "{" else _Role.OTHER_ARGUMENTS)
-            if char == "{" and self._name is not None:
+            if char == "{" and self._name is not None and not self._sink.whole:
                 self._tell("")
         else:
             self._read(_Role.SKIPPED)
@@ -227,6 +246,9 @@ class CallObject:
                 return False
             self._name = name
             if self._early:
+                self._tell("".join(self._early))
+        elif self._role is _Role.ARGUMENTS:
+            if self._name is not None and not self.told:
                 self._tell("".join(self._early))
         elif self._role is _Role.OTHER_ARGUMENTS:
             arguments = _object(piece)
@@ -338,6 +360,10 @@ def _object(piece: str) -> str | None:
     if text is None:
         return None
     text = text.strip() or "{}"
+    return text if is_object(text) else None
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object and nothing else."""
     value = JsonValue()
-    whole = value.feed(text) == len(text) and value.progress is Progress.DONE
-    return text if whole and text.startswith("{") else None
+    return text.startswith("{") and value.feed(text) == len(text) and value.progress is Progress.DONE

@@ -245,12 +245,109 @@ async def test_the_official_client_reads_both_forms(sdk: openai.AsyncOpenAI, mod
 
 
 async def test_an_answer_that_is_cut_off_says_so(server: Any, model: Any) -> None:
-    model.script = saying('<tool_call>{"name": "weather", "arguments": {"ci', reason=FinishReason.LENGTH)
+    begun = '<tool_call>{"name": "weather", "arguments": {"ci'
+    model.script = saying(begun, reason=FinishReason.LENGTH)
 
     [choice] = (await server.chat(tools=TOOLS)).json()["choices"]
+    stream = await server.chat(tools=TOOLS, stream=True)
 
-    assert choice["finish_reason"] == "length"
-    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"ci'
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", begun)
+    assert stream.events[-2]["choices"][0]["finish_reason"] == "length"
+    assert folded(deltas(stream))["tool_calls"][0]["function"]["arguments"] == '{"ci'
+
+
+BROKEN = [
+    ('<tool_call>{"name": "weather", "arguments": { oops', "auto"),
+    ('<tool_call>{"name": "weather", "arguments": {"city": "Os', "auto"),
+    ('<tool_call>{"name": "weather", "arguments": {"city": Oslo}}</tool_call> Done.', "auto"),
+    ('[{"name": "weather", "parameters": {"city": "Os', "required"),
+    ('{"city": Oslo}', {"type": "function", "function": {"name": "weather"}}),
+]
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(("text", "choice"), BROKEN)
+async def test_a_call_that_breaks_after_its_name_is_text_where_the_whole_answer_is_known(
+    server: Any, model: Any, text: str, choice: Any, size: int
+) -> None:
+    model.script = saying(*(text[at : at + size] for at in range(0, len(text), size)))
+
+    [answer] = (await server.chat(tools=TOOLS, tool_choice=choice)).json()["choices"]
+
+    assert answer["message"] == {"role": "assistant", "content": text}
+    assert answer["finish_reason"] == "stop"
+
+
+async def test_calls_beside_one_that_breaks_are_calls(server: Any, model: Any) -> None:
+    broken = '<tool_call>{"name": "weather", "arguments": {!}</tool_call>'
+    model.script = saying(f"{CALL}{broken}{SECOND}")
+
+    [answer] = (await server.chat(tools=TOOLS)).json()["choices"]
+
+    names = [call["function"]["name"] for call in answer["message"]["tool_calls"]]
+    assert (names, answer["message"]["content"]) == (["weather", "time"], f"{broken}\n")
+    assert answer["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("text", "choice"), BROKEN)
+async def test_a_stream_that_has_begun_a_call_says_that_it_broke_and_ends_with_an_error(
+    server: Any, model: Any, text: str, choice: Any
+) -> None:
+    connection = await server.connect()
+    connection.send("/v1/chat/completions", {**chat(tool_choice=choice), "stream": True})
+    call = await model.call()
+    # The call is shown before it breaks.
+    at = text.rindex("{") + 1
+    call.say(text[:at])
+    await connection.until(b'"arguments":"{"')
+    call.say(text[at:])
+    call.finish()
+
+    rest = await connection.ended()
+
+    last = json.loads(re.findall(rb"data: (\{.*\})\n\n", rest)[-1])
+    assert last["error"]["code"] == "invalid_tool_call"
+    assert "'weather'" in last["error"]["message"]
+    assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "error"}]
+    assert b"[DONE]" not in rest
+    assert b'"finish_reason":"tool_calls"' not in rest
+    assert (await server.record()).status == "error"
+
+
+async def test_a_call_that_breaks_before_the_limit_is_broken_and_not_cut_off(server: Any, model: Any) -> None:
+    model.script = lambda call: None
+    connection = await server.connect()
+    connection.send("/v1/chat/completions", {**chat(), "stream": True})
+    call = await model.call()
+    call.say('<tool_call>{"name": "weather", "arguments": {')
+    await connection.until(b'"arguments":"{"')
+    call.say("! and so on")
+    call.finish(FinishReason.LENGTH)
+
+    assert b'"code":"invalid_tool_call"' in await connection.ended()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/responses", {"input": "Hi"}, b"event: response.failed"),
+        ("/v1/messages", {"max_tokens": 99, "messages": [{"role": "user", "content": "Hi"}]}, b"event: error"),
+    ],
+)
+async def test_the_other_apis_say_it_in_their_own_words(
+    server: Any, model: Any, path: str, body: dict[str, Any], told: bytes
+) -> None:
+    function = TOOLS[0]["function"]
+    own = {"type": "function", **function} if path == "/v1/responses" else {"name": "weather", "input_schema": {}}
+    connection = await server.connect()
+    connection.send(path, {"model": "m", "stream": True, "tools": [own], **body})
+    call = await model.call()
+    call.say('<tool_call>{"name": "weather", "arguments": {')
+    await connection.until(b"weather")
+    call.say("!")
+    call.finish()
+
+    assert told in await connection.ended()
 
 
 async def test_an_answer_without_a_reason_ends_with_its_calls_all_the_same(server: Any, model: Any) -> None:

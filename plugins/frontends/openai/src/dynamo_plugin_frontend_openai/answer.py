@@ -92,17 +92,21 @@ class Answer:
                 before = choice.completion_tokens
                 text = choice.feed(output)
                 self._tokens += choice.completion_tokens - before
-                last = choice.finish_reason is not None
-                ready = output.text_logprobs
-                pieces.append(
-                    Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready, choice.tokens)
-                )
+                last = choice.fault is None and choice.finish_reason is not None
+                ready, tokens = output.text_logprobs, choice.tokens
+                pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready, tokens))
+                if choice.fault is not None:
+                    raise choice.fault
         if stream.ended and not source.waiting and source.open:
             if stream.error is not None:
                 raise stream.error
             # Complete, but no reason was named.
             left = [choice for choice in source.choices.values() if choice.finish_reason is None]
-            pieces += [Piece(choice, choice.end(), choice.scored, None, True, choice.parsed) for choice in left]
+            for choice in left:
+                text = choice.end()
+                pieces.append(Piece(choice, text, choice.scored, None, choice.fault is None, choice.parsed))
+                if choice.fault is not None:
+                    raise choice.fault
 
     def pause(self) -> None:
         """The client cannot keep up."""

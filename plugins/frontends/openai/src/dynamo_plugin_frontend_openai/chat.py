@@ -80,7 +80,10 @@ class ChatAsk(Ask):
         if forced:
             tools = ForcedCalls(forced_name(chat.tool_choice), tools)
         parser = AnswerParser(
-            None if reasoning is None else reasoning(prompt.text or ""), tools, parallel=chat.parallel
+            None if reasoning is None else reasoning(prompt.text or ""),
+            tools,
+            parallel=chat.parallel,
+            whole=not chat.streaming,
         )
         return ParsedChoice(index, request, model.tokenizer, parser, stops)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dynamo_core.contracts.parsers import ParserDelta
-from dynamo_core.errors import BackendError
+from dynamo_core.errors import BackendError, DynamoError
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.text.detokenizer import Detokenizer
@@ -40,6 +40,7 @@ class Choice:
         "called",
         "completion_tokens",
         "cut",
+        "fault",
         "finish_reason",
         "index",
         "limit",
@@ -62,6 +63,8 @@ class Choice:
         self.called = False
         #: Whether it ended here, at a stop string or token, and the engine knows nothing of it.
         self.cut = False
+        #: Why its end is not that of an answer, although the engine sees nothing wrong with it.
+        self.fault: DynamoError | None = None
         #: Whether nothing is lost if items are read late: there is no stop string to end the choice early.
         self.patient = True
         #: Which of the prompts of the request it answers, from 0, and how long that is by the frontend's own count.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from dynamo_core import errors as core
 from dynamo_core.http.errors import LATE_MESSAGE, LOST_MESSAGE, error_body, error_response, error_type
+from dynamo_core.protocol.reading import shown
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,14 @@ class TemplateFault(Exception):
         self.message = message
 
 
+class BrokenCall(core.DynamoError):
+    """The model began a call of a tool in a stream, and did not end it as a call: a client must not carry it out."""
+
+    def __init__(self, name: str, choice: int) -> None:
+        super().__init__(f"The model broke off its call of tool {shown(name)!r}: the arguments are no JSON object")
+        self.choice = choice
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as a client sees it. `metric` is the `error_type` label; `retry_after` is in whole seconds."""
@@ -47,6 +56,8 @@ class Problem:
     param: str | None = None
     code: str | None = None
     retry_after: int | None = None
+    #: The choice of a stream that cannot be gone on with.
+    choice: int | None = None
 
     def response(self) -> web.Response:
         """The answer to a request of which nothing has been answered yet."""
@@ -57,7 +68,11 @@ class Problem:
 
     def event(self) -> bytes:
         """The last item of a stream that broke."""
-        return b"data: %b\n\n" % error_body(self.status, self.message, type=self.type, param=self.param, code=self.code)
+        body = error_body(self.status, self.message, type=self.type, param=self.param, code=self.code)
+        if self.choice is not None:
+            # As others have it: a chunk whose choice has ended with an error.
+            body = b'%b,"choices":[{"index":%d,"delta":{},"finish_reason":"error"}]}' % (body[:-1], self.choice)
+        return b"data: %b\n\n" % body
 
 
 def problem_of(error: BaseException, overload_status: int = 503) -> Problem:
@@ -68,6 +83,8 @@ def problem_of(error: BaseException, overload_status: int = 503) -> Problem:
     match error:
         case HttpFault():
             return Problem(error.status, error.message, "validation")
+        case BrokenCall():
+            return Problem(500, error.message, "internal", code="invalid_tool_call", choice=error.choice)
         case TemplateFault():
             return Problem(500, error.message, "internal")
         case core.ModelNotFound():
@@ -95,7 +112,9 @@ def problem_of(error: BaseException, overload_status: int = 503) -> Problem:
 def report(problem: Problem, error: BaseException, request_id: str) -> None:
     """Logs what the client is not told. Faults of the client are no news, and that a worker was lost is logged where
     it was noticed."""
-    if problem.metric == "internal":
+    if isinstance(error, BrokenCall):
+        log.warning("request %s failed: %s", request_id, error)
+    elif problem.metric == "internal":
         log.error("request %s failed: %s", request_id, error, exc_info=error)
     elif problem.metric == "response_timeout":
         log.warning("request %s was given up: %s", request_id, error)

@@ -24,6 +24,12 @@ class ForcedCalls:
         #: None once it has turned out that this is not what was asked for.
         self._reader: CallReader | None = CallArray(self._out) if name is None else CallArguments(self._out, name)
 
+    def want_whole(self) -> None:
+        """A call waits until its arguments are complete."""
+        self._out.whole = True
+        if self._own is not None:
+            self._own.want_whole()
+
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
         reader = self._reader

@@ -10,20 +10,26 @@ from dynamo_core.contracts.parsers import (
     ParserDelta,
     ReasoningDelta,
     ReasoningParser,
+    ToolCallArguments,
     ToolCallStart,
 )
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.text.calls import is_object
 from dynamo_core.text.stops import StopStrings
 from dynamo_core.text.tokenizer import Tokenizer
 
 from dynamo_plugin_frontend_openai.choices import TokenChoice
+from dynamo_plugin_frontend_openai.errors import BrokenCall
 
 TOOL_CALLS = "tool_calls"
 
 
 class TextParser(Protocol):
     """What tool call parsers of all kinds have in common."""
+
+    def want_whole(self) -> None:
+        """A call may wait until its arguments are complete."""
 
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
@@ -35,15 +41,25 @@ class TextParser(Protocol):
 class AnswerParser:
     """Reasoning first; what of the text is content goes on to the parser of calls. Either may be missing.
 
-    Unless `parallel`, only the first call is told.
+    Unless `parallel`, only the first call is told. With `whole` nobody sees the answer before its end: a call that
+    breaks off is text.
     """
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: TextParser | None, *, parallel: bool = True) -> None:
+    def __init__(
+        self, reasoning: ReasoningParser | None, tools: TextParser | None, *, parallel: bool = True, whole: bool = False
+    ) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self._parallel = parallel
+        self._whole = whole
+        if whole and tools is not None:
+            tools.want_whole()
         #: Whether a tool was called.
         self.called = False
+        #: The calls that have been told before they were complete: names, and pieces of arguments.
+        self._told: list[tuple[str, list[str]]] = []
+        #: Whether text came after the last of them.
+        self._left = False
 
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
@@ -70,7 +86,22 @@ class AnswerParser:
     def _calls(self, text: str) -> list[ParserDelta]:
         return [ContentDelta(text)] if self._tools is None else self._kept(self._tools.feed(text))
 
+    def broken(self, *, cut_off: bool) -> str | None:
+        """The name of a call that was told and whose arguments are no JSON object; None if there is none.
+
+        If the answer was `cut_off`, what was being written at its end is not broken.
+        """
+        sound = self._told[:-1] if cut_off and not self._left else self._told
+        return next((name for name, pieces in sound if not is_object("".join(pieces))), None)
+
     def _kept(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
+        if self._tools is not None and not self._whole:
+            for delta in deltas:
+                self._left = isinstance(delta, ContentDelta)
+                if isinstance(delta, ToolCallStart):
+                    self._told.append((delta.name, []))
+                elif isinstance(delta, ToolCallArguments):
+                    self._told[-1][1].append(delta.text)
         self.called = self.called or any(isinstance(delta, ToolCallStart) for delta in deltas)
         if self._parallel:
             return deltas
@@ -113,6 +144,9 @@ class ParsedChoice(TokenChoice):
         deltas = parser.feed(text) if text else []
         if self.finish_reason is not None:
             deltas += parser.finish()
+            name = parser.broken(cut_off=self.finish_reason == "length")
+            if name is not None:
+                self.fault = BrokenCall(name, self.index)
             if parser.called and self.finish_reason == "stop":
                 self.finish_reason = TOOL_CALLS
         self.parsed = deltas

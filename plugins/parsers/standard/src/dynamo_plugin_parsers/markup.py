@@ -42,6 +42,10 @@ class MarkupParser(ToolCallParser):
         """Goes to the state after what a reader has read."""
         self._go(self._blank)
 
+    def want_whole(self) -> None:
+        """A call waits until its arguments are complete."""
+        self._out.whole = True
+
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
         self._scanner.feed(text)

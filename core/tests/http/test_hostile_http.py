@@ -14,7 +14,8 @@ import pytest
 from aiohttp import http_parser, web
 from dynamo_core.contracts.frontend import HttpRoute
 from dynamo_core.errors import ConfigError
-from dynamo_core.http.listener import MAX_FIELD, MAX_HEADERS, Listener
+from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS
+from dynamo_core.http.listener import Listener
 
 WAIT = 5.0
 HEAD = b"POST /read HTTP/1.1\r\nHost: x\r\n"

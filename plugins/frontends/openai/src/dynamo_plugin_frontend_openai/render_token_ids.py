@@ -19,6 +19,9 @@ class Inner(ChunkRenderer, BodyRenderer, Protocol):
     def around(self, choice: Choice) -> tuple[bytes, bytes]:
         """What stands before and after the escaped text of a piece that is only text."""
 
+    def extension(self, values: dict[str, Any]) -> bytes:
+        """A chunk without choices that holds annotations."""
+
 
 class TokenIds:
     """Adds `token_ids` to the choices of another renderer, and the prompt's tokens to the first of each.
@@ -55,6 +58,10 @@ class TokenIds:
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The last chunk, without choices."""
         return self._inner.usage(usage)
+
+    def extension(self, values: dict[str, Any]) -> bytes:
+        """A chunk without choices that holds annotations."""
+        return self._inner.extension(values)
 
     def add(self, collected: Collected, piece: Piece) -> int:
         """Adds a piece to what there is of its choice. Gives about how many bytes that takes."""

@@ -124,6 +124,22 @@ def test_an_unknown_command_is_a_usage_error(dynamo: RunCli) -> None:
     assert "sevre" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(["serv"], "serve"), (["chekc"], "check"), (["conformence", "engine"], "conformance"), (["ekstra"], "extra")],
+)
+def test_a_mistyped_command_is_asked_whether_another_was_meant(
+    site: Site, dynamo: RunCli, typed: list[str], meant: str
+) -> None:
+    site.install("acme-extra", "dynamo.commands", {"extra": "fake_extra:command"}, {"fake_extra": "raise SystemExit"})
+
+    last = dynamo(*typed).stderr.splitlines()[-1]
+
+    assert last.startswith(f"Error: No such command '{typed[0]}'")
+    assert "Did you mean" in last
+    assert f"'{meant}'" in last
+
+
 def test_a_config_error_is_one_line_and_exit_code_2_in_a_real_process(tmp_path: Path) -> None:
     missing = tmp_path / "missing.yaml"
 

@@ -6,6 +6,7 @@ This module and `main` are all that ``dynamo --help`` imports of the project, so
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,17 @@ class LazyGroup(click.Group):
             return command
         entry = plugin_commands().get(cmd_name)
         return None if entry is None else load_plugin_command(entry)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a mistyped command is asked whether another was meant, of which click knows none."""
+        name, known = args[0], self.list_commands(ctx)
+        # What looks like an option is click's affair.
+        if name in known or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        close = get_close_matches(name, known, n=1)
+        ctx.fail(f"No such command '{name}'." + (f" Did you mean '{close[0]}'?" if close else ""))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list of commands without importing any."""

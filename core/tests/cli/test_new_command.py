@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import subprocess
@@ -113,6 +114,26 @@ def test_what_is_there_is_not_overwritten(dynamo: RunCli, tmp_path: Path) -> Non
     assert result.exit_code == 2
     assert "is there already" in result.stderr
     assert kept.read_text() == "mine"
+
+
+def test_a_package_that_cannot_be_written_whole_leaves_nothing(
+    dynamo: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = Path.write_text, []
+
+    def full_disk(file: Path, *args: str) -> int:
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(file)
+        return write(file, *args)
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+
+    result = dynamo("new", "engine", "far-away", "--path", tmp_path / "new")
+
+    package = tmp_path / "new" / "dynamo-plugin-engine-far-away"
+    assert (result.exit_code, result.stderr) == (2, f"dynamo: cannot write {package}: No space left on device\n")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(dynamo: RunCli, tmp_path: Path) -> None:

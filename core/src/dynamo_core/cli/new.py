@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
@@ -70,6 +71,23 @@ def _fill(text: str, words: dict[str, str]) -> str:
     return text
 
 
+def write_whole(target: Path, files: Mapping[PurePosixPath, str]) -> None:
+    """Writes the files below a folder that is not there yet; if it cannot write one, nothing of them is left.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    made = next(folder for folder in (*reversed(target.parents), target) if not folder.exists())
+    try:
+        for relative, text in files.items():
+            file = target / relative
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
 @click.group()
 def command() -> None:
     """Write a new plugin package to start from."""
@@ -114,10 +132,7 @@ def engine(name: str, path: Path) -> None:
     if target.exists():
         raise ConfigError(f"{target} is there already: remove it, or choose another name or --path")
     try:
-        for relative, text in render("engine", name).items():
-            file = target / relative
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8")
+        write_whole(target, render("engine", name))
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}", cause=error) from error
     click.echo(f"Wrote {target}. Next:")

@@ -35,6 +35,25 @@ def test_what_cannot_be_asked_is_told_in_one_line(words: tuple[str, ...], says: 
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("env", "words", "says"),
+    [
+        ({"DYN_HTTP_PORT": "1"}, (), "http://127.0.0.1:1 (from DYN_HTTP_PORT): cannot be asked: "),
+        ({"DYN_HTTP_PORT": "2", "DYN_ADMIN_URL": "http://127.0.0.1:1"}, (), "DYN_ADMIN_URL http://127.0.0.1:1: cannot be"),
+        ({"DYN_HTTP_PORT": "2"}, ("--url", "http://127.0.0.1:1"), "--url http://127.0.0.1:1: cannot be asked: "),
+        ({"DYN_HTTP_PORT": "port"}, (), "DYN_HTTP_PORT: 'port' is no port; give --url"),
+        ({"DYN_ADMIN_URL": "here"}, (), "DYN_ADMIN_URL here: is no address of a frontend"),
+    ],
+)
+def test_the_port_of_serve_is_asked_and_errors_say_where_the_address_is_from(
+    env: dict[str, str], words: tuple[str, ...], says: str
+) -> None:
+    result = CliRunner(env={"DYN_ADMIN_URL": None, **env}).invoke(cli, ["route", "explain", "Hi", *words])
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"dynamo: {says}")
+
+
 def test_messages_can_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     file.write_text('[{"role": "user", "content": "Hi"}]')

@@ -120,6 +120,13 @@ def test_a_process_runs_the_part_that_it_is_told_to(
     assert served.parts == [part]
 
 
+def test_a_worker_that_is_not_there_is_told_by_the_name_that_was_typed(dynamo: RunCli, served: Served) -> None:
+    result = dynamo("worker", "mokc")
+
+    assert (result.exit_code, result.stderr) == (2, "dynamo: worker mokc: there is no such worker; did you mean 'mock'?\n")
+    assert served.parts == []
+
+
 def test_a_model_that_is_a_folder_gives_path_and_name(dynamo: RunCli, tmp_path: Path, served: Served) -> None:
     folder = tmp_path / "tiny-llama"
     folder.mkdir()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dynamo_core.cli.options import json_option
 from dynamo_core.cli.table import format_table
@@ -15,6 +18,8 @@ from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.reading import Unreadable, read_json
 
 PATH = "/route/explain"
+#: Where a frontend is that nothing was said of.
+EXAMPLE = "http://127.0.0.1:8000"
 
 _HEADER = ("", "WORKER", "NAME", "RANK", "STATE", "REQUESTS", "PREFILL", "BLOCKS", "SHARED", "OVERLAP", "COST")
 
@@ -28,11 +33,10 @@ def command() -> None:
 @click.argument("prompt", required=False)
 @click.option(
     "--url",
-    default="http://127.0.0.1:8000",
-    show_default=True,
     envvar="DYN_ADMIN_URL",
     show_envvar=True,
-    help="The frontend: its admin listener, if it has one.",
+    help="The frontend: its admin listener, if it has one. Without it this host is asked, on the port that "
+    "DYN_HTTP_PORT names, or 8000.",
 )
 @click.option("--model", metavar="NAME", help="The model; not needed where only one is served.")
 @click.option("--messages", metavar="JSON", help="A conversation instead of a prompt, as a JSON list; @FILE reads it.")
@@ -48,7 +52,7 @@ def explain(
     ctx: click.Context,
     /,
     prompt: str | None,
-    url: str,
+    url: str | None,
     model: str | None,
     messages: str | None,
     token_ids: str | None,
@@ -67,7 +71,7 @@ def explain(
     body = _body(prompt, messages, token_ids)
     if model is not None:
         body["model"] = model
-    status, answer = asyncio.run(_ask(url, body, token, ca, timeout))
+    status, answer = asyncio.run(_ask(_address(ctx, url), body, token, ca, timeout))
     if status != 200:
         click.echo(f"dynamo: {_reason(answer)} ({status})", err=True)
         ctx.exit(1)
@@ -75,6 +79,25 @@ def explain(
         click.echo(json.dumps(answer, indent=2))
     else:
         click.echo("\n\n".join(_show(answer["model"], route) for route in answer["routes"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """Where the frontend is, and how errors name it: by what the user has set."""
+
+    url: str
+    name: str
+
+
+def _address(ctx: click.Context, url: str | None) -> _Address:
+    if url is not None:
+        typed = ctx.get_parameter_source("url") is ParameterSource.COMMANDLINE
+        return _Address(url, f"{'--url' if typed else 'DYN_ADMIN_URL'} {url}")
+    port = os.environ.get("DYN_HTTP_PORT") or ""
+    if port and not port.isdecimal():
+        raise ConfigError(f"DYN_HTTP_PORT: {port!r} is no port; give --url such as {EXAMPLE}")
+    here = f"http://127.0.0.1:{port}" if port else EXAMPLE
+    return _Address(here, f"{here} (from DYN_HTTP_PORT)" if port else f"{here} (--url names another)")
 
 
 def _body(prompt: str | None, messages: str | None, token_ids: str | None) -> dict[str, Any]:
@@ -101,7 +124,7 @@ def _messages(text: str) -> Any:
         raise ConfigError(f"--messages: is no JSON: {error}") from None
 
 
-async def _ask(url: str, body: dict[str, Any], token: str | None, ca: Path | None, timeout: float) -> tuple[int, Any]:
+async def _ask(address: _Address, body: dict[str, Any], token: str | None, ca: Path | None, timeout: float) -> tuple[int, Any]:
     """Status and answer of the frontend.
 
     Raises:
@@ -111,8 +134,8 @@ async def _ask(url: str, body: dict[str, Any], token: str | None, ca: Path | Non
 
     import aiohttp
 
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {url}: is no address of a frontend; give one such as http://127.0.0.1:8000")
+    if not address.url.startswith(("http://", "https://")):
+        raise ConfigError(f"{address.name}: is no address of a frontend; give one such as {EXAMPLE}")
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         trusted = True if ca is None else ssl.create_default_context(cafile=str(ca))
@@ -121,17 +144,17 @@ async def _ask(url: str, body: dict[str, Any], token: str | None, ca: Path | Non
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
-            session.post(f"{url.rstrip('/')}{PATH}", json=body, headers=headers, ssl=trusted) as response,
+            session.post(f"{address.url.rstrip('/')}{PATH}", json=body, headers=headers, ssl=trusted) as response,
         ):
             text = await response.read()
             status = response.status
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         why = str(error) or f"no answer within {timeout:g} s"
-        raise ConfigError(f"--url {url}: cannot be asked: {why}") from None
+        raise ConfigError(f"{address.name}: cannot be asked: {why}") from None
     try:
         return status, read_json(text)
     except Unreadable:
-        raise ConfigError(f"--url {url}: answered {status}, and not as a frontend does") from None
+        raise ConfigError(f"{address.name}: answered {status}, and not as a frontend does") from None
 
 
 def _reason(answer: Any) -> str:

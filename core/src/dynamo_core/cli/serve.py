@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from dynamo_core.cli.options import config_options, flag_options, load
+from dynamo_core.errors import ConfigError
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -34,11 +35,29 @@ def serve_options(command: CommandT) -> CommandT:
     return command
 
 
-def run(ctx: click.Context, *, dev: bool, only: str | None, replica: int | None = None, **options: Any) -> None:
-    """Serves, and exits with the code of that."""
+def run(
+    ctx: click.Context,
+    *,
+    dev: bool,
+    only: str | None = None,
+    worker: str | None = None,
+    replica: int | None = None,
+    **options: Any,
+) -> None:
+    """Serves, and exits with the code of that. `only` names one part, as the option does; or `worker` one worker.
+
+    Raises:
+        ConfigError: the settings are wrong, or there is no such worker.
+    """
     from dynamo_core.runtime.app import serve
+    from dynamo_core.settings.shape import suggestion
 
     loaded = load(**options)
+    if worker is not None:
+        known = loaded.settings.workers
+        if worker not in known:
+            raise ConfigError(f"worker {worker}: there is no such worker{suggestion(worker, known)}")
+        only = f"workers.{worker}"
     if dev:
         os.environ.setdefault(VALIDATOR, "1")
     # A supervisor gives its children the words it was given itself.

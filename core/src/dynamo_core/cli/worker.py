@@ -16,4 +16,4 @@ from dynamo_core.cli.serve import REPLICA, run, serve_options
 @click.pass_context
 def command(ctx: click.Context, /, name: str, dev: bool, replica: int | None, **options: Any) -> None:
     """Run one worker of a config in this process; the same as ``serve --only workers.NAME``."""
-    run(ctx, dev=dev, only=f"workers.{name}", replica=replica, **options)
+    run(ctx, dev=dev, worker=name, replica=replica, **options)

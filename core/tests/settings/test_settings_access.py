@@ -34,6 +34,18 @@ def test_a_key_under_a_name_that_is_none_is_refused_without_being_shown(tmp_path
     assert KEY not in told
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("hsh: x", "auth.keys[0].hsh: unknown key; did you mean 'hash'?"),
+        ("model: [m]", "auth.keys[0].model: unknown key; did you mean 'models'?"),
+        ("token: x", "auth.keys[0].token: unknown key; known: env, hash, id, models, priority, tenant"),
+    ],
+)
+def test_a_wrong_key_of_an_entry_names_the_right_one(tmp_path: Path, wrong: str, says: str) -> None:
+    assert says in refused(tmp_path, f"auth: {{keys: [{{id: a, {wrong}}}]}}")
+
+
 @pytest.mark.parametrize("origin", ["*", "null", "chat.example.com", "https://a.example.com/", "https://*.example.com"])
 def test_an_origin_is_a_scheme_and_a_host_and_nothing_more(tmp_path: Path, origin: str) -> None:
     assert "http.cors.origins" in refused(tmp_path, f"http: {{cors: {{origins: ['{origin}']}}}}")

@@ -26,6 +26,8 @@ class Shape:
     fields: Mapping[str, Shape] = field(default_factory=dict)
     #: What stands below names that the user chooses.
     each: Shape | None = None
+    #: What each entry of a list holds, where a list of tables is expected.
+    item: Shape | None = None
     #: A section of a plugin: keys beside `fields` are the plugin's.
     is_section: bool = False
     default: Any = REQUIRED
@@ -34,11 +36,12 @@ class Shape:
         """The shape below a key; None for unknown keys and for keys of plugins."""
         return self.fields.get(key) or self.each
 
-    def at(self, path: Iterable[str]) -> Shape | None:
-        """The shape at a path, or None."""
+    def at(self, path: Iterable[str | int]) -> Shape | None:
+        """The shape at a path, in which a number stands for an entry of a list; or None."""
         shape: Shape | None = self
         for key in path:
-            shape = shape.child(key) if shape is not None else None
+            if shape is not None:
+                shape = shape.item if isinstance(key, int) else shape.child(key)
         return shape
 
 
@@ -54,7 +57,11 @@ def _field_shape(info: FieldInfo) -> Shape:
     if below is not None:
         return below
     default = info.get_default(call_default_factory=True, validated_data={})
-    return Shape(default=list(default) if isinstance(default, tuple) else default)
+    entries = get_args(info.annotation) if get_origin(info.annotation) in (tuple, list) else ()
+    return Shape(
+        item=_table_shape(entries[0]) if entries else None,
+        default=list(default) if isinstance(default, tuple) else default,
+    )
 
 
 def _table_shape(annotation: Any) -> Shape | None:

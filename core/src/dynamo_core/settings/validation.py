@@ -164,8 +164,8 @@ def _message(table: Table, error: ErrorDetails, subject: Subject) -> str:
 def _unknown_key(table: Table, loc: tuple[int | str, ...], subject: Subject) -> str:
     path, node, rest = _locate(table, loc)
     key = ".".join((*subject.path, *path)) + rest
-    known = subject.shape.at(path[:-1])
-    hint = suggestion(str(loc[-1]), known.fields) if known is not None and not rest else ""
+    known = subject.shape.at(loc[:-1] if rest else path[:-1])
+    hint = suggestion(str(loc[-1]), known.fields) if known is not None else ""
     of = f" of {subject.owner}" if subject.owner else ""
     return f"{place(node.origin, key)}: unknown key{of}{hint}"
 

@@ -80,10 +80,35 @@ async def test_a_symbolic_link_is_not_followed_to_the_folder(make: Make, tmp_pat
 
 
 async def test_a_file_in_the_folders_place_is_refused(make: Make, tmp_path: Path) -> None:
+    discovery = make()
     (tmp_path / "discovery").write_text("")
 
     with pytest.raises(ConfigError, match=r"^discovery\.path: .*/discovery cannot be used: "):
-        await make().start()
+        await discovery.start()
+
+
+@pytest.mark.parametrize(
+    ("below", "says"),
+    [((), "is no folder"), (("deep", "discovery"), "cannot be made: {file} is no folder")],
+)
+def test_a_path_that_can_be_no_folder_is_found_before_the_start(
+    tmp_path: Path, below: tuple[str, ...], says: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    path = file.joinpath(*below)
+
+    with pytest.raises(ValidationError) as caught:
+        FileConfig(path=str(path))
+
+    assert f"{path} {says.format(file=file)}" in str(caught.value)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_that_is_not_there_yet_is_not_made_by_looking(tmp_path: Path) -> None:
+    FileConfig(path=str(tmp_path / "run" / "discovery"))
+
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_folder_of_another_layout_is_refused_by_name(make: Make, tmp_path: Path) -> None:

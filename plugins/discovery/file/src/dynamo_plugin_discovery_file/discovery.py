@@ -18,7 +18,7 @@ from dynamo_core.directory.looking import Looking
 from dynamo_core.directory.records import NO_LEASE, check
 from dynamo_core.directory.times import check_times, check_ttl, heartbeat
 from dynamo_core.errors import ConfigError
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dynamo_plugin_discovery_file.clock import SYSTEM, Clock
 from dynamo_plugin_discovery_file.folder import RECORDS, Folder
@@ -43,6 +43,19 @@ class FileConfig(PluginConfig):
         default=None, gt=0, description="Seconds between two heartbeats; null means a third of `ttl`."
     )
     poll: float = Field(default=0.25, gt=0, description="Seconds between two looks at the folder.")
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        """Finds what can be no folder without making one, so that `dynamo check` tells of it."""
+        if path is not None:
+            folder = Path(path).expanduser().absolute()
+            there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+            if not there.is_dir():
+                raise ValueError(f"{folder} {'' if there == folder else f'cannot be made: {there} '}is no folder")
+            if there != folder and not os.access(there, os.W_OK | os.X_OK):
+                raise ValueError(f"{folder} cannot be made: {there} may not be written to")
+        return path
 
     @model_validator(mode="after")
     def _check_times(self) -> FileConfig:

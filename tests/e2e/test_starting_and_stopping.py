@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,18 +18,56 @@ from dynamo_core.testing.ports import free_port
 ROOT = Path(__file__).parents[2]
 
 
-def run_serve(folder: Path, config: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_serve(folder: Path, config: str, command: str = "serve", **env: str) -> subprocess.CompletedProcess[str]:
     path = folder / "config.yaml"
     path.write_text(config)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
     return subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path)],
+        [sys.executable, "-m", "dynamo_core.cli.main", command, str(path)],
         env=kept | env,
         capture_output=True,
         text=True,
         timeout=30,
     )
 
+
+#: An engine that fails in one step of its start as no engine should.
+BROKEN = """
+from dynamo_core import LLMEngine, PluginConfig, hookimpl
+
+DYNAMO_API = 1
+
+
+class Steps(PluginConfig):
+    step: str
+
+
+class Broken(LLMEngine):
+    NAME = "broken"
+    Config = Steps
+
+    def __init__(self, config, worker):
+        self.step = config.step
+        self.enter("__init__")
+
+    def enter(self, step):
+        if step == self.step:
+            raise ValueError("no such card")
+
+    async def start(self, worker_id):
+        self.enter("start")
+
+    async def generate(self, request, context):
+        yield {}
+
+    async def cleanup(self):
+        pass
+
+
+@hookimpl
+def dynamo_register_engines():
+    return [Broken]
+"""
 
 GOOD = """
 frontend: {port: 0}
@@ -96,14 +135,41 @@ def test_a_set_up_that_parts_find_wrong_late_is_told_and_exit_code_2(tmp_path: P
     slow.mkdir()
     # A machine on which a part needs many seconds to come to its error.
     (slow / "sitecustomize.py").write_text("import os, time\nif 'DYN_SUPERVISOR_FD' in os.environ: time.sleep(6)\n")
-    (tmp_path / "records").write_text("a file where a folder is needed")
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records").chmod(0o777)
     planes = f'transport: {{use: tcp}}\ndiscovery: {{use: file, path: "{tmp_path}/records"}}\n'
 
     done = run_serve(tmp_path, GOOD + planes, PYTHONPATH=str(slow))
 
+    last = done.stderr.splitlines()[-1]
     assert done.returncode == 2, done.stderr
-    assert "discovery.path: " in done.stderr
-    assert "cannot run with this config" in done.stderr
+    assert re.match(r"dynamo: (workers\.mock-0|frontend) cannot run with this config: discovery\.path: other users", last)
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_folder_of_discovery_that_is_a_file_is_found_before_anything_starts(tmp_path: Path, command: str) -> None:
+    (tmp_path / "records").write_text("a file where a folder is needed")
+    planes = f'transport: {{use: tcp}}\ndiscovery: {{use: file, path: "{tmp_path}/records"}}\n'
+
+    done = run_serve(tmp_path, GOOD + planes, command=command)
+
+    place = f"{tmp_path}/config.yaml:6: discovery.path"
+    assert (done.returncode, done.stderr) == (2, f"dynamo: {place}: {tmp_path}/records is no folder\n")
+
+
+def test_the_last_line_of_a_start_that_fails_is_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    info = tmp_path / "acme_broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dynamo]\nengine-broken = broken\n")
+
+    for step in ("__init__", "start"):
+        config = GOOD.replace("use: mocker", f"use: broken, step: {step}")
+        done = run_serve(tmp_path, config, PYTHONPATH=str(tmp_path))
+
+        assert done.returncode == 1, done.stderr
+        assert "ValueError: no such card" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])

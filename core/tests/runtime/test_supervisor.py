@@ -61,7 +61,7 @@ async def test_a_part_that_never_served_and_cannot_run_ends_the_whole_however_lo
     await supervisor.start()
 
     async with asyncio.timeout(20):
-        assert await supervisor.failed() == 2
+        assert await supervisor.failed() == "workers.mock-0 cannot run with this config: it said no more"
 
 
 async def test_a_part_that_has_served_is_started_again_although_its_config_is_wrong_now(

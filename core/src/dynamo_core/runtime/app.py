@@ -109,10 +109,15 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
             line.start()
         signals.doing = lambda: "loading the plugins"
         # Made after the signals are heard: one that comes now ends the process in order, before anything has started.
-        application = Application(loaded, role, stopping=signals.expect_end)
-        signals.doing = application.doing
-        broken = False
-        started = await _started(application, signals, _grace(loaded, role))
+        try:
+            application = Application(loaded, role, stopping=signals.expect_end)
+            signals.doing = application.doing
+            broken = False
+            started = await _started(application, signals, _grace(loaded, role))
+        except ConfigError as error:
+            if line is not None:
+                line.say_reason(" ".join(str(error).split()))
+            raise
         if started or application.busy:
             signals.started()
         if started:
@@ -194,14 +199,15 @@ async def _supervise_parts(loaded: LoadedSettings, role: Role, arguments: Sequen
     longest = patience(loaded, role) + MARGIN
     with Signals(longest + MARGIN) as signals:
         await supervisor.start()
-        code = OK
-        if await _first(_keep(supervisor), signals.wait(1)):
-            code = await supervisor.failed()
-        else:
+        failed = await _first(_keep(supervisor), signals.wait(1))
+        if not failed:
             log.info("stopping; a second signal cuts running requests, a third ends everything at once")
         if not await _first(supervisor.stop(hurried=signals.hurried, deadline=longest), signals.wait(2)):
             log.warning("running requests were cut by a second signal")
-    return code or (FAILED if supervisor.unclean else OK)
+    if failed:
+        # Last of all, after what the other parts had to say of their end.
+        raise ConfigError(await supervisor.failed())
+    return FAILED if supervisor.unclean else OK
 
 
 async def _keep(supervisor: Supervisor) -> None:

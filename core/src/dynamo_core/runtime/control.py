@@ -1,6 +1,6 @@
 """The line between a supervisor and its children: a pair of sockets.
 
-The parent sends wishes and, by closing, tells of its death; the child says once that it serves.
+The parent sends wishes and, by closing, tells of its death; the child says once that it serves, or why it cannot.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ HURRY = b"h"
 CUT = b"c"
 #: What a child says once it serves.
 READY = b"r"
+#: What stands before the reason why a child cannot run with its config; and the most bytes of both.
+REASON = b"x"
+LONGEST_REASON = 4096
 
 #: Seconds that a child whose parent has died may take to end.
 ORPHAN_GRACE = 3.0
@@ -52,6 +55,11 @@ class Leash:
         """Tells the supervisor that this process serves: its config works."""
         with suppress(OSError):
             os.write(self._descriptor, READY)
+
+    def say_reason(self, reason: str) -> None:
+        """Tells the supervisor why this process cannot run with its config."""
+        with suppress(OSError):
+            os.write(self._descriptor, (REASON + reason.encode("utf-8", "replace"))[:LONGEST_REASON])
 
     def _listen(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dynamo_core.runtime.control import CUT, HURRY, READY, VARIABLE
+from dynamo_core.runtime.control import CUT, HURRY, LONGEST_REASON, READY, REASON, VARIABLE
 from dynamo_core.runtime.roles import FRONTEND, WORKERS
 from dynamo_core.runtime.signals import OVERDUE
 from dynamo_core.settings import Settings
@@ -77,7 +77,7 @@ class _Child:
     part: Part
     process: asyncio.subprocess.Process
     line: socket.socket
-    _served: bool = False
+    _said: bytes = b""
 
     @property
     def name(self) -> str:
@@ -86,10 +86,19 @@ class _Child:
 
     def has_served(self) -> bool:
         """Whether it has said that it serves; still known after its end."""
+        self._listen()
+        return self._said.startswith(READY)
+
+    def reason(self) -> str:
+        """Why it cannot run with its config, once it has ended, as far as it could say."""
+        self._listen()
+        return self._said.removeprefix(REASON).decode("utf-8", "replace") if self._said.startswith(REASON) else ""
+
+    def _listen(self) -> None:
         with suppress(OSError):
-            # Does not wait: an error is that it has said nothing, or is gone.
-            self._served = self._served or self.line.recv(1) == READY
-        return self._served
+            # Does not wait: an error is that it has said nothing more, or is gone.
+            while len(self._said) < LONGEST_REASON and (more := self.line.recv(LONGEST_REASON)):
+                self._said += more
 
     def say(self, word: bytes) -> None:
         """Tells it something; a child that is gone does not mind."""
@@ -122,7 +131,7 @@ class Supervisor:
         self._stopping = asyncio.Event()
         #: Whether a process had to be killed, or ended badly, while everything was stopped.
         self.unclean = False
-        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -134,8 +143,8 @@ class Supervisor:
         for part in self._parts:
             self._tasks.spawn(self._keep(part), name=f"keep-{part.name}")
 
-    async def failed(self) -> int:
-        """Returns the exit code when a part cannot run at all."""
+    async def failed(self) -> str:
+        """Returns when a part cannot run with this config at all: which, and why."""
         return await asyncio.shield(self._exit)
 
     async def stop(self, *, hurried: bool, deadline: float) -> None:
@@ -184,14 +193,15 @@ class Supervisor:
         pause, has_run = FIRST_PAUSE, False
         while not self._stopping.is_set():
             begun = self._clock()
-            cause, code, served = await self._live(part)
+            cause, code, served, reason = await self._live(part)
             if self._stopping.is_set():
                 return
             # By what it said and not by the clock: on a slow machine a config is found wrong late.
             has_run = has_run or served
             if code == MISCONFIGURED and not has_run:
                 log.error("%s cannot run with this config", part.name)
-                self._give_up(MISCONFIGURED)
+                if not self._exit.done():
+                    self._exit.set_result(f"{part.name} cannot run with this config: {reason or 'it said no more'}")
                 return
             if served and self._clock() - begun > HEALTHY_AFTER:
                 pause = FIRST_PAUSE
@@ -200,19 +210,19 @@ class Supervisor:
             await asyncio.sleep(wait)
             pause = min(pause * 2, LAST_PAUSE)
 
-    async def _live(self, part: Part) -> tuple[str, int | None, bool]:
-        """One life of a part: why it ended, its exit code if it had one, and whether it has served."""
+    async def _live(self, part: Part) -> tuple[str, int | None, bool, str]:
+        """One life of a part: why it ended, its exit code if it had one, whether it has served, and what it told."""
         try:
             child = await self._spawn(part)
         except OSError as error:
-            return f"no process: {error.strerror}", None, False
+            return f"no process: {error.strerror}", None, False, ""
         with child.line:
             try:
                 code = await child.process.wait()
             finally:
                 self._children.pop(part, None)
             self.unclean = self.unclean or (self._stopping.is_set() and code != 0)
-            return f"{_cause(code)} (pid {child.process.pid})", code, child.has_served()
+            return f"{_cause(code)} (pid {child.process.pid})", code, child.has_served(), child.reason()
 
     async def _spawn(self, part: Part) -> _Child:
         theirs, ours = socket.socketpair()
@@ -233,10 +243,6 @@ class Supervisor:
         child = self._children[part] = _Child(part, process, ours)
         log.info("%s runs as pid %d", part.name, process.pid)
         return child
-
-    def _give_up(self, code: int) -> None:
-        if not self._exit.done():
-            self._exit.set_result(code)
 
 
 def _cause(code: int) -> str:

@@ -18,6 +18,17 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 /usr/bin/pyt
 # Said where there is an environment already that has to change.
 AGAIN = if [ -d $(STAMPS) ]; then echo "bringing $(VENV) up to date …"; fi
 
+# Installs into the environment, and names each package as it comes: the first time takes a minute or two.
+define INSTALL
+set -o pipefail; PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+endef
+define SHOWN
+| while read -r word what _; do case $$word in \
+	Obtaining|Collecting) echo "  $${what##*/}" ;; \
+	Installing) [[ $$what != collected ]] || echo "  installing all of these …" ;; \
+	esac; done
+endef
+
 # vLLM has an environment of its own: it is large, brings its own torch, and its build for CPUs is for one Python here.
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
@@ -44,19 +55,18 @@ help: ## What there is to make
 
 $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then echo "make: Python 3.11 or newer is needed and was not found; set PYTHON=/path/to/python" >&2; exit 2; fi
-	@echo "setting up $(VENV) …"
+	@echo "setting up $(VENV): a minute or two the first time …"
 	@$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 2; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS)
+	@$(INSTALL) $(BUILD_TOOLS) $(SHOWN) || { rm -rf $(VENV); exit 2; }
 
 $(STAMPS)/serve: $(BIN)/python $(MANIFESTS)
 	@$(AGAIN)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		-e "core[text,uvloop]" $(addprefix -e ./,$(DISTRIBUTIONS))
+	@$(INSTALL) --no-build-isolation -e "core[text,uvloop]" $(addprefix -e ./,$(DISTRIBUTIONS)) $(SHOWN)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: $(BIN)/python $(MANIFESTS) requirements-dev.txt
 	@$(AGAIN)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
+	@$(INSTALL) --no-build-isolation -r requirements-dev.txt $(SHOWN)
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
 
 # Files are shared out among half as many processes again as there are cores, since many tests wait for other processes; the

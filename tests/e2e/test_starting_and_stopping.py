@@ -143,7 +143,9 @@ def test_a_set_up_that_parts_find_wrong_late_is_told_and_exit_code_2(tmp_path: P
 
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2, done.stderr
-    assert re.match(r"dynamo: (workers\.mock-0|frontend) cannot run with this config: discovery\.path: other users", last)
+    assert re.match(
+        r"dynamo: (workers\.mock-0|frontend) cannot run with this config: discovery\.path: other users", last
+    )
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])

@@ -119,7 +119,8 @@ def test_what_is_there_is_not_overwritten(dynamo: RunCli, tmp_path: Path) -> Non
 def test_a_package_that_cannot_be_written_whole_leaves_nothing(
     dynamo: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, written = Path.write_text, []
+    write = Path.write_text
+    written: list[Path] = []
 
     def full_disk(file: Path, *args: str) -> int:
         if len(written) == 3:

@@ -39,7 +39,11 @@ def test_what_cannot_be_asked_is_told_in_one_line(words: tuple[str, ...], says: 
     ("env", "words", "says"),
     [
         ({"DYN_HTTP_PORT": "1"}, (), "http://127.0.0.1:1 (from DYN_HTTP_PORT): cannot be asked: "),
-        ({"DYN_HTTP_PORT": "2", "DYN_ADMIN_URL": "http://127.0.0.1:1"}, (), "DYN_ADMIN_URL http://127.0.0.1:1: cannot be"),
+        (
+            {"DYN_HTTP_PORT": "2", "DYN_ADMIN_URL": "http://127.0.0.1:1"},
+            (),
+            "DYN_ADMIN_URL http://127.0.0.1:1: cannot be",
+        ),
         ({"DYN_HTTP_PORT": "2"}, ("--url", "http://127.0.0.1:1"), "--url http://127.0.0.1:1: cannot be asked: "),
         ({"DYN_HTTP_PORT": "port"}, (), "DYN_HTTP_PORT: 'port' is no port; give --url"),
         ({"DYN_ADMIN_URL": "here"}, (), "DYN_ADMIN_URL here: is no address of a frontend"),

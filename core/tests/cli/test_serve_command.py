@@ -123,7 +123,10 @@ def test_a_process_runs_the_part_that_it_is_told_to(
 def test_a_worker_that_is_not_there_is_told_by_the_name_that_was_typed(dynamo: RunCli, served: Served) -> None:
     result = dynamo("worker", "mokc")
 
-    assert (result.exit_code, result.stderr) == (2, "dynamo: worker mokc: there is no such worker; did you mean 'mock'?\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "dynamo: worker mokc: there is no such worker; did you mean 'mock'?\n",
+    )
     assert served.parts == []
 
 

@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
         if name in known or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         close = get_close_matches(name, known, n=1)
-        ctx.fail(f"No such command '{name}'." + (f" Did you mean '{close[0]}'?" if close else ""))
+        raise click.UsageError(f"No such command '{name}'." + (f" Did you mean '{close[0]}'?" if close else ""), ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list of commands without importing any."""

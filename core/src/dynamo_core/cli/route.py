@@ -124,7 +124,9 @@ def _messages(text: str) -> Any:
         raise ConfigError(f"--messages: is no JSON: {error}") from None
 
 
-async def _ask(address: _Address, body: dict[str, Any], token: str | None, ca: Path | None, timeout: float) -> tuple[int, Any]:
+async def _ask(
+    address: _Address, body: dict[str, Any], token: str | None, ca: Path | None, timeout: float
+) -> tuple[int, Any]:
     """Status and answer of the frontend.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,9 @@ _ANYBODY = Principal()
 _REQUEST_ID = web.RequestKey("dynamo.request_id", str)
 #: Seconds that the client waits for the whole answer, or for the next bytes of it; and how often it has asked before.
 _TIMEOUT, _READ_TIMEOUT, _RETRIES = "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count"
+
+
+_VARIABLE = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
 def principal_of(http: web.Request) -> Principal:
@@ -102,6 +106,11 @@ class HttpRoute:
     listener: ListenerName = ListenerName.PUBLIC
     refusal: Callable[[int, str, str | None], web.Response] | None = None
     early: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The path as it is told: variables without their patterns, ``/models/{id}``."""
+        return _VARIABLE.sub(r"{\1}", self.path)
 
 
 class TokenStream(Protocol):
@@ -309,6 +318,8 @@ class FrontendServices:
     overload_status: int = 503
     #: When workers are busy, to be looked at and changed by operators; None where that is not offered.
     thresholds: ThresholdControl | None = None
+    #: All routes of a listener, core's own too, for a description of them. Known once the listeners are made.
+    routes: Callable[[ListenerName], Sequence[HttpRoute]] = lambda _: ()
 
 
 class Frontend(Plugin, ABC):
@@ -320,7 +331,11 @@ class Frontend(Plugin, ABC):
 
     @abstractmethod
     def routes(self) -> Iterable[HttpRoute]:
-        """The routes of this frontend. Asked once, before the listeners open."""
+        """The routes of this frontend. Asked once, before the listeners open.
+
+        Where there is no admin listener, its routes are served by the public one; of two with the same method and path
+        the public one is kept.
+        """
 
     async def start(self) -> None:
         """Begins background work. Called once, before the routes can be reached."""

@@ -100,6 +100,7 @@ class Listener:
         refusal: Callable[[int, str], web.Response] | None = None,
     ) -> None:
         self.name = name
+        self.routes = tuple(routes)
         self._host = host
         self._port = port
         self._body_limit = body_limit
@@ -129,7 +130,7 @@ class Listener:
             "logger": _protocol_log,
         }
         self._runner = web.AppRunner(
-            self._application(routes), handler_cancellation=True, shutdown_timeout=_CANCEL_GRACE, **self._options
+            self._application(self.routes), handler_cancellation=True, shutdown_timeout=_CANCEL_GRACE, **self._options
         )
         self._running: dict[asyncio.Task[None], object] = {}
         self._draining = False
@@ -235,6 +236,7 @@ class Listener:
         self._addresses = [sock.getsockname()[:2] for sock in self._server.sockets]
         if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
             await self._without_parser()
+        log.info("the %s listener serves %s", self.name, _told(self.routes))
         if self.exposure == "network":
             log.warning(
                 "the %s listener is open to the network on %s:%d; whoever reaches it can use it",
@@ -468,6 +470,14 @@ class Listener:
 
     def _refuse(self, status: int, message: str) -> web.Response:
         return error_response(status, message) if self._refusal is None else self._refusal(status, message)
+
+
+def _told(routes: Iterable[HttpRoute]) -> str:
+    """The routes as ``GET /a, /b; POST /c``."""
+    paths: dict[str, list[str]] = {}
+    for route in sorted(routes, key=lambda route: (route.method, route.path)):
+        paths.setdefault(route.method, []).append(route.shown)
+    return "; ".join(f"{method} {', '.join(those)}" for method, those in paths.items())
 
 
 def _framing_fault(request: web.BaseRequest) -> str | None:

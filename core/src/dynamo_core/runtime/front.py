@@ -311,6 +311,7 @@ class Front:
             metrics_prefix=settings.http.metrics_prefix,
             overload_status=settings.http.overload_status,
             thresholds=self._thresholds,
+            routes=lambda name: self._listeners[-1 if name is ListenerName.ADMIN else 0].routes,
         )
         return picked.cls(picked.config, services)
 
@@ -330,7 +331,8 @@ class Front:
         if port:
             port += self._role.replica or 0
         if operators.port is None:
-            public += admin
+            taken = {(route.method, route.path) for route in public}
+            public += [route for route in admin if (route.method, route.path) not in taken]
         listeners = [
             self._make_listener(
                 "frontend",

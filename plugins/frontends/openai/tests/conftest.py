@@ -315,11 +315,13 @@ class Server:
         )
         self.frontend = OpenAIFrontend(self.config, services)
         await self.frontend.start()
+        # As core does without an admin listener: what is offered on both is there once, as the public has it.
+        routes = {(route.method, route.path): self.protect(route) for route in reversed(list(self.frontend.routes()))}
         self.listener = Listener(
             "public",
             host="127.0.0.1",
             port=0,
-            routes=[self.protect(route) for route in self.frontend.routes()],
+            routes=list(reversed(routes.values())),
             body_limit=self.body_limit,
             max_connections=100,
             idle_timeout=75,

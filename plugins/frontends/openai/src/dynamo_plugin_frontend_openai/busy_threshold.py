@@ -47,6 +47,27 @@ class ThresholdRequest(msgspec.Struct, forbid_unknown_fields=True):
         return {name: value for name, value in given.items() if value is not UNSET}
 
 
+class ThresholdEntry(msgspec.Struct):
+    """The thresholds of a model."""
+
+    model: str
+    active_decode_blocks_threshold: float | None
+    active_prefill_tokens_threshold: int | None
+    active_prefill_tokens_threshold_frac: float | UnsetType | None = UNSET
+
+
+class ThresholdList(msgspec.Struct):
+    """Those of all models that have any."""
+
+    thresholds: list[ThresholdEntry]
+
+
+class PlainError(msgspec.Struct):
+    """What is wrong, in words."""
+
+    error: str
+
+
 _decoder = msgspec.json.Decoder(ThresholdRequest)
 
 

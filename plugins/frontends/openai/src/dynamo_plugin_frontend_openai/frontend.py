@@ -12,7 +12,13 @@ from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_frontend_openai import answers
 from dynamo_plugin_frontend_openai.answering import Answering
-from dynamo_plugin_frontend_openai.busy_threshold import BusyThresholds
+from dynamo_plugin_frontend_openai.busy_threshold import (
+    BusyThresholds,
+    PlainError,
+    ThresholdEntry,
+    ThresholdList,
+    ThresholdRequest,
+)
 from dynamo_plugin_frontend_openai.chat import ChatEndpoint, Chats
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
@@ -49,18 +55,22 @@ class OpenAIFrontend(Frontend):
 
     def routes(self) -> Iterable[HttpRoute]:
         """The routes, with their paths from the settings."""
-        description = Description(self.config.openapi_path, self.config.docs_path)
-        routes = [operation.route for operation in description.with_own(self._operations())]
+        operations = self._operations()
         if not self.config.disable_admin_api:
-            # For operators, so that the description for clients has nothing of them.
-            routes += self._for_operators()
-        return routes
+            operations += self._for_operators()
+        description = Description(self.config.openapi_path, self.config.docs_path, self.services.routes)
+        return [operation.route for operation in description.with_own(operations)]
 
-    def _for_operators(self) -> Iterable[HttpRoute]:
+    def _for_operators(self) -> Iterable[Operation]:
         control = self.services.thresholds
         if control is not None:
-            yield from BusyThresholds(self.services, control).routes()
-        yield from RouteExplanations(self.services, self._chats).routes()
+            for route in BusyThresholds(self.services, control).routes():
+                body = ThresholdRequest if route.method == "POST" else None
+                yield Operation(
+                    route, body, answer=ThresholdList if route.method == "GET" else ThresholdEntry, error=PlainError
+                )
+        for route in RouteExplanations(self.services, self._chats).routes():
+            yield Operation(route)
 
     def _operations(self) -> list[Operation]:
         config, services = self.config, self.services

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.frontend import HttpRoute, ListenerName
 
 from dynamo_plugin_frontend_openai.answers import ErrorBody
 from dynamo_plugin_frontend_openai.requests.fields import Accepts, has_no_effect, schema_of
 
 _DISTRIBUTION = "dynamo-plugin-frontend-openai"
 _REFERENCE = "#/components/schemas/{name}"
-_VARIABLE = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+_VARIABLE = re.compile(r"\{(\w+)\}")
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _HTML = "text/html"
@@ -46,31 +47,46 @@ class Operation:
     error: type[msgspec.Struct] = ErrorBody
     #: The same answer may come with this status too.
     also: int | None = None
+    #: Whether more is known of it than method, path and summary.
+    told: bool = True
 
 
 class Description:
-    """Serves the description of all operations, itself among them."""
+    """Serves the description of every route of a listener, itself and those of core among them."""
 
-    def __init__(self, openapi_path: str, docs_path: str) -> None:
+    def __init__(
+        self, openapi_path: str, docs_path: str, routes: Callable[[ListenerName], Sequence[HttpRoute]]
+    ) -> None:
         self._operations: tuple[Operation, ...] = ()
         self._openapi_path = openapi_path
         self._docs_path = docs_path
-        self._made: bytes | None = None
+        self._routes = routes
+        self._made: dict[ListenerName, bytes] = {}
 
     def with_own(self, operations: Sequence[Operation]) -> Sequence[Operation]:
-        """These operations and the two of the description; they are what is described."""
+        """These operations and those of the description; of others only method, path and summary are told."""
+        public, admin = (
+            HttpRoute("GET", self._openapi_path, partial(self._openapi, name), "This API, as OpenAPI 3.1", name)
+            for name in ListenerName
+        )
         self._operations = (
             *operations,
-            Operation(HttpRoute("GET", self._openapi_path, self.openapi, "This API, as OpenAPI 3.1")),
+            Operation(public),
             Operation(HttpRoute("GET", self._docs_path, self.docs, "This API, as a page"), content_type=_HTML),
+            Operation(admin),
         )
         return self._operations
 
-    async def openapi(self, http: web.Request) -> web.Response:
+    async def _openapi(self, name: ListenerName, http: web.Request) -> web.Response:
         """The description as JSON."""
-        if self._made is None:
-            self._made = msgspec.json.encode(openapi_of(self._operations))
-        return web.Response(body=self._made, content_type=_JSON)
+        if name not in self._made:
+            self._made[name] = msgspec.json.encode(openapi_of(self._described(name)))
+        return web.Response(body=self._made[name], content_type=_JSON)
+
+    def _described(self, name: ListenerName) -> list[Operation]:
+        known = {(one.route.method, one.route.path): one for one in self._operations}
+        routes = self._routes(name) or [one.route for one in self._operations if one.route.listener is name]
+        return [known.get((route.method, route.path)) or Operation(route, told=False) for route in routes]
 
     async def docs(self, http: web.Request) -> web.Response:
         """A page that shows the description. Everything it needs is in it, or comes from this server."""
@@ -93,8 +109,7 @@ def openapi_of(operations: Sequence[Operation]) -> dict[str, Any]:
         route = operation.route
         if operation.body is not None:
             _close(components[schemas[operation.body]["$ref"].rpartition("/")[2]], operation.passive)
-        path = _VARIABLE.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(operation, schemas)
+        paths.setdefault(route.shown, {})[route.method.lower()] = _operation(operation, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "dynamo-core", "version": version(_DISTRIBUTION), "description": _ABOUT},
@@ -124,11 +139,13 @@ def _operation(operation: Operation, schemas: Mapping[type[msgspec.Struct], dict
         "description": "An error; the message says what is wrong.",
         "content": {_JSON: {"schema": schemas[operation.error]}},
     }
-    responses = {"200": answer, "default": error}
+    responses: dict[str, dict[str, Any]] = {"200": answer, "default": error}
+    if not operation.told:
+        responses = {"default": {"description": "The answer."}}
     if operation.also is not None:
         responses[str(operation.also)] = answer
     told: dict[str, Any] = {"summary": route.summary, "responses": responses}
-    names = [match[1] for match in _VARIABLE.finditer(route.path)]
+    names = [match[1] for match in _VARIABLE.finditer(route.shown)]
     if names:
         told["parameters"] = [
             {
@@ -142,4 +159,6 @@ def _operation(operation: Operation, schemas: Mapping[type[msgspec.Struct], dict
         ]
     if operation.body is not None:
         told["requestBody"] = {"required": True, "content": {_JSON: {"schema": schemas[operation.body]}}}
+    elif route.method == "POST":
+        told["requestBody"] = {"required": True, "content": {_JSON: {"schema": {"type": "object"}}}}
     return told

@@ -69,7 +69,7 @@ def test_the_sdk_lists_models_completes_and_embeds(server: Any) -> None:
     vectors = client.embeddings.create(model="mock-model", input=["a", "b"]).data
 
     assert models == ["mock-model"]
-    assert client.models.retrieve("mock-model").owned_by == "nvidia"
+    assert client.models.retrieve("mock-model").owned_by == "dynamo"
     assert len(text) == 3
     assert [vector.index for vector in vectors] == [0, 1]
 

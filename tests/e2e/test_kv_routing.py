@@ -80,12 +80,12 @@ def explain(server: Server, name: object) -> list[dict[str, Any]]:
     return ranks
 
 
-def holders(server: Server, name: object) -> set[int]:
+def holders(server: Server, name: object) -> set[str]:
     """The workers that hold all blocks of a prompt, as far as the frontend knows."""
     return {rank["instance_id"] for rank in explain(server, name) if rank["overlap"] == BLOCKS}
 
 
-def held(server: Server, name: object) -> int:
+def held(server: Server, name: object) -> str:
     """Has a worker fill its cache; the one, once the frontend knows of it."""
     assert complete(server, name) == 0
     assert server.until(lambda: len(holders(server, name)) == 1, 10), explain(server, name)
@@ -193,7 +193,7 @@ def test_the_command_shows_why(shared: Server) -> None:
     assert head == f"aggregated workers of mock-model, chosen by kv: {16 * BLOCKS + 5} tokens, {BLOCKS} blocks of 16"
     assert columns.split()[:3] == ["WORKER", "NAME", "RANK"]
     (best,) = [row.split() for row in rows if row.startswith("*")]
-    assert best[1:5] == [f"{holder:x}", "mock", "0", "free"]
+    assert best[1:5] == [holder, "mock", "0", "free"]
     assert int(best[9]) == BLOCKS
     listed = json.loads(_dynamo("route", "explain", "--url", shared.url, "--token-ids", "1,2,3", "--json").stdout)
     assert listed["routes"][0]["tokens"] == 3

@@ -200,7 +200,7 @@ def test_texts_are_embedded(client: openai.OpenAI) -> None:
 def test_models_are_listed(client: openai.OpenAI) -> None:
     assert {"mock-model", "tool-model"} <= {model.id for model in client.models.list()}
     one = client.models.retrieve("tool-model")
-    assert (one.id, one.object, one.owned_by) == ("tool-model", "model", "nvidia")
+    assert (one.id, one.object, one.owned_by) == ("tool-model", "model", "dynamo")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nope")
 

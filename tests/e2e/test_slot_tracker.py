@@ -655,6 +655,19 @@ def test_a_worker_may_be_gone_between_projection_and_add(tracker: Tracker, model
     assert tracker.add(model, "r", [1], worker_id=8) == (201, OK)
 
 
+def test_a_worker_may_be_named_by_the_text_that_other_surfaces_show(tracker: Tracker) -> None:
+    """An operator copies it from `/health`; answers have the number, as the document says."""
+    model, text = next(names), "7f00000000000001"
+    where = {"model_name": model, "tenant_id": "default"}
+    ranks = {"block_size": 16, "dp_start": 0, "dp_size": 1}
+
+    assert tracker.post("/register", worker_id=text, **where, **ranks) == (201, OK)
+    assert tracker.post("/register", worker_id=int(text, 16), **where, **ranks)[0] == 409
+    assert tracker.add(model, "r", [1], worker_id=text) == (201, OK)
+    assert {rank for rank, _ in tracker.potential(model, [1])} == {int(text, 16)}
+    assert tracker.post("/unregister", worker_id=text.upper(), **where) == (200, OK)
+
+
 # Errors.
 
 
@@ -669,8 +682,8 @@ def test_malformed_json_is_400(tracker: Tracker) -> None:
     ("change", "text"),
     [
         ({"dp_start": None}, "dp_start: expected `int`, got `null`"),
-        ({"worker_id": "7"}, "worker_id: expected `int`, got `str`"),
-        ({"worker_id": 1.0}, "worker_id: expected `int`, got `float`"),
+        ({"worker_id": "7"}, "worker_id: expected `str` matching regex '^[0-9a-fA-F]{16}$'"),
+        ({"worker_id": 1.0}, "worker_id: expected `int | str`, got `float`"),
         ({"worker_id": -1}, "worker_id: expected `int` >= 0"),
         ({"worker_id": 2**64}, "worker_id: expected `int` <= 18446744073709551615"),
         ({"block_size": 2**32}, "block_size: expected `int` <= 4294967295"),

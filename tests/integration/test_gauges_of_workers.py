@@ -106,7 +106,7 @@ async def test_a_model_without_a_role_it_needs_is_not_ready(house: Any, gauges: 
 
 async def test_a_rank_shows_what_it_is_doing(house: Any, gauges: FrontGauges) -> None:
     worker = await house.run(Slow)
-    key = ("0", f"{worker.instance.instance_id:x}", "aggregated")
+    key = ("0", f"{worker.instance.instance_id:016x}", "aggregated")
 
     stream = await house.ask(PreprocessedRequest(model="m", token_ids=list(range(40))))
     busy = shown(house.metrics)
@@ -136,7 +136,7 @@ async def test_blocks_in_use_are_what_a_worker_told_and_what_was_placed_since(ho
 async def test_the_last_request_of_a_worker_is_told_until_the_worker_goes(house: Any, gauges: FrontGauges) -> None:
     worker = await house.run(Slow)
     instance_id = worker.instance.instance_id
-    key = ("0", f"{instance_id:x}", "aggregated")
+    key = ("0", f"{instance_id:016x}", "aggregated")
 
     gauges.finished(record(instance_id))
     gauges.finished(record(None, prompt_tokens=1))
@@ -157,7 +157,7 @@ async def test_the_last_request_of_a_worker_is_told_until_the_worker_goes(house:
 
 async def test_of_several_ranks_it_is_not_known_which_one_had_the_last_request(house: Any, gauges: FrontGauges) -> None:
     worker = await house.run(TwoRanks)
-    name = f"{worker.instance.instance_id:x}"
+    name = f"{worker.instance.instance_id:016x}"
 
     gauges.finished(record(worker.instance.instance_id))
     told = shown(house.metrics)

@@ -67,7 +67,7 @@ def test_messages_can_come_from_a_file(tmp_path: Path) -> None:
 
 def rank(number: int, **more: Any) -> dict[str, Any]:
     plain = {"worker": "", "dp_rank": 0, "state": "free", "requests": 1, "prefill_tokens": 20, "blocks": 3}
-    return {"instance_id": number, **plain, "overlap": None, "shared": None, "cost": None, "best": None, **more}
+    return {"instance_id": f"{number:016x}", **plain, "overlap": None, "shared": None, "cost": None, "best": None, **more}
 
 
 def shown(*ranks: dict[str, Any], refusal: str | None = None) -> list[str]:
@@ -84,9 +84,9 @@ def test_whoever_costs_least_is_marked() -> None:
 
     assert lines[0] == "decode workers of m, chosen by mine: 9 tokens, 2 blocks of 4"
     assert [line.split() for line in lines[2:]] == [
-        ["*", "ff", "-", "0", "free", "1", "20", "3", "1", "2", "1.26"],
-        ["10", "-", "0", "free", "1", "20", "3", "0", "0", "9.00"],
-        ["11", "-", "0", "busy", "1", "20", "3", "-", "-", "-"],
+        ["*", "00000000000000ff", "-", "0", "free", "1", "20", "3", "1", "2", "1.26"],
+        ["0000000000000010", "-", "0", "free", "1", "20", "3", "0", "0", "9.00"],
+        ["0000000000000011", "-", "0", "busy", "1", "20", "3", "-", "-", "-"],
     ]
 
 

@@ -52,7 +52,7 @@ async def test_a_request_that_goes_well_has_one(record: Record, make_stage: Make
     assert dict(span.attributes) == {
         "router_mode": "in-turn",
         "request_id": "r",
-        "worker_id": "1",
+        "worker_id": f"{1:016x}",
         "request.attempt": "0",
         "request.outcome": "success",
         "migration.is_retry": False,
@@ -73,7 +73,7 @@ async def test_each_worker_that_is_asked_has_one(record: Record, make_stage: Mak
 
     refused, broken, last = routed(recorded)
     assert [span["request.attempt"] for span in (refused, broken, last)] == ["0", "1", "2"]
-    assert [span["worker_id"] for span in (refused, broken, last)] == ["1", "2", "3"]
+    assert [span["worker_id"] for span in (refused, broken, last)] == [f"{n:016x}" for n in (1, 2, 3)]
     assert [span["request.outcome"] for span in (refused, broken, last)] == [
         "worker_disconnected",
         "worker_disconnected",
@@ -82,8 +82,8 @@ async def test_each_worker_that_is_asked_has_one(record: Record, make_stage: Mak
     assert [span["migration.is_retry"] for span in (refused, broken, last)] == [False, True, True]
     assert [span["migration.tokens_completed"] for span in (refused, broken, last)] == [0, 0, 3]
     assert "migration.reason" not in refused
-    assert (broken["migration.reason"], broken["migration.from_worker_id"]) == ("CannotConnect", "1")
-    assert (last["migration.reason"], last["migration.from_worker_id"]) == ("Disconnected", "2")
+    assert (broken["migration.reason"], broken["migration.from_worker_id"]) == ("CannotConnect", f"{1:016x}")
+    assert (last["migration.reason"], last["migration.from_worker_id"]) == ("Disconnected", f"{2:016x}")
     failed = [span.status.status_code is StatusCode.ERROR for span in recorded.spans]
     assert failed == [True, True, False]
 
@@ -125,7 +125,7 @@ async def test_a_worker_that_is_full_is_not_disconnected(record: Record, make_st
         await stage.generate()
 
     first, second = routed(recorded)
-    assert (first["worker_id"], "request.outcome" in first) == ("1", False)
+    assert (first["worker_id"], "request.outcome" in first) == (f"{1:016x}", False)
     assert "worker_id" not in second
 
 

@@ -79,9 +79,9 @@ async def test_health_lists_endpoints_once_and_process_ids_of_this_host_only(fro
     assert status == 200
     assert body["endpoints"] == [backend, prefill]
     assert body["instances"] == [
-        {"instance_id": 1, "worker": "a", "pid": 11, "host": "here", "endpoint": backend},
-        {"instance_id": 2, "worker": "b", "pid": None, "host": "there", "endpoint": backend},
-        {"instance_id": 3, "worker": "", "pid": 33, "host": "here", "endpoint": prefill},
+        {"instance_id": "0000000000000001", "worker": "a", "pid": 11, "host": "here", "endpoint": backend},
+        {"instance_id": "0000000000000002", "worker": "b", "pid": None, "host": "there", "endpoint": backend},
+        {"instance_id": "0000000000000003", "worker": "", "pid": 33, "host": "here", "endpoint": prefill},
     ]
 
 

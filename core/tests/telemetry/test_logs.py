@@ -317,7 +317,7 @@ def test_the_access_log_writes_one_line_per_request() -> None:
         "duration_ms": 1500.0,
         "ttft_ms": 250.0,
         "finish_reason": "stop",
-        "instance_id": "ab",
+        "instance_id": "00000000000000ab",
         "request_id": "r-1",
         "trace_id": "a" * 32,
         "span_id": "b" * 16,

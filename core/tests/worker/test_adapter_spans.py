@@ -110,7 +110,7 @@ async def test_a_served_call_is_two_spans_below_the_callers(record: Record) -> N
         "component": "backend",
         "namespace": "space",
         "endpoint": "generate",
-        "instance_id": "ab",
+        "instance_id": "00000000000000ab",
         "request_id": "r1",
     }
 

@@ -182,7 +182,7 @@ def _row(rank: dict[str, Any]) -> list[str]:
     cost = rank["cost"]
     return [
         "*" if rank["best"] else "",
-        f"{rank['instance_id']:x}",
+        rank["instance_id"],
         rank["worker"] or "-",
         str(rank["dp_rank"]),
         rank["state"],

@@ -50,5 +50,5 @@ class Caller:
                     take(item)
         except TimeoutError as error:
             raise ResponseTimeout(
-                f"endpoint {endpoint.name!r} of {instance.instance_id:x} took longer than {timeout} s", cause=error
+                f"endpoint {endpoint.name!r} of {instance.instance_id:016x} took longer than {timeout} s", cause=error
             ) from error

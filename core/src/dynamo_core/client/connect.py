@@ -161,7 +161,7 @@ class Connector:
             leg.asked += 1
             card = side.pool.cards.get(instance_id)
             if card is None:
-                last = CannotConnect(f"worker {instance_id:x} left while the request was routed")
+                last = CannotConnect(f"worker {instance_id:016x} left while the request was routed")
                 if span is not None:
                     span.end(last)
                 routing.excluded |= {instance_id}
@@ -179,7 +179,7 @@ class Connector:
                     source = await self._transport.call(route.instance, endpoint, sent, attempt_ctx, leg.sink())
             except TimeoutError as error:
                 last = ConnectionTimeout(
-                    f"worker {instance_id:x} did not accept within {self._deadlines.accept} s", cause=error
+                    f"worker {instance_id:016x} did not accept within {self._deadlines.accept} s", cause=error
                 )
             except DynamoError as error:
                 if not retryable(error):

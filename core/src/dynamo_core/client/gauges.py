@@ -67,14 +67,14 @@ class FrontGauges(Collector):
                     workers.add(instance_id)
                     self._add_worker(families, instance_id, role, card)
                     busy = instance_id in side.pool.busy
-                    families["worker_busy"].add_metric([f"{instance_id:x}", role], float(busy))
+                    families["worker_busy"].add_metric([f"{instance_id:016x}", role], float(busy))
         for gone in set(self._last) - workers:
             self._last.pop(gone, None)
             self._spread.pop(gone, None)
         return families.values()
 
     def _add_worker(self, families: dict[str, GaugeMetricFamily], instance_id: int, role: str, card: ModelCard) -> None:
-        config, worker = card.runtime_config, f"{instance_id:x}"
+        config, worker = card.runtime_config, f"{instance_id:016x}"
         first, size = config.data_parallel_start_rank, config.data_parallel_size
         for rank in range(first, first + size):
             labels = [worker, str(rank), role]

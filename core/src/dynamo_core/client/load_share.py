@@ -164,9 +164,9 @@ class LoadShare:
         try:
             self._talk.hear(payload, asyncio.get_running_loop().time())
         except Unreadable as error:
-            self._unreadable.warn(f"{source:x}", error)
+            self._unreadable.warn(f"{source:016x}", error)
         else:
-            self._unreadable.readable(f"{source:x}")
+            self._unreadable.readable(f"{source:016x}")
         self._peers(len(self._board.others))
 
     def _expire(self) -> None:

@@ -34,5 +34,5 @@ class LossLog:
             if len(self._quiet_until) >= MOST:
                 self._quiet_until.clear()
         self._quiet_until[key] = now + QUIET
-        where = "a worker that is not known" if instance_id is None else f"worker {instance_id:x}"
+        where = "a worker that is not known" if instance_id is None else f"worker {instance_id:016x}"
         log.warning("requests lose %s: %s: %s", where, error.kind, error)

@@ -62,7 +62,7 @@ async def fetch_files(
             return {file.name: await _get(file, instance, call, cache) for file in card.files}
     except TimeoutError as error:
         raise ResponseTimeout(
-            f"the files of {card.name!r} from worker {instance.instance_id:x} took longer than {TOTAL_TIMEOUT} s",
+            f"the files of {card.name!r} from worker {instance.instance_id:016x} took longer than {TOTAL_TIMEOUT} s",
             cause=error,
         ) from error
 
@@ -114,7 +114,7 @@ class _Arriving:
 
     def _wrong(self) -> StreamIncomplete:
         return StreamIncomplete(
-            f"file {self._file.name!r} from worker {self._instance.instance_id:x} is not what its card says"
+            f"file {self._file.name!r} from worker {self._instance.instance_id:016x} is not what its card says"
         )
 
 

@@ -328,7 +328,7 @@ class Models:
         conflict = card_conflict(model.card, card)
         if conflict is not None and path not in self._left_out:
             self._left_out.add(path)
-            log.error("worker %x is left out of model %r: %s", card.instance_id, model.name, conflict)
+            log.error("worker %016x is left out of model %r: %s", card.instance_id, model.name, conflict)
         return conflict is None
 
     def _drop(self, model: Model, role: str) -> None:
@@ -410,7 +410,7 @@ class Models:
             tokenizer = await asyncio.to_thread(load_tokenizer, card.tokenizer, files, self._token_memory)
             parsers = self._load_parsers(card)
         except Exception as error:
-            log.warning("model %r cannot be loaded from worker %x: %s", card.name, card.instance_id, error)
+            log.warning("model %r cannot be loaded from worker %016x: %s", card.name, card.instance_id, error)
             return None
         side = await self._make_side(card.name, card.worker_type)
         if side is None:

@@ -181,9 +181,9 @@ class WorkerMonitor:
                         try:
                             self.hear(payload, loop.time())
                         except Unreadable as error:
-                            self._unreadable.warn(f"{source:x}", error)
+                            self._unreadable.warn(f"{source:016x}", error)
                         else:
-                            self._unreadable.readable(f"{source:x}")
+                            self._unreadable.readable(f"{source:016x}")
             except Exception as error:
                 log.warning("the loads of workers cannot be heard: %s", error)
             await asyncio.sleep(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing

@@ -33,7 +33,7 @@ class RouteSpan:
     def chosen(self, instance_id: int, ctx: EngineContext) -> None:
         """The router has decided; `ctx` is the attempt's, by which the worker's spans come below this one."""
         # Ids are 64 bits, more than collectors take for a number.
-        self._span.set_attribute("worker_id", f"{instance_id:x}")
+        self._span.set_attribute("worker_id", f"{instance_id:016x}")
         ctx.metadata.update(self._span.context.to_headers())
 
     def end(self, error: DynamoError | None) -> None:
@@ -76,6 +76,6 @@ def route_span(
     if last is not None:
         attributes["migration.reason"] = last.kind
     if from_worker is not None:
-        attributes["migration.from_worker_id"] = f"{from_worker:x}"
+        attributes["migration.from_worker_id"] = f"{from_worker:016x}"
     parent = TraceContext.from_headers(ctx.metadata)
     return RouteSpan(start_span("router.route_request", kind="client", attributes=attributes, parent=parent), ctx)

@@ -50,7 +50,7 @@ class StallTimeout:
 
     def error(self, instance_id: int | None) -> DynamoError:
         """Why a worker is given up."""
-        return ResponseTimeout(f"worker {instance_id or 0:x} has sent nothing for {self._seconds:g} s")
+        return ResponseTimeout(f"worker {instance_id or 0:016x} has sent nothing for {self._seconds:g} s")
 
 
 class StallTimer:

@@ -122,7 +122,7 @@ class Holding:
                 pause = self._spread()
             except Exception:
                 # One wrong answer must not end it.
-                log.exception("the heartbeat of lease %x failed", self._id)
+                log.exception("the heartbeat of lease %016x failed", self._id)
                 pause = self._spread()
 
     async def _beat(self) -> float:
@@ -133,7 +133,7 @@ class Holding:
             await self._register()
         elif (held := await self._store.keep_alive(self._id)) is None:
             # All processes notice at about the same time; they come back spread over half a heartbeat.
-            log.warning("lease %x is not in the store any more; it registers again", self._id)
+            log.warning("lease %016x is not in the store any more; it registers again", self._id)
             self._must_register = True
             return self._spread()
         else:
@@ -152,7 +152,7 @@ class Holding:
             await self._store.remove(self._id, key)
         for key, value in [item for item in self._records.items() if item[0] not in held]:
             if not await self._store.reclaim(self._id, key, value):
-                log.warning("lease %x gives up the record %r: somebody else has put it", self._id, key)
+                log.warning("lease %016x gives up the record %r: somebody else has put it", self._id, key)
                 del self._records[key]
 
     def _failed(self, error: CannotConnect) -> None:

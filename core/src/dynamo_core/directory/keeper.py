@@ -63,5 +63,5 @@ class Keeper:
                     lease.beat()
                 except Exception:
                     # One lease must not take the others with it.
-                    log.exception("the heartbeat of lease %x failed", lease.id)
+                    log.exception("the heartbeat of lease %016x failed", lease.id)
                     lease.due = now + AFTER_A_SURPRISE

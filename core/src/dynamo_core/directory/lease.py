@@ -51,7 +51,7 @@ class OutsideLease(Lease):
             self._loop.call_soon_threadsafe(self._lost.set)
         except RuntimeError:
             # The loop has been closed, and with it everybody who could wait for this.
-            log.debug("lease %x was lost after its event loop had ended", self._id)
+            log.debug("lease %016x was lost after its event loop had ended", self._id)
 
 
 class BeatingLease(OutsideLease):

@@ -29,19 +29,19 @@ class Patience:
     def failed(self, error: Exception, now: float, *, counts: bool) -> bool:
         """Notes a failure; whether the lease is lost: all failures counted for `lost_after` seconds."""
         if not self._failing:
-            log.warning("lease %x cannot be kept alive: %s", self._lease, error)
+            log.warning("lease %016x cannot be kept alive: %s", self._lease, error)
         self._failing = True
         if not counts:
             self._since = None
         elif self._since is None:
             self._since = now
         elif now - self._since > self._lost_after:
-            log.error("lease %x is lost: this has lasted for %.0f s: %s", self._lease, self._lost_after, error)
+            log.error("lease %016x is lost: this has lasted for %.0f s: %s", self._lease, self._lost_after, error)
             return True
         return False
 
     def succeeded(self) -> None:
         """Notes a heartbeat that arrived."""
         if self._failing:
-            log.info("lease %x is kept alive again", self._lease)
+            log.info("lease %016x is kept alive again", self._lease)
         self._failing, self._since = False, None

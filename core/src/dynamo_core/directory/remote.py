@@ -124,7 +124,7 @@ class RemoteLease(OutsideLease):
         try:
             await self._thread.run(self._holding.close())
         except (CannotConnect, ValueError) as error:
-            log.warning("lease %x expires: %s", self._id, error)
+            log.warning("lease %016x expires: %s", self._id, error)
 
     def _held(self) -> Holding:
         if self._holding is None or self._closed:

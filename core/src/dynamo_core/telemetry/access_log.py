@@ -35,7 +35,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "duration_ms": _milliseconds(record.duration),
         "ttft_ms": _milliseconds(record.time_to_first_token),
         "finish_reason": record.finish_reason,
-        "instance_id": None if record.instance_id is None else f"{record.instance_id:x}",
+        "instance_id": None if record.instance_id is None else f"{record.instance_id:016x}",
         "request_id": record.request_id,
         "trace_id": record.trace_id,
         "span_id": record.span_id,

@@ -50,7 +50,7 @@ class EngineAdapter:
         self._identity = {
             "component": config.component,
             "namespace": config.namespace,
-            "instance_id": f"{worker_id:x}",
+            "instance_id": f"{worker_id:016x}",
         }
         self._many_choices = engine_config.model_input == "text" or MULTI_CHOICE in engine_config.capabilities
         self._gate = gate

@@ -375,7 +375,7 @@ class Worker:
         await lease.put(INSTANCES + instance.path, msgspec.json.encode(instance))
         self._instance = instance
         log.info(
-            "serving %s on %s as instance %x of worker %s", card.name, self.endpoint, lease.id, self._config.worker
+            "serving %s on %s as instance %016x of worker %s", card.name, self.endpoint, lease.id, self._config.worker
         )
         if request is not None and self._health_check is not None:
             self._canary = self._make_canary(instance, request, self._health_check)

@@ -423,7 +423,7 @@ async def test_an_engine_without_embeddings_is_not_asked_for_them(server: Any) -
 
 
 async def test_the_model_list_has_the_shape_of_the_seed(server: Any) -> None:
-    server.add_model("a/b", model_types=["completions"])
+    server.add_model("a/b", model_types=["completions"], namespace="staging")
 
     reply = await server.get("/v1/models")
     one = await server.get("/v1/models/a/b")
@@ -433,12 +433,21 @@ async def test_the_model_list_has_the_shape_of_the_seed(server: Any) -> None:
     data = reply.json()["data"]
     assert reply.json()["object"] == "list"
     assert [(m["id"], m["object"], m["owned_by"]) for m in data] == [
-        ("a/b", "model", "nvidia"),
-        ("m", "model", "nvidia"),
+        ("a/b", "model", "staging"),
+        ("m", "model", "dynamo"),
     ]
     assert one.json()["id"] == quoted.json()["id"] == "a/b"
     assert isinstance(data[0]["created"], int)
     assert (missing.status, missing.json()["code"]) == (404, 404)
+
+
+async def test_the_owner_of_all_models_can_be_set(cold_server: Any) -> None:
+    cold_server.config = cold_server.config.model_copy(update={"owned_by": "acme"})
+    cold_server.add_model()
+    await cold_server.start()
+
+    assert [model["owned_by"] for model in (await cold_server.get("/v1/models")).json()["data"]] == ["acme"]
+    assert (await cold_server.get("/v1/models/m")).json()["owned_by"] == "acme"
 
 
 async def test_the_extended_list_tells_kinds_and_facts(server: Any) -> None:

@@ -34,7 +34,7 @@ async def test_what_the_router_looks_at_is_told_by_role(server: Server) -> None:
                 "refusal": None,
                 "ranks": [
                     {
-                        "instance_id": 7,
+                        "instance_id": "0000000000000007",
                         "worker": "mock",
                         "dp_rank": 0,
                         "state": "free",

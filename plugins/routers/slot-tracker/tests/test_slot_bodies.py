@@ -55,9 +55,9 @@ def test_what_is_no_json_is_told_with_its_place(body: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ('{"worker_id": "x"}', "worker_id: expected `int`, got `str` at line 1 column 17"),
-        ('{\n "worker_id": 1.5\n}', "worker_id: expected `int`, got `float` at line 2 column 17"),
-        ('{"worker_id": true}', "worker_id: expected `int`, got `bool` at line 1 column 18"),
+        ('{"worker_id": "x"}', "worker_id: expected `str` matching regex '^[0-9a-fA-F]{16}$' at line 1 column 17"),
+        ('{\n "worker_id": 1.5\n}', "worker_id: expected `int | str`, got `float` at line 2 column 17"),
+        ('{"worker_id": true}', "worker_id: expected `int | str`, got `bool` at line 1 column 18"),
         ('{"sequence_hashes": [1,\n2, null]}', "sequence_hashes[2]: expected `int`, got `null` at line 2 column 7"),
         ('{"sequence_hashes": 5}', "sequence_hashes: expected `array`, got `int` at line 1 column 21"),
         ("{}", "missing field `model_name` at line 1 column 2"),

@@ -364,14 +364,14 @@ async def test_a_worker_that_the_service_does_not_take_is_told_once(
     service.registry.register(Registration(worker_id=9, model_name="m", block_size=64, dp_start=0, dp_size=1))
     house.worker(1)
     router = await house.router()
-    await until(lambda: "does not take worker 1" in caplog.text)
+    await until(lambda: "does not take worker 0000000000000001" in caplog.text)
     for _ in range(5):
         assert (await router.route(ask([1]), house.pool)).instance.instance_id == 1
 
     house.worker(2, block_size=64)
     await router.route(ask([1]), house.pool)
     await until(lambda: house.registered == {2, 9})
-    assert caplog.text.count("does not take worker 1") == 1
+    assert caplog.text.count("does not take worker 0000000000000001") == 1
     # Worker 9 of somebody else is never chosen here, and not removed either.
     assert house.decisions("load") >= 5
 

@@ -54,7 +54,7 @@ class BrokeredEvents(EventPlane):
         """
         key = (subject, lease.id)
         if key in self._publishers:
-            raise ValueError(f"lease {lease.id:x} publishes on {subject!r} already")
+            raise ValueError(f"lease {lease.id:016x} publishes on {subject!r} already")
         made = BrokeredPublisher(
             self._publishers,
             key,

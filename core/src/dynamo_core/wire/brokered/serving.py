@@ -211,7 +211,7 @@ class WorkerLink(Link):
         door = self._door
         served = door.served.get(opening.endpoint)
         if served is None or opening.instance_id != door.instance_id:
-            raise CannotConnect(f"instance {opening.instance_id:x} does not serve {opening.endpoint!r} here")
+            raise CannotConnect(f"instance {opening.instance_id:016x} does not serve {opening.endpoint!r} here")
         if served.draining:
             raise EngineShutdown(f"endpoint {opening.endpoint!r} is being stopped")
         if len(self._outlets) >= self.config.max_streams:

@@ -56,7 +56,7 @@ class BrokeredTransport(Transport):
             raise CannotConnect("the transport is closed")
         door = self._registry.doors.get(instance_id)
         if door is not None and endpoint.name in door.served:
-            raise ValueError(f"endpoint {endpoint.name!r} of instance {instance_id:x} is served already")
+            raise ValueError(f"endpoint {endpoint.name!r} of instance {instance_id:016x} is served already")
         if door is None:
             door = self._registry.doors[instance_id] = Door(self._registry, instance_id)
         served = door.served[endpoint.name] = BrokeredServed(door, endpoint, handler)
@@ -78,7 +78,7 @@ class BrokeredTransport(Transport):
         """
         address = instance.address.get(self.NAME)
         if address is None:
-            raise CannotConnect(f"instance {instance.instance_id:x} has no address for transport {self.NAME!r}")
+            raise CannotConnect(f"instance {instance.instance_id:016x} has no address for transport {self.NAME!r}")
         return await self._peers.call(address, instance, endpoint, request, ctx, sink)
 
     def events(self) -> EventPlane:

@@ -79,7 +79,7 @@ class FileLease(BeatingLease):
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await asyncio.to_thread(self._close)
         except TimeoutError:
-            log.warning("lease %x did not close in time; its records expire", self._id)
+            log.warning("lease %016x did not close in time; its records expire", self._id)
         self._on_change()
 
     # In threads.
@@ -169,7 +169,7 @@ class FileLease(BeatingLease):
             except FileNotFoundError:
                 pass
             except OSError as error:
-                log.warning("lease %x could not be removed from %s and expires: %s", self._id, self._folder.path, error)
+                log.warning("lease %016x could not be removed from %s and expires: %s", self._id, self._folder.path, error)
 
     def _register(self) -> None:
         self._folder.prepare()
@@ -186,7 +186,7 @@ class FileLease(BeatingLease):
                 continue
             owner, same = self._look(place, key, held) if state is not None else (self._id, False)
             if owner != self._id:
-                log.info("record %r of lease %x has been replaced by lease %x", key, self._id, owner)
+                log.info("record %r of lease %016x has been replaced by lease %016x", key, self._id, owner)
                 del self._records[key]
             elif state is not None and same:
                 held.state = state

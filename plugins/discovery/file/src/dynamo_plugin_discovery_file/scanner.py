@@ -284,7 +284,7 @@ class Scanner:
             if lease.state is not None:
                 place.remove_if(f"{LEASES}/{lease_name(number)}", lease.state)
         except OSError as error:
-            log.debug("what lease %x has left cannot be removed yet: %s", number, error)
+            log.debug("what lease %016x has left cannot be removed yet: %s", number, error)
 
     # The view.
 

@@ -190,7 +190,7 @@ class Follower:
             await self._store.clear_away(lease)
         except CannotConnect as error:
             # Others may.
-            log.debug("what lease %x has left cannot be removed: %s", lease.number, error)
+            log.debug("what lease %016x has left cannot be removed: %s", lease.number, error)
 
     async def _ask_for_leases(self, silent: bool) -> None:
         async with self._listing:

@@ -59,7 +59,7 @@ class RedisLease(BeatingLease):
         try:
             await self._in_thread(self._close)
         except CannotConnect as error:
-            log.warning("lease %x expires: %s", self._id, error)
+            log.warning("lease %016x expires: %s", self._id, error)
         self._on_change()
 
     # In threads.
@@ -85,7 +85,7 @@ class RedisLease(BeatingLease):
                     self._register()
                 elif not self._store.beat(self._id, self._ttl, len(self._records)):
                     # All processes notice at about the same time; they come back spread over half a heartbeat.
-                    log.warning("lease %x is not in the store any more; it registers again", self._id)
+                    log.warning("lease %016x is not in the store any more; it registers again", self._id)
                     self._must_register = True
                     self.due = now + self._spread()
                     return

@@ -34,6 +34,9 @@ class OpenAIConfig(PluginConfig):
         description="What becomes of a request with fields that no API documents: refuse it, or leave them out and "
         "name them in the answer's header x-dynamo-ignored-fields.",
     )
+    owned_by: str | None = Field(
+        default=None, min_length=1, description="`owned_by` of all models; null means the namespace of their workers."
+    )
     exclude_tools_when_tool_choice_none: bool = Field(
         default=True, description="Whether the template is not shown the tools of a request that must not call any."
     )

@@ -86,7 +86,7 @@ class OpenAIFrontend(Frontend):
         responses = ResponsesEndpoint(services, ignored, answering, chats)
         input_tokens = InputTokensEndpoint(services, ignored, chats)
         tokenize, detokenize = TokenizeEndpoint(services, ignored, chats), DetokenizeEndpoint(services, ignored)
-        lists = ModelLists(services.models)
+        lists = ModelLists(services.models, config.owned_by)
         one = f"{config.models_path}/{{id:.+}}"
         return [
             _post(config.chat_path, chat, answers.ChatCompletion, "Chat completions, streaming or not"),

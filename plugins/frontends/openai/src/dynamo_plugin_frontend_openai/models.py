@@ -22,25 +22,31 @@ if TYPE_CHECKING:
 class ModelLists:
     """Shows what is served now."""
 
-    def __init__(self, models: ModelDirectory) -> None:
+    def __init__(self, models: ModelDirectory, owner: str | None = None) -> None:
+        """`owner` is whose all models are; without it each belongs to the namespace of its workers."""
         self._models = models
+        self._owner = owner
 
     def _list(self, http: web.Request) -> list[ServedModel]:
         """The models that the caller may know of."""
         principal = principal_of(http)
         return [model for model in self._models.list() if principal.allows(model.name)]
 
+    def _entry(self, model: ServedModel, created: int) -> dict[str, Any]:
+        owner = self._owner or model.card.namespace
+        return {"id": model.name, "object": "model", "created": created, "owned_by": owner}
+
     async def openai(self, http: web.Request) -> web.Response:
         """All models in the form of the OpenAI API."""
         created = int(time.time())
-        return _json({"object": "list", "data": [_entry(model, created) for model in self._list(http)]})
+        return _json({"object": "list", "data": [self._entry(model, created) for model in self._list(http)]})
 
     async def one(self, http: web.Request) -> web.Response:
         """One model in the form of the OpenAI API. Its name may hold slashes."""
         name = http.match_info["id"]
         for model in self._list(http):
             if model.name == name:
-                return _json(_entry(model, int(time.time())))
+                return _json(self._entry(model, int(time.time())))
         return problem_of(ModelNotFound(f"Model not found: {name!r}")).response()
 
     async def ready(self, http: web.Request) -> web.Response:
@@ -69,10 +75,6 @@ class ModelLists:
                 "models": [_facts(model) for model in models],
             }
         )
-
-
-def _entry(model: ServedModel, created: int) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": created, "owned_by": "nvidia"}
 
 
 def _facts(model: ServedModel) -> dict[str, Any]:

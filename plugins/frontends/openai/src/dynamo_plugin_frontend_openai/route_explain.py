@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute, ListenerName
 from dynamo_core.errors import DynamoError, ModelNotFound
+from dynamo_core.protocol.ids import id_text
 
 from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
 from dynamo_plugin_frontend_openai.completions import CompletionAsk
@@ -67,7 +68,10 @@ class RouteExplanations:
             problem = problem_of(error)
             report(problem, error, "of an operator")
             return problem.response()
-        body = {"model": model.name, "routes": views}
+        routes = msgspec.to_builtins(views)
+        for rank in (rank for route in routes for rank in route["ranks"]):
+            rank["instance_id"] = id_text(rank["instance_id"])
+        body = {"model": model.name, "routes": routes}
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     def _find(self, name: object) -> ServedModel:

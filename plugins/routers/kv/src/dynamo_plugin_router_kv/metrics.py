@@ -50,7 +50,7 @@ class RouterMetrics:
 
     def __init__(self, scope: MetricsScope, pool: PoolView, policy: str) -> None:
         self._pool = pool
-        self._router_id = f"{secrets.randbits(64):x}"
+        self._router_id = f"{secrets.randbits(64):016x}"
         typed = (*_LABELS, "worker_type")
         self._started = scope.counter(
             f"{_COMPONENT}_router_requests_started_total", "Requests for which a worker was chosen.", _LABELS
@@ -141,9 +141,9 @@ class RouterMetrics:
         """These can be routed to, and no others."""
         now = set(ranks)
         for worker_id, rank in self._ranks - now:
-            self._registered.remove(f"{worker_id:x}", str(rank), self._pool.role, self._router_id)
+            self._registered.remove(f"{worker_id:016x}", str(rank), self._pool.role, self._router_id)
         for worker_id, rank in now - self._ranks:
-            self._registered.labels(f"{worker_id:x}", str(rank), self._pool.role, self._router_id).set(1)
+            self._registered.labels(f"{worker_id:016x}", str(rank), self._pool.role, self._router_id).set(1)
         self._ranks = now
         known = {worker_id for worker_id, _ in now}
         for worker_id, phase in [key for key in self._workers if key[0] not in known]:
@@ -202,7 +202,7 @@ class RouterMetrics:
         self.registered(())
 
     def _worker(self, instance: Instance, phase: Phase) -> _WorkerMetrics:
-        labels = (instance.namespace, instance.component, self._router_id, f"{instance.instance_id:x}")
+        labels = (instance.namespace, instance.component, self._router_id, f"{instance.instance_id:016x}")
         asked = (*labels, self._pool.model, phase.value)
         typed = (*labels, self._pool.role)
 

@@ -283,9 +283,9 @@ class KvRouter(Router):
             told = read(_decoder, payload)
         except Unreadable as error:
             self._metrics.warned("unreadable")
-            self._unreadable.warn(f"{source:x}", error)
+            self._unreadable.warn(f"{source:016x}", error)
             return
-        self._unreadable.readable(f"{source:x}")
+        self._unreadable.readable(f"{source:016x}")
         if self._pool.version != self._version:
             self._follow(self._pool)
         hear = self._follower.hear
@@ -298,7 +298,7 @@ class KvRouter(Router):
         """Asks workers for what is missing, unless that is under way."""
         for worker_id in self._follower.missing - self._asking:
             self._asking.add(worker_id)
-            self._tasks.spawn(self._catch_up(worker_id), name=f"kv history of {worker_id:x}")
+            self._tasks.spawn(self._catch_up(worker_id), name=f"kv history of {worker_id:016x}")
 
     async def _catch_up(self, worker_id: int) -> None:
         pause = HISTORY_PAUSE
@@ -319,7 +319,7 @@ class KvRouter(Router):
                 except DynamoError as error:
                     tries -= 1
                     if not tries or isinstance(error, NotSupported):
-                        log.warning("what worker %x holds is not known, only what it tells now: %s", worker_id, error)
+                        log.warning("what worker %016x holds is not known, only what it tells now: %s", worker_id, error)
                         self._follower.give_up(worker_id)
                         return
                     await asyncio.sleep(pause * self._random.uniform(0.5, 1.5))

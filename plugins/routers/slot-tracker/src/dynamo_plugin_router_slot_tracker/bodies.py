@@ -6,9 +6,10 @@ as they are in this process.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from dynamo_core.protocol.ids import id_of
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
@@ -18,6 +19,18 @@ U32 = Annotated[int, msgspec.Meta(ge=0, le=U32_MAX)]
 #: Bounds above 63 bits are not the library's to check: `_fits` does.
 U64 = Annotated[int, msgspec.Meta(ge=0)]
 I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+#: The id of a worker: a number, as all answers have it, or the 16 hexadecimal digits that everything else shows.
+if TYPE_CHECKING:
+    WorkerId = int
+else:
+    WorkerId = U64 | Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{16}$")]
+
+
+def _to_number(body: Registration | Unregistration | Addition) -> None:
+    if isinstance(body.worker_id, str):
+        msgspec.structs.force_setattr(body, "worker_id", id_of(body.worker_id))
+    else:
+        _fits("worker_id", body.worker_id)
 
 
 def _fits(field: str, value: int) -> None:
@@ -28,7 +41,7 @@ def _fits(field: str, value: int) -> None:
 class Registration(msgspec.Struct, kw_only=True, frozen=True):
     """A worker and its contiguous data-parallel range: ``POST /register``, and the entries of ``GET /workers``."""
 
-    worker_id: U64
+    worker_id: WorkerId
     model_name: str
     tenant_id: str = DEFAULT_TENANT
     #: Tokens.
@@ -37,18 +50,18 @@ class Registration(msgspec.Struct, kw_only=True, frozen=True):
     dp_size: U32
 
     def __post_init__(self) -> None:
-        _fits("worker_id", self.worker_id)
+        _to_number(self)
 
 
 class Unregistration(msgspec.Struct, kw_only=True, frozen=True):
     """``POST /unregister``."""
 
-    worker_id: U64
+    worker_id: WorkerId
     model_name: str
     tenant_id: str = DEFAULT_TENANT
 
     def __post_init__(self) -> None:
-        _fits("worker_id", self.worker_id)
+        _to_number(self)
 
 
 class Addition(msgspec.Struct, kw_only=True, frozen=True):
@@ -57,7 +70,7 @@ class Addition(msgspec.Struct, kw_only=True, frozen=True):
     model_name: str
     tenant_id: str = DEFAULT_TENANT
     request_id: str
-    worker_id: U64
+    worker_id: WorkerId
     dp_rank: U32
     #: One per full block of the prompt, each standing for all blocks up to its own.
     sequence_hashes: list[I64]
@@ -65,7 +78,7 @@ class Addition(msgspec.Struct, kw_only=True, frozen=True):
     new_isl_tokens: U64 = 0
 
     def __post_init__(self) -> None:
-        _fits("worker_id", self.worker_id)
+        _to_number(self)
         _fits("new_isl_tokens", self.new_isl_tokens)
 
 

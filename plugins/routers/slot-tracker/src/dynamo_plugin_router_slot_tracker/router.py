@@ -259,7 +259,7 @@ class SlotTrackerRouter(Router):
             await self._client.register(registration)
         except Refused as refused:
             log.warning(
-                "the slot tracker does not take worker %x, which is chosen by load only: %s", worker_id, refused
+                "the slot tracker does not take worker %016x, which is chosen by load only: %s", worker_id, refused
             )
             self._refused.add(worker_id)
         else:

@@ -35,7 +35,7 @@ class InprocTransport(Transport):
     async def serve(self, instance_id: int, endpoint: Endpoint, handler: Handler) -> Served:
         key = (instance_id, endpoint.name)
         if key in self._served:
-            raise ValueError(f"endpoint {endpoint.name!r} of instance {instance_id:x} is served already")
+            raise ValueError(f"endpoint {endpoint.name!r} of instance {instance_id:016x} is served already")
         served = _InprocServed(self._served, key, handler)
         self._served[key] = served
         return served
@@ -45,7 +45,7 @@ class InprocTransport(Transport):
     ) -> Source:
         served = self._served.get((instance.instance_id, endpoint.name))
         if served is None:
-            raise CannotConnect(f"instance {instance.instance_id:x} does not serve {endpoint.name!r} in this process")
+            raise CannotConnect(f"instance {instance.instance_id:016x} does not serve {endpoint.name!r} in this process")
         return await served.accept(request, ctx, sink)
 
     def events(self) -> EventPlane:

@@ -56,7 +56,7 @@ class TcpEvents(EventPlane):
             ConfigError: the address of the listener cannot be used.
         """
         if (subject, lease.id) in self._registry.sources:
-            raise ValueError(f"lease {lease.id:x} publishes on {subject!r} already")
+            raise ValueError(f"lease {lease.id:016x} publishes on {subject!r} already")
         publisher = TcpPublisher(self._registry, subject, lease, self._dropped.labels(subject))
         self._registry.sources[subject, lease.id] = publisher
         try:
@@ -223,7 +223,7 @@ class _Subscriber:
         source = record.source
         address = record.address.get("tcp")
         if address is None:
-            log.warning("source %x of %r has no address for tcp", source, self._subject)
+            log.warning("source %016x of %r has no address for tcp", source, self._subject)
             return
 
         def put(number: int, payload: bytes) -> None:
@@ -238,7 +238,7 @@ class _Subscriber:
             try:
                 subscription = (await self._peers.get(address)).subscribe(self._subject, source, put)
             except DynamoError as error:
-                log.debug("source %x of %r: %s", source, self._subject, error)
+                log.debug("source %016x of %r: %s", source, self._subject, error)
             else:
                 retry = RETRY_FIRST
                 try:

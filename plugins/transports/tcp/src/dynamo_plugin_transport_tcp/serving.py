@@ -263,7 +263,7 @@ class ListenerLink(Link):
     def _accept(self, opening: Open) -> tuple[TcpServed, Any]:
         served = self._registry.served.get((opening.instance_id, opening.endpoint))
         if served is None:
-            raise CannotConnect(f"instance {opening.instance_id:x} does not serve {opening.endpoint!r} here")
+            raise CannotConnect(f"instance {opening.instance_id:016x} does not serve {opening.endpoint!r} here")
         if served.draining:
             raise EngineShutdown(f"endpoint {opening.endpoint!r} is being stopped")
         if len(self._calls) >= self.config.max_streams:

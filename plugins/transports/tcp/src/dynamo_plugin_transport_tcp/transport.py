@@ -86,7 +86,7 @@ class TcpTransport(Transport):
         address = await self._listen()
         key = (instance_id, endpoint.name)
         if key in self._registry.served:
-            raise ValueError(f"endpoint {endpoint.name!r} of instance {instance_id:x} is served already")
+            raise ValueError(f"endpoint {endpoint.name!r} of instance {instance_id:016x} is served already")
         served = self._registry.served[key] = TcpServed(self._registry, instance_id, endpoint, handler, address)
         return served
 
@@ -95,7 +95,7 @@ class TcpTransport(Transport):
     ) -> Source:
         address = instance.address.get(self.NAME)
         if address is None:
-            raise CannotConnect(f"instance {instance.instance_id:x} has no address for transport {self.NAME!r}")
+            raise CannotConnect(f"instance {instance.instance_id:016x} has no address for transport {self.NAME!r}")
         link = await self._peers.get(address, instance.lease_ttl)
         return await link.call(instance.instance_id, endpoint, request, ctx, sink)
 

@@ -120,7 +120,9 @@ async def test_a_watcher_that_was_stopped_itself_takes_nobody_for_dead(host: Any
     assert view.kinds == []
 
 
-async def test_a_process_that_was_stopped_comes_back_with_its_records(host: Any) -> None:
+async def test_a_process_that_was_stopped_comes_back_with_its_records(
+    host: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     view, lease = host.view(), host.lease()
     await lease.put("a", b"1")
     host.run(1)
@@ -133,6 +135,8 @@ async def test_a_process_that_was_stopped_comes_back_with_its_records(host: Any)
 
     assert view.records == {"a": b"1"}
     assert not lease.lost.is_set()
+    (told,) = [record.getMessage() for record in caplog.records if f"{lease.id:016x}" in record.getMessage()]
+    assert told.endswith("took it for dead, as it had no heartbeat for 3 s; it registers again")
 
 
 async def test_each_lease_has_its_own_ttl(host: Any) -> None:

@@ -101,14 +101,10 @@ class FileLease(BeatingLease):
             if self.over:
                 return
             try:
+                if not self._must_register:
+                    self._renew()
                 if self._must_register:
                     self._register()
-                else:
-                    with self._folder.open() as place:
-                        # A folder that has been made anew by others has lost more than it shows.
-                        place.require(FORMAT)
-                        place.touch(f"{LEASES}/{lease_name(self._id)}")
-                        self._mend(place)
             except FileNotFoundError as error:
                 # All processes notice at about the same time; they come back spread over one heartbeat.
                 self._failed(error, now, wait=0.0 if not self._must_register else self._heartbeat / 2)
@@ -118,6 +114,26 @@ class FileLease(BeatingLease):
             else:
                 self._patience.succeeded()
                 self.due = now + self._heartbeat
+
+    def _renew(self) -> None:
+        with self._folder.open() as place:
+            # A folder that has been made anew by others has lost more than it shows.
+            place.require(FORMAT)
+            # Without it the folder is wiped, and nobody has been taken for dead.
+            place.require(LEASES)
+            try:
+                place.touch(f"{LEASES}/{lease_name(self._id)}")
+            except FileNotFoundError:
+                log.warning(
+                    "lease %016x is not in %s any more: another process took it for dead, as it had no heartbeat for "
+                    "%g s; it registers again",
+                    self._id,
+                    self._folder.path,
+                    self._ttl,
+                )
+                self._must_register = True
+                return
+            self._mend(place)
 
     def _put(self, key: str, value: bytes) -> None:
         with self._lock:

@@ -237,6 +237,17 @@ def test_killing_the_supervisor_leaves_no_process(processes: Any) -> None:
     assert server.until(lambda: not session(leader), 5), session(leader)
 
 
+def test_a_stop_of_an_idle_system_says_what_it_waits_for_and_ctrl_c_does_not_wait(processes: Any) -> None:
+    waits = ["(client.drain_grace)", "(grace_period)"]
+    for number, told in ((signal.SIGTERM, waits), (signal.SIGINT, [])):
+        server = processes()
+
+        server.signal(number)
+
+        assert server.wait() == 0
+        assert [wait for wait in waits if wait in server.log] == told
+
+
 def test_ctrl_c_ends_every_process_in_order(processes: Any) -> None:
     server = processes()
     leader = server.process.pid

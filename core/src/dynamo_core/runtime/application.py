@@ -153,8 +153,9 @@ class Application:
     async def _drain(self, front: Front, grace: bool, hurried: bool) -> None:
         client = self._settings.client
         front.leave()
-        if grace and not hurried and not self.role.whole:
+        if grace and not hurried and not self.role.whole and client.drain_grace:
             # Whoever balances the load asks /ready now and then; until it has, requests still come and are served.
+            log.info("requests are taken for %g s more, until load balancers notice (client.drain_grace)", client.drain_grace)
             await asyncio.sleep(client.drain_grace)
         await front.drain(client.shutdown_timeout if grace else 0.0)
 

@@ -469,8 +469,10 @@ class Worker:
                 await self._lease.remove(CARDS + self._instance.path)
 
     async def _wait_for_late_callers(self) -> None:
-        if self._instance is not None and self._discovery.CROSS_PROCESS:
-            await asyncio.sleep(self._limits.grace_period)
+        grace = self._limits.grace_period
+        if self._instance is not None and self._discovery.CROSS_PROCESS and grace:
+            log.info("worker %s takes requests of late callers for %g s more (grace_period)", self._config.worker, grace)
+            await asyncio.sleep(grace)
 
     async def _finish_requests(self) -> None:
         timeout = self._limits.drain_timeout

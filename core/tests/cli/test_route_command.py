@@ -67,7 +67,15 @@ def test_messages_can_come_from_a_file(tmp_path: Path) -> None:
 
 def rank(number: int, **more: Any) -> dict[str, Any]:
     plain = {"worker": "", "dp_rank": 0, "state": "free", "requests": 1, "prefill_tokens": 20, "blocks": 3}
-    return {"instance_id": f"{number:016x}", **plain, "overlap": None, "shared": None, "cost": None, "best": None, **more}
+    return {
+        "instance_id": f"{number:016x}",
+        **plain,
+        "overlap": None,
+        "shared": None,
+        "cost": None,
+        "best": None,
+        **more,
+    }
 
 
 def shown(*ranks: dict[str, Any], refusal: str | None = None) -> list[str]:

@@ -275,7 +275,9 @@ class Migration:
                 if down(error):
                     side.pool.report_down(failed)
         self._migrator.losses.lost(failed, error)
-        log.info("request %s leaves worker %016x after %d tokens: %s", self._ctx.id, failed or 0, len(seen.tokens), error)
+        log.info(
+            "request %s leaves worker %016x after %d tokens: %s", self._ctx.id, failed or 0, len(seen.tokens), error
+        )
 
     async def _find(self, error: DynamoError, seen: TokenLog) -> None:
         """Returns once another worker has accepted, or nothing is left to be said."""

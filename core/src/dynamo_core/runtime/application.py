@@ -155,7 +155,9 @@ class Application:
         front.leave()
         if grace and not hurried and not self.role.whole and client.drain_grace:
             # Whoever balances the load asks /ready now and then; until it has, requests still come and are served.
-            log.info("requests are taken for %g s more, until load balancers notice (client.drain_grace)", client.drain_grace)
+            log.info(
+                "requests are taken for %g s more, until load balancers notice (client.drain_grace)", client.drain_grace
+            )
             await asyncio.sleep(client.drain_grace)
         await front.drain(client.shutdown_timeout if grace else 0.0)
 

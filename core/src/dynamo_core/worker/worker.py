@@ -471,7 +471,9 @@ class Worker:
     async def _wait_for_late_callers(self) -> None:
         grace = self._limits.grace_period
         if self._instance is not None and self._discovery.CROSS_PROCESS and grace:
-            log.info("worker %s takes requests of late callers for %g s more (grace_period)", self._config.worker, grace)
+            log.info(
+                "worker %s takes requests of late callers for %g s more (grace_period)", self._config.worker, grace
+            )
             await asyncio.sleep(grace)
 
     async def _finish_requests(self) -> None:

@@ -185,7 +185,9 @@ class FileLease(BeatingLease):
             except FileNotFoundError:
                 pass
             except OSError as error:
-                log.warning("lease %016x could not be removed from %s and expires: %s", self._id, self._folder.path, error)
+                log.warning(
+                    "lease %016x could not be removed from %s and expires: %s", self._id, self._folder.path, error
+                )
 
     def _register(self) -> None:
         self._folder.prepare()

@@ -129,7 +129,9 @@ class Chooser:
     def _pinned(worker_id: int, request: RoutingRequest, pool: PoolView) -> Candidates:
         instance = pool.instances.get(worker_id)
         if instance is None:
-            raise Unavailable(f"worker {worker_id:016x}, which the request names, does not serve model {pool.model!r} now")
+            raise Unavailable(
+                f"worker {worker_id:016x}, which the request names, does not serve model {pool.model!r} now"
+            )
         if worker_id in request.excluded:
             raise no_worker(pool)
         return Candidates.of([instance], pool)

@@ -319,7 +319,9 @@ class KvRouter(Router):
                 except DynamoError as error:
                     tries -= 1
                     if not tries or isinstance(error, NotSupported):
-                        log.warning("what worker %016x holds is not known, only what it tells now: %s", worker_id, error)
+                        log.warning(
+                            "what worker %016x holds is not known, only what it tells now: %s", worker_id, error
+                        )
                         self._follower.give_up(worker_id)
                         return
                     await asyncio.sleep(pause * self._random.uniform(0.5, 1.5))

@@ -45,7 +45,9 @@ class InprocTransport(Transport):
     ) -> Source:
         served = self._served.get((instance.instance_id, endpoint.name))
         if served is None:
-            raise CannotConnect(f"instance {instance.instance_id:016x} does not serve {endpoint.name!r} in this process")
+            raise CannotConnect(
+                f"instance {instance.instance_id:016x} does not serve {endpoint.name!r} in this process"
+            )
         return await served.accept(request, ctx, sink)
 
     def events(self) -> EventPlane:

@@ -1,4 +1,4 @@
-"""docs/openai-compatibility.md names tests that exist."""
+"""tests/promises/openai-compatibility.md names tests that exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "openai-compatibility.md").read_text()
+PAGE = (ROOT / "tests" / "promises" / "openai-compatibility.md").read_text()
 ROWS = re.findall(r"^\| (?!---|Promise|Name)(.*?) \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
 
 

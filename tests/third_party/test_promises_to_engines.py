@@ -1,4 +1,4 @@
-"""Holds `docs/backend-common.md` to the tree: every test that it names is there."""
+"""Holds `tests/promises/backend-common.md` to the tree: every test that it names is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs" / "backend-common.md").read_text()
+PAGE = (REPOSITORY / "tests" / "promises" / "backend-common.md").read_text()
 ROWS = [
     line
     for line in PAGE.splitlines()

@@ -27,10 +27,11 @@ else:
 
 
 def _to_number(body: Registration | Unregistration | Addition) -> None:
-    if isinstance(body.worker_id, str):
-        msgspec.structs.force_setattr(body, "worker_id", id_of(body.worker_id))
+    told: int | str = body.worker_id
+    if isinstance(told, str):
+        msgspec.structs.force_setattr(body, "worker_id", id_of(told))
     else:
-        _fits("worker_id", body.worker_id)
+        _fits("worker_id", told)
 
 
 def _fits(field: str, value: int) -> None:

@@ -138,7 +138,7 @@ class Server:
         connection.sendall(head.encode() + data)
         return connection
 
-    def instances(self) -> dict[int, int]:
+    def instances(self) -> dict[str, int]:
         """The workers that it sees: instance id and pid."""
         listed = json.loads(self.request("GET", "/health")[2])["instances"]
         return {entry["instance_id"]: entry["pid"] for entry in listed}

@@ -59,7 +59,7 @@ def ready(server: Any) -> bool:
     return bool(server.request("GET", "/ready")[0] == 200)
 
 
-def workers(server: Any) -> dict[str, tuple[int, int]]:
+def workers(server: Any) -> dict[str, tuple[str, int]]:
     """Instance id and pid by the worker's name; of several, the one that registered last."""
     listed = json.loads(server.request("GET", "/health")[2])["instances"]
     return {entry["worker"]: (entry["instance_id"], entry["pid"]) for entry in listed}

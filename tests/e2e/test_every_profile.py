@@ -57,12 +57,12 @@ class House:
         self.server = server
         self._ports = ports
 
-    def workers(self, name: str) -> dict[int, int]:
+    def workers(self, name: str) -> dict[str, int]:
         """Instance id and pid of the workers of this name."""
         listed = json.loads(self.server.request("GET", "/health")[2])["instances"]
         return {entry["instance_id"]: entry["pid"] for entry in listed if entry["worker"] == name}
 
-    def again(self, name: str, gone: int) -> bool:
+    def again(self, name: str, gone: str) -> bool:
         """Whether a worker is there no more, soon, and another one in its place."""
 
         def seen() -> bool:

@@ -183,7 +183,7 @@ def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend:
     assert [(entry["pid"], entry["worker"]) for entry in health] == [(engine.process.pid, "parrot")]
     assert code == 0, engine.log
     # The id that the engine was started with is the one in discovery; cleanup is called once, after drain.
-    assert engine.said == [f"start {health[0]['instance_id']}", "drain", "cleanup"]
+    assert engine.said == [f"start {int(health[0]['instance_id'], 16)}", "drain", "cleanup"]
     assert frontend.until(lambda: not served(frontend, "parrot"), 10)
 
 

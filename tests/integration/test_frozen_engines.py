@@ -54,7 +54,7 @@ class Freezing(LLMEngine):
             if ctx.is_stopped():
                 yield LLMEngineOutput.cancelled()
                 return
-            yield LLMEngineOutput([count])
+            yield LLMEngineOutput([count % 256])
             await asyncio.sleep(0)
         yield LLMEngineOutput.length()
 

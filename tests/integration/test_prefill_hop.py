@@ -100,7 +100,7 @@ class Prefiller(Half):
         end = LLMEngineOutput.length().with_tokens(request.token_ids[:1])
         end.disaggregated_params = {"kv": ctx.attempt_id}
         end.completion_usage = usage(len(request.token_ids), 1)
-        end.completion_usage.cached_tokens = 2
+        end.completion_usage.cached_tokens = 1
         match self.behave:
             case _ if ctx.is_stopped():
                 end = LLMEngineOutput.cancelled()
@@ -224,7 +224,7 @@ async def test_the_prompt_is_computed_by_one_worker_and_the_answer_given_by_anot
     assert (first.prefill_result, first.bootstrap_info) == (None, None)
     assert second.stop_conditions == request.stop_conditions
     assert second.prefill_result.disaggregated_params == {"kv": "r-p0"}
-    assert second.prefill_result.prompt_tokens_details == {"cached_tokens": 2}
+    assert second.prefill_result.prompt_tokens_details == {"cached_tokens": 1}
     assert second.routing == RoutingHints(expected_output_tokens=9, prefill_worker_id=prefill_id, prefill_dp_rank=0)
     assert request.stop_conditions.max_tokens == 3
     assert (house.board.total_requests, prefiller.running, decoder.running) == (0, 0, 0)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext, GenerateContext
-from dynamo_core.contracts.engine import EngineConfig, KvEventSource, LLMEngine, LoadSource, WorkerConfig
+from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import EmbedRequest, PreprocessedRequest
 
 _REQUIRED = ("start", "generate", "cleanup")
 
@@ -48,50 +48,58 @@ def as_engine(engine: EngineLike, worker: WorkerConfig) -> LLMEngine:
     return _Bridge(engine, worker)
 
 
+def inner(engine: LLMEngine) -> object:
+    """What the engine's author made: the engine itself, or what it passes everything on to."""
+    return engine.inner if isinstance(engine, _Bridge) else engine
+
+
 class _Bridge(LLMEngine):
-    """Passes everything on. What the other object does not have does what `LLMEngine` does."""
+    """Passes everything on, and awaits nothing itself: what comes is judged by whoever asked.
 
-    def __init__(self, inner: EngineLike, worker: WorkerConfig) -> None:
+    What the other object does not have does what `LLMEngine` does.
+    """
+
+    def __init__(self, engine: EngineLike, worker: WorkerConfig) -> None:
         super().__init__(PluginConfig(), worker)
-        self._inner = inner
+        self.inner: Any = engine
 
-    async def start(self, worker_id: int) -> EngineConfig:
-        return await self._inner.start(worker_id)
+    def start(self, worker_id: int) -> Any:
+        return self.inner.start(worker_id)
 
     def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        return self._inner.generate(request, ctx)
+        items: AsyncIterator[LLMEngineOutput] = self.inner.generate(request, ctx)
+        return items
 
-    async def cleanup(self) -> None:
-        await self._inner.cleanup()
+    def cleanup(self) -> Any:
+        return self.inner.cleanup()
 
-    async def abort(self, ctx: EngineContext) -> None:
-        await self._optional("abort", super().abort)(ctx)
+    def abort(self, ctx: EngineContext) -> Any:
+        return self._optional("abort", super().abort)(ctx)
 
-    async def drain(self) -> None:
-        await self._optional("drain", super().drain)()
+    def drain(self) -> Any:
+        return self._optional("drain", super().drain)()
 
-    async def died(self) -> str:
-        why: str = await self._optional("died", super().died)()
-        return why
+    def died(self) -> Any:
+        return self._optional("died", super().died)()
 
-    async def setup_metrics(self, metrics: MetricsScope) -> None:
-        await self._optional("setup_metrics", super().setup_metrics)(metrics)
+    def setup_metrics(self, metrics: MetricsScope) -> Any:
+        return self._optional("setup_metrics", super().setup_metrics)(metrics)
 
-    async def kv_event_sources(self) -> Sequence[KvEventSource]:
-        sources: Sequence[KvEventSource] = await self._optional("kv_event_sources", super().kv_event_sources)()
-        return sources
+    def kv_event_sources(self) -> Any:
+        return self._optional("kv_event_sources", super().kv_event_sources)()
 
-    async def load_sources(self) -> Sequence[LoadSource]:
-        sources: Sequence[LoadSource] = await self._optional("load_sources", super().load_sources)()
-        return sources
+    def load_sources(self) -> Any:
+        return self._optional("load_sources", super().load_sources)()
 
-    async def health_check_payload(self) -> dict[str, Any] | None:
-        payload: dict[str, Any] | None = await self._optional("health_check_payload", super().health_check_payload)()
-        return payload
+    def health_check_payload(self) -> Any:
+        return self._optional("health_check_payload", super().health_check_payload)()
 
-    async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
-        output: EmbedOutput = await self._optional("embed", super().embed)(request, ctx)
-        return output
+    def progress(self) -> int:
+        made: int = self._optional("progress", super().progress)()
+        return made
+
+    def embed(self, request: EmbedRequest, ctx: GenerateContext) -> Any:
+        return self._optional("embed", super().embed)(request, ctx)
 
     def _optional(self, name: str, default: Any) -> Any:
-        return getattr(self._inner, name, None) or default
+        return getattr(self.inner, name, None) or default

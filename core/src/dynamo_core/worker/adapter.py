@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 
+from dynamo_core.contracts.boundary import ContractViolation, ask, at, check_stream, expect, item_fault
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import MULTI_CHOICE, DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
-from dynamo_core.errors import BackendError, DynamoError, EngineShutdown, as_backend_error
+from dynamo_core.errors import (
+    BackendError,
+    Cancelled,
+    DynamoError,
+    EngineShutdown,
+    InvalidArgument,
+    NotSupported,
+    WorkerOverloaded,
+    as_backend_error,
+)
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.tasks import TaskSet
@@ -22,9 +33,16 @@ from dynamo_core.worker.gate import CapacityGate, Ticket
 from dynamo_core.worker.generate_span import GenerateSpan, not_empty
 from dynamo_core.worker.metrics import WorkerMetrics
 from dynamo_core.worker.progress import ProgressReporter
-from dynamo_core.worker.validate import ContractViolation, validated, validator_enabled
+from dynamo_core.worker.validate import StreamRules, validated, validator_enabled
 
 log = logging.getLogger(__name__)
+
+#: Seconds for which a kind of error that the engine raises is not warned of again.
+QUIET = 60.0
+#: What says nothing of the engine: the request was wrong or is over, or there is no room.
+_NO_NEWS = (InvalidArgument, Cancelled, NotSupported, WorkerOverloaded)
+#: Where no item has come.
+_NONE = object()
 
 
 class EngineAdapter:
@@ -40,8 +58,12 @@ class EngineAdapter:
         config: WorkerConfig,
         worker_id: int,
         progress: ProgressReporter | None = None,
+        vocabulary: int | None = None,
     ) -> None:
+        """`vocabulary` is the number of the model's token ids, for the validator; None: not known."""
         self._engine = engine
+        self._vocabulary = vocabulary
+        self._text = engine_config.model_input == "text"
         self._progress = progress
         self._worker = config.worker
         self._mode = config.disaggregation_mode
@@ -57,6 +79,8 @@ class EngineAdapter:
         self._metrics = metrics
         self._aborts = TaskSet()
         self._closed = False
+        #: Until when a kind of error is not warned of again.
+        self._quiet_until: dict[str, float] = {}
         self._validate = validator_enabled()
 
     async def generate(self, request: PreprocessedRequest, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
@@ -97,16 +121,21 @@ class EngineAdapter:
                 watch = GenerateSpan(span, request, self._mode.value, ctx) if span.recording else None
                 abort = _Abort(self, ctx, held=self._mode is DisaggregationMode.DECODE)
                 items: Any = None
+                stream: Any = None
+                item: Any = _NONE
                 # Until the first part of the answer: what happens with it happens once, and later items pay nothing.
                 first = True
                 # One terminal, or one per choice for an engine that makes the choices itself.
                 left = (request.sampling_options.n or 1) if self._many_choices else 1
                 try:
-                    items = self._engine.generate(request, GenerateContext(ctx, abort.first_token))
+                    stream = self._engine.generate(request, GenerateContext(ctx, abort.first_token))
+                    check_stream(self._engine, stream)
+                    items = stream
+                    if self._validate:
+                        rules = StreamRules(request, left, vocabulary=self._vocabulary, text=self._text)
+                        items = validated(self._engine, stream, rules)
                     if self._progress is not None:
                         items = self._progress.watch(ctx, items)
-                    if self._validate:
-                        items = validated(items, left)
                     async for item in items:
                         if item.finish_reason is not None:
                             left -= 1
@@ -125,7 +154,7 @@ class EngineAdapter:
                     if left:
                         raise BackendError.StreamIncomplete("the engine ended the stream without a terminal item")
                 except Exception as error:
-                    failure = self._failure(error, ctx)
+                    failure = self._failure(self._misuse(error, stream, item), ctx)
                     if watch is not None:
                         watch.failed(failure, setup=items is None)
                     if failure is error:
@@ -147,21 +176,58 @@ class EngineAdapter:
             if not ticket.in_engine and not await self._place(ctx, ticket):
                 return
             try:
-                yield await self._engine.embed(request, GenerateContext(ctx))
+                output = await ask(self._engine, "embed", request, GenerateContext(ctx))
+                expect(self._engine, "embed", output, EmbedOutput, "an EmbedOutput")
+                yield output
+            except ContractViolation as error:
+                log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
+                raise
             except DynamoError:
                 raise
             except Exception as error:
                 log.exception("engine %s of worker %s failed to embed %s", self._engine.NAME, self._worker, ctx.id)
                 raise as_backend_error(error) from error
 
+    def _misuse(self, error: Exception, stream: Any, item: Any) -> Exception:
+        """What went wrong, by its right name if the last item was of a wrong type.
+
+        Looked at when something has failed: in service nobody looks at the type of an item that passes.
+        """
+        wrong = item is not _NONE and not isinstance(item, LLMEngineOutput)
+        if wrong and isinstance(error, AttributeError | TypeError):
+            return ContractViolation(item_fault(self._engine, stream, item))
+        return error
+
     def _failure(self, error: Exception, ctx: ServedContext) -> DynamoError:
-        """Counts what the engine raised, tells of it if it should not have, and makes it one of our errors."""
+        """Counts what the engine raised, tells of it, and makes it one of our errors."""
         self._metrics.error("generate")
         if isinstance(error, ContractViolation):
             log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
         elif not isinstance(error, DynamoError):
             log.exception("engine %s of worker %s failed on request %s", self._engine.NAME, self._worker, ctx.id)
+        elif not isinstance(error, _NO_NEWS):
+            self._warn(error, ctx)
         return as_backend_error(error)
+
+    def _warn(self, error: DynamoError, ctx: ServedContext) -> None:
+        """Tells of an error that the engine raised on purpose: of each kind once in a while, however many there are."""
+        now = time.monotonic()
+        if self._quiet_until.get(error.kind, 0.0) > now:
+            return
+        self._quiet_until[error.kind] = now + QUIET
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = "" if trace is None else at(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        log.warning(
+            "engine %s of worker %s failed on request %s: %s: %s%s",
+            self._engine.NAME,
+            self._worker,
+            ctx.id,
+            error.kind,
+            error,
+            place,
+        )
 
     @staticmethod
     def _scope(ctx: ServedContext) -> logs.RequestScope:

@@ -13,8 +13,9 @@ from contextlib import suppress
 
 import msgspec
 
+from dynamo_core.contracts.boundary import ask, check_sources
 from dynamo_core.contracts.discovery import Lease
-from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.engine import KvEventSource, LLMEngine, LoadSource
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.protocol.events import KV_EVENTS, KV_METRICS, ActiveLoad, KvEvent, RouterEvent
 from dynamo_core.tasks import TaskSet
@@ -63,9 +64,10 @@ class EnginePublishers:
         rank, for loads that do not tell them.
 
         Raises:
-            DynamoError: the event plane cannot be used.
+            DynamoError: the event plane cannot be used, or what the engine names is no list of sources.
         """
-        caches = await engine.kv_event_sources() if kv_events else ()
+        caches = await ask(engine, "kv_event_sources") if kv_events else ()
+        check_sources(engine, "kv_event_sources", caches, KvEventSource)
         if caches:
             epoch = new_epoch()
             self.history = KvHistory(epoch, kept=kv_history)
@@ -74,7 +76,8 @@ class EnginePublishers:
             for cache in caches:
                 self.history.begin(cache.dp_rank)
                 cache.subscribe(self._events.send)
-        ranks = await engine.load_sources()
+        ranks = await ask(engine, "load_sources")
+        check_sources(engine, "load_sources", ranks, LoadSource)
         if ranks:
             loads = LoadPublisher(await self._publisher(plane, KV_METRICS, lease), total_blocks)
             for rank in ranks:

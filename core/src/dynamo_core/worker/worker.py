@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo_core.contracts.boundary import ask, check_engine_config
 from dynamo_core.contracts.call import Handler, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.endpoints import EMBED, GENERATE, KV_HISTORY, MODEL_FILE
@@ -36,6 +37,7 @@ from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.adapter import EngineAdapter
+from dynamo_core.worker.blocking import BlockingWatch
 from dynamo_core.worker.canary import Beats, Canary, HealthCheck, probe
 from dynamo_core.worker.card import make_card, make_instance, public_name
 from dynamo_core.worker.gate import CapacityGate
@@ -44,6 +46,7 @@ from dynamo_core.worker.model_files import ModelFiles, read_files
 from dynamo_core.worker.probe import probe_request
 from dynamo_core.worker.progress import ProgressReporter
 from dynamo_core.worker.publishers import EnginePublishers
+from dynamo_core.worker.validate import vocabulary_of
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +116,13 @@ class Worker:
         self._lease: Lease | None = None
         self._served: list[Served] = []
         self._adapters: list[EngineAdapter] = []
+        #: How many token ids the model has, if its files say so.
+        self._vocabulary: int | None = None
         #: Signs of life of the engine.
         self._beats = Beats()
         self._canary: Canary | None = None
         self._progress: ProgressReporter | None = None
+        self._blocking: BlockingWatch | None = None
         #: Calls of ``generate`` that run, where a canary may find that the engine is frozen.
         self._running: set[ServedContext] = set()
         self._instance: Instance | None = None
@@ -231,6 +237,7 @@ class Worker:
         if self._is_ending():
             return
         files = await asyncio.to_thread(read_files, self._config)
+        self._vocabulary = vocabulary_of(files)
         self._lease = await self._discovery.lease()
         if self._is_ending():
             return
@@ -270,6 +277,8 @@ class Worker:
         steps.append(("close its endpoints", self._close_endpoints))
         if self._progress is not None:
             steps.append(("end its progress reports", self._progress.aclose))
+        if self._blocking is not None:
+            self._blocking.close()
         if running:
             steps.append(("drain its engine", self._drain_engine))
         if owed:
@@ -319,10 +328,10 @@ class Worker:
         self.state = WorkerState.START_FAILED
         try:
             with self._in("start"):
-                engine_config = await self._engine.start(worker_id)
+                made = await ask(self._engine, "start", worker_id)
             self._worker_metrics.loaded(time.perf_counter() - begun)
-            _check(self._config, engine_config)
-            await self._engine.setup_metrics(self._metrics)
+            engine_config = _checked(self._engine, self._config, made)
+            await ask(self._engine, "setup_metrics", self._metrics)
             await self._publishers.start(
                 self._engine,
                 self._events,
@@ -344,6 +353,9 @@ class Worker:
     async def _serve(
         self, lease: Lease, engine_config: EngineConfig, files: dict[str, bytes], system_url: str | None
     ) -> None:
+        # While it starts, an engine may block: nobody waits for it.
+        self._blocking = BlockingWatch(self._engine, self._config.worker)
+        self._blocking.start()
         if PROGRESS in engine_config.capabilities:
             self._progress = ProgressReporter(self._engine, self._beats)
             self._progress.start()
@@ -392,6 +404,7 @@ class Worker:
             config=self._config,
             worker_id=lease.id,
             progress=self._progress,
+            vocabulary=self._vocabulary,
         )
         self._adapters.append(adapter)
         return adapter
@@ -405,7 +418,7 @@ class Worker:
         offered: object = None
         if check.payload is None:
             try:
-                offered = await self._engine.health_check_payload()
+                offered = await ask(self._engine, "health_check_payload")
             except Exception as error:
                 raise as_backend_error(error) from error
         return await probe_request(check.payload, offered, card=card, files=files)
@@ -496,7 +509,7 @@ class Worker:
         try:
             with self._in("drain"):
                 async with asyncio.timeout(left):
-                    await self._engine.drain()
+                    await ask(self._engine, "drain")
         finally:
             self._worker_metrics.drained(time.perf_counter() - begun)
 
@@ -504,7 +517,7 @@ class Worker:
         begun = time.perf_counter()
         try:
             with self._in("cleanup"):
-                await self._engine.cleanup()
+                await ask(self._engine, "cleanup")
         finally:
             seconds = time.perf_counter() - begun
             self._worker_metrics.cleaned_up(seconds)
@@ -513,8 +526,9 @@ class Worker:
             self._metrics.unbridge()
 
 
-def _check(config: WorkerConfig, engine_config: EngineConfig) -> None:
-    """Refuses what nobody could be served with."""
+def _checked(engine: LLMEngine, config: WorkerConfig, made: object) -> EngineConfig:
+    """What `start` returned; refuses what nobody could be served with."""
+    engine_config = check_engine_config(engine, made)
     if not engine_config.model:
         raise BackendError.InvalidArgument("EngineConfig.model is empty")
     try:
@@ -525,3 +539,4 @@ def _check(config: WorkerConfig, engine_config: EngineConfig) -> None:
         raise BackendError.InvalidArgument(
             f"EngineConfig.model_input is {engine_config.model_input!r}; it must be one of {', '.join(_MODEL_INPUTS)}"
         )
+    return engine_config

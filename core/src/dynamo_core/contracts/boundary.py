@@ -1,0 +1,242 @@
+"""Where an engine and the framework meet: what is wrong with a thing that was handed over, and whose fault it is.
+
+Everything here speaks to the author of an engine: the class and the method, what came, what is expected, and the line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path, PurePath
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from dynamo_core.contracts.bridge import inner
+from dynamo_core.contracts.engine import EngineConfig, LLMEngine
+from dynamo_core.errors import BackendUnknown
+from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+
+#: Modules whose code is nobody's engine.
+_OURS = ("dynamo_core", "builtins", "abc", "typing")
+
+
+class ContractViolation(BackendUnknown):
+    """An engine broke its contract: a bug of the engine, told to its author."""
+
+
+async def ask(engine: LLMEngine, method: str, *args: Any) -> Any:
+    """The result of one of the methods that are to be async.
+
+    Raises:
+        ContractViolation: it is not.
+        Exception: whatever it raises.
+    """
+    made = getattr(engine, method)(*args)
+    if not inspect.isawaitable(made):
+        raise ContractViolation(
+            f"{called(engine, method)} returned {shown(made)}, and must be async: "
+            f"write `async def {method}`{defined(engine, method)}"
+        )
+    return await made
+
+
+def expect(engine: LLMEngine, method: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
+    """Refuses what a method returned if it is of another kind.
+
+    Raises:
+        ContractViolation: it is.
+    """
+    if not isinstance(value, kind):
+        raise ContractViolation(
+            f"{called(engine, method)} returned {shown(value)}, expected {expected}{defined(engine, method)}"
+        )
+
+
+def check_engine_config(engine: LLMEngine, config: Any) -> EngineConfig:
+    """What `start` returned, if it is an `EngineConfig` with nothing of a wrong type in it.
+
+    What is empty is not looked at here.
+
+    Raises:
+        ContractViolation: it is not.
+    """
+    expect(engine, "start", config, EngineConfig, "an EngineConfig")
+    made: EngineConfig = config
+    try:
+        msgspec.convert(asdict(made), EngineConfig)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise ContractViolation(
+            f"{called(engine, 'start')} returned an EngineConfig with a field of a wrong type: "
+            f"{str(error).replace('$.', 'EngineConfig.')}{defined(engine, 'start')}"
+        ) from None
+    return made
+
+
+def check_sources(engine: LLMEngine, method: str, value: Any, kind: type) -> None:
+    """Refuses what a method returned if it is no list of sources of that kind.
+
+    Raises:
+        ContractViolation: it is not.
+    """
+    expected = f"a list of {kind.__name__}"
+    expect(engine, method, value, Sequence, expected)
+    for each in value:
+        expect(engine, method, each, kind, expected)
+
+
+def check_stream(engine: LLMEngine, items: Any) -> None:
+    """Refuses what `generate` returned if it cannot be iterated over.
+
+    Raises:
+        ContractViolation: it cannot.
+    """
+    if hasattr(items, "__aiter__"):
+        return
+    raise ContractViolation(stream_fault(engine, items))
+
+
+def stream_fault(engine: LLMEngine, items: Any) -> str:
+    """What to say of something that `generate` returned and that is no stream."""
+    if inspect.iscoroutine(items):
+        items.close()
+    return (
+        f"{called(engine, 'generate')} returned {shown(items)}, expected an async generator: "
+        f"write `async def generate` with `yield` in it{defined(engine, 'generate')}"
+    )
+
+
+def item_fault(engine: LLMEngine, items: Any, item: Any) -> str:
+    """What to say of an item that is no output of an engine."""
+    return (
+        f"{called(engine, 'generate')} yielded {shown(item)}, expected an LLMEngineOutput"
+        f"{waiting_at(items) or defined(engine, 'generate')}"
+    )
+
+
+def content_fault(item: LLMEngineOutput, vocabulary: int | None) -> str:
+    """What is wrong with the fields of an item; empty if nothing is. `vocabulary` is the number of token ids."""
+    # Nothing has looked at the types before.
+    fields: Any = item
+    tokens = fields.token_ids
+    if not isinstance(tokens, list):
+        return f"token_ids is {shown(tokens)}, not a list of integers"
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool):
+            return f"token id {token!r} is {shown(token)}, not an integer"
+        if token < 0:
+            return f"token id {token} is negative"
+        if vocabulary is not None and token >= vocabulary:
+            return f"token id {token} is beyond the vocabulary, whose ids end at {vocabulary - 1}"
+    reason = fields.finish_reason
+    if reason is not None and not isinstance(reason, FinishReason):
+        return f"finish_reason is {shown(reason)}, not a FinishReason: end with LLMEngineOutput.stop() or .length()"
+    if fields.completion_usage is not None and not isinstance(fields.completion_usage, CompletionUsage):
+        return f"completion_usage is {shown(fields.completion_usage)}: make it with usage(prompt, completion)"
+    if fields.text is not None and not isinstance(fields.text, str):
+        return f"text is {shown(fields.text)}, not a str"
+    for name in ("log_probs", "top_logprobs"):
+        given = getattr(fields, name)
+        if given is not None and (not isinstance(given, list) or len(given) != len(tokens)):
+            many = len(given) if isinstance(given, list) else shown(given)
+            return f"{name} is {many} for {len(tokens)} tokens: one entry per new token"
+    return ""
+
+
+def usage_fault(usage: CompletionUsage, *, prompt: int | None, tokens: int | None, stopped: bool = False) -> str:
+    """Why usage cannot be right; empty if it can. None: that number is not known.
+
+    An answer that was ended by a stop condition (`stopped`) may count the token that ended it, though that is hidden.
+    """
+    if min(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.cached_tokens or 0) < 0:
+        return "usage has a negative number"
+    if prompt is not None and usage.prompt_tokens != prompt:
+        return f"usage says {usage.prompt_tokens} prompt tokens, the prompt had {prompt}"
+    if tokens is not None and usage.completion_tokens not in ((tokens, tokens + 1) if stopped else (tokens,)):
+        return f"usage says {usage.completion_tokens} completion tokens, {tokens} came"
+    total = usage.prompt_tokens + usage.completion_tokens
+    if usage.total_tokens != total:
+        return f"usage says {usage.total_tokens} tokens in all, prompt and completion are {total}"
+    if (usage.cached_tokens or 0) > usage.prompt_tokens:
+        return f"usage says {usage.cached_tokens} cached tokens of {usage.prompt_tokens} in the prompt"
+    return ""
+
+
+# Names and places.
+
+
+def author_class(engine: LLMEngine) -> type:
+    """The class that the engine's author wrote."""
+    return type(inner(engine))
+
+
+def called(engine: LLMEngine, method: str) -> str:
+    """The method's full name."""
+    return f"{author_class(engine).__qualname__.replace('<locals>.', '')}.{method}"
+
+
+def shown(value: Any) -> str:
+    """What kind of thing a value is, in words."""
+    if value is None:
+        return "None"
+    word = type(value).__name__
+    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
+
+
+def defined(engine: LLMEngine, method: str) -> str:
+    """Where a method is written, in brackets; empty if that cannot be told."""
+    function: Any = getattr(author_class(engine), method, None) or getattr(inner(engine), method, None)
+    code = getattr(function, "__code__", None)
+    return "" if code is None else at(code.co_filename, code.co_firstlineno)
+
+
+def waiting_at(items: Any) -> str:
+    """Where a suspended generator is: at the `yield` of its last item, or at what it waits for. In brackets."""
+    frame = getattr(items, "ag_frame", None)
+    return "" if frame is None else at(frame.f_code.co_filename, frame.f_lineno)
+
+
+def at(filename: str, line: int | None) -> str:
+    """A place in a file, in brackets, as it follows a message."""
+    return f" ({PurePath(filename).name}, line {line})"
+
+
+class EngineFiles:
+    """The files that an engine consists of: those of the packages that its class and its bases come from."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._roots = tuple({root for cls in author_class(engine).__mro__ for root in _roots_of(cls)})
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, filename: str) -> bool:
+        known = self._known.get(filename)
+        if known is None:
+            known = self._known[filename] = filename.startswith(self._roots)
+        return known
+
+    def innermost(self, frame: FrameType | None) -> FrameType | None:
+        """The innermost frame of the engine's code, from this frame outwards."""
+        while frame is not None and frame.f_code.co_filename not in self:
+            frame = frame.f_back
+        return frame
+
+
+def _roots_of(cls: type) -> list[str]:
+    package = cls.__module__.partition(".")[0]
+    if package in _OURS:
+        return []
+    try:
+        file = inspect.getfile(cls)
+    except (OSError, TypeError):
+        # Made in an interactive session, say: its functions know their file all the same.
+        codes = (getattr(value, "__code__", None) for value in vars(cls).values())
+        return [code.co_filename for code in codes if code is not None]
+    depth = cls.__module__.count(".")
+    path = Path(file)
+    if not depth and path.name != "__init__.py":
+        return [file]
+    # The folder of the package: a file `a/b.py` of module `a.b` is one step below it.
+    folder = path.parents[max(0, depth - 1)] if path.name != "__init__.py" else path.parents[depth]
+    return [f"{folder}/"]

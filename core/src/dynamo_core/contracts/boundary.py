@@ -174,7 +174,7 @@ def author_class(engine: LLMEngine) -> type:
 
 def called(engine: LLMEngine, method: str) -> str:
     """The method's full name."""
-    return f"{author_class(engine).__qualname__.replace('<locals>.', '')}.{method}"
+    return f"{author_class(engine).__qualname__.rpartition('<locals>.')[2]}.{method}"
 
 
 def shown(value: Any) -> str:
@@ -233,10 +233,10 @@ def _roots_of(cls: type) -> list[str]:
         # Made in an interactive session, say: its functions know their file all the same.
         codes = (getattr(value, "__code__", None) for value in vars(cls).values())
         return [code.co_filename for code in codes if code is not None]
-    depth = cls.__module__.count(".")
     path = Path(file)
-    if not depth and path.name != "__init__.py":
-        return [file]
-    # The folder of the package: a file `a/b.py` of module `a.b` is one step below it.
-    folder = path.parents[max(0, depth - 1)] if path.name != "__init__.py" else path.parents[depth]
-    return [f"{folder}/"]
+    top: Path | None = None
+    for folder in path.parents:
+        if not (folder / "__init__.py").exists():
+            break
+        top = folder
+    return [file] if top is None else [f"{top}/"]

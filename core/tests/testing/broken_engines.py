@@ -25,6 +25,7 @@ from dynamo_core import (
     PreprocessedRequest,
     WorkerConfig,
     chunk,
+    usage,
 )
 from dynamo_core.contracts.engine import EMBED, PROGRESS, KvEventSource, LoadSource
 from dynamo_core.contracts.metrics import MetricsScope
@@ -49,11 +50,10 @@ class Engine(LLMEngine):
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         for token in range(request.stop_conditions.max_tokens or 4):
             if ctx.is_stopped():
-                yield LLMEngineOutput.cancelled()
-                return
-            yield chunk.token(token)
+                break
+            yield chunk.token(token % 256)
             await asyncio.sleep(0)
-        yield self.last()
+        yield LLMEngineOutput.cancelled() if ctx.is_stopped() else self.last()
 
     def last(self) -> LLMEngineOutput:
         output = LLMEngineOutput.length()
@@ -63,6 +63,18 @@ class Engine(LLMEngine):
 
     async def cleanup(self) -> None:
         pass
+
+
+async def place_in(places: asyncio.Semaphore, ctx: GenerateContext) -> bool:
+    """Waits for a place, and for the stop of the request; whether there is a place."""
+    place = asyncio.ensure_future(places.acquire())
+    forget = ctx.on_stop(place.cancel)
+    try:
+        await asyncio.wait({place})
+    finally:
+        forget()
+        place.cancel()
+    return not place.cancelled()
 
 
 class Rich(Engine):
@@ -96,12 +108,16 @@ class Rich(Engine):
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         assert len(request.token_ids) + (request.stop_conditions.max_tokens or 0) <= 100
-        async with self.places:
+        placed = await place_in(self.places, ctx)
+        try:
             for rank, hear in self.listeners.items():
                 hear(self.event(rank))
             async for item in super().generate(request, ctx):
                 self.steps += 1
                 yield item
+        finally:
+            if placed:
+                self.places.release()
 
     def progress(self) -> int:
         return self.steps
@@ -319,14 +335,23 @@ class TellsFromAThread(Rich):
 
 # Answering. What breaks every answer is found by every check that asks for one.
 
-STREAM_CHECKS = ("generate", "max_tokens")
+STREAM_CHECKS = ("generate", "max_tokens", "event_loop")
+
+
+STOP_CHECKS = ("cancel_at_once", "cancel_midway", "cancel_at_end", "cancel_queued")
 
 
 def every_answer(failure: str, *, cancelled: str | None = None) -> dict[str, str]:
     """The failures of an engine none of whose answers is sound; `cancelled`: that of a stopped stream."""
     alone = dict.fromkeys((*STREAM_CHECKS, "close_midway"), failure)
-    stopped = dict.fromkeys(("cancel_at_once", "cancel_midway"), cancelled or failure)
+    stopped = dict.fromkeys(STOP_CHECKS, cancelled or failure)
     return alone | stopped | {"concurrent": "ConcurrentGenerateFailed"}
+
+
+def alone(failure: str) -> dict[str, str]:
+    """The failures of an engine none of whose answers is sound, unless they are cut short."""
+    whole = dict.fromkeys(STREAM_CHECKS, failure)
+    return whole | {"concurrent": "ConcurrentGenerateFailed", "close_midway": "RequestLeaked"}
 
 
 class GenerateRaises(Engine):
@@ -358,7 +383,10 @@ class NeverAnswers(Engine):
         yield LLMEngineOutput.stop()
 
     RUNS_OUT = "request_timeout"
-    FAILS: ClassVar = every_answer("GenerateFailed") | {"cancel_at_once": "CancellationNotObserved"}
+    FAILS: ClassVar = every_answer("GenerateFailed") | {
+        "cancel_at_once": "CancellationNotObserved",
+        "cancel_queued": "QueuedStopIgnored",
+    }
 
 
 class HangsAfterTheTerminal(Engine):
@@ -370,7 +398,7 @@ class HangsAfterTheTerminal(Engine):
     RUNS_OUT = "request_timeout"
     FAILS: ClassVar = {
         **dict.fromkeys(STREAM_CHECKS, "GenerateFailed"),
-        **dict.fromkeys(("cancel_at_once", "cancel_midway"), "CancellationNotObserved"),
+        **dict.fromkeys(STOP_CHECKS, "CancellationNotObserved"),
         "concurrent": "ConcurrentGenerateFailed",
         "close_midway": "RequestLeaked",
     }
@@ -381,7 +409,7 @@ class SaysCancelledUnasked(Engine):
         yield LLMEngineOutput.cancelled()
 
     FAILS: ClassVar = {
-        **dict.fromkeys((*STREAM_CHECKS, "cancel_midway"), "GenerateFailed"),
+        **dict.fromkeys((*STREAM_CHECKS, *STOP_CHECKS[1:]), "GenerateFailed"),
         "concurrent": "ConcurrentGenerateFailed",
         "close_midway": "RequestLeaked",
     }
@@ -428,6 +456,7 @@ class HasNoTerminal(Engine):
 
     FAILS: ClassVar = {
         "generate": "NoTerminalChunk",
+        "event_loop": "NoTerminalChunk",
         "concurrent": "ConcurrentGenerateFailed",
         "close_midway": "RequestLeaked",
     }
@@ -441,7 +470,7 @@ class NeverEnds(Engine):
 
     RUNS_OUT = "request_timeout"
     FAILS: ClassVar = {
-        **dict.fromkeys(STREAM_CHECKS, "NoTerminalChunk"),
+        **dict.fromkeys((*STREAM_CHECKS, "cancel_at_end"), "NoTerminalChunk"),
         "concurrent": "ConcurrentGenerateFailed",
         "close_midway": "RequestLeaked",
     }
@@ -512,7 +541,65 @@ class OneAtATime(Engine):
         finally:
             self.busy = False
 
-    FAILS: ClassVar = {"concurrent": "ConcurrentGenerateFailed"}
+    FAILS: ClassVar = {"concurrent": "ConcurrentGenerateFailed", "cancel_queued": "GenerateFailed"}
+
+
+class SendsIdsOfAnotherLibrary(Engine):
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async for item in super().generate(request, ctx):
+            item.token_ids = [float(token) for token in item.token_ids]  # type: ignore[misc]
+            yield item
+
+    FAILS: ClassVar = alone("InvalidTokens")
+
+
+class YieldsOneItemAgainAndAgain(Engine):
+    """Changes what it has yielded."""
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        output = LLMEngineOutput()
+        async for item in super().generate(request, ctx):
+            output.token_ids, output.finish_reason = item.token_ids, item.finish_reason
+            yield output
+
+    FAILS: ClassVar = alone("InvalidItem")
+
+
+class CountsWrongly(Engine):
+    def last(self) -> LLMEngineOutput:
+        return super().last().with_usage(usage(3, 0))
+
+    FAILS: ClassVar = alone("WrongUsage")
+
+
+class SaysItAllAgain(Engine):
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        said: list[int] = []
+        async for item in super().generate(request, ctx):
+            said += item.token_ids
+            yield item.with_tokens(said)
+
+    FAILS: ClassVar = {"max_tokens": "AnswerRepeated"}
+
+
+class SharesItsCount(Engine):
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        self.sent = 0
+        while self.sent < (request.stop_conditions.max_tokens or 4) and not ctx.is_stopped():
+            self.sent += 1
+            yield chunk.token(self.sent % 256)
+        yield LLMEngineOutput.cancelled() if ctx.is_stopped() else self.last()
+
+    FAILS: ClassVar = {"concurrent": "RequestsMixed"}
+
+
+class Sleeps(Engine):
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async for item in super().generate(request, ctx):
+            time.sleep(0.0001)  # noqa: ASYNC251 - the fault
+            yield item
+
+    FAILS: ClassVar = {"event_loop": "EventLoopBlocked"}
 
 
 # Stopping.
@@ -526,7 +613,7 @@ class DoesNotLook(Engine):
             yield chunk.token(token)
         yield LLMEngineOutput.length()
 
-    FAILS: ClassVar = dict.fromkeys(("cancel_at_once", "cancel_midway"), "CancellationIgnored")
+    FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "CancellationIgnored")
 
 
 class GoesOnForEver(Engine):
@@ -538,7 +625,7 @@ class GoesOnForEver(Engine):
         yield LLMEngineOutput.length()
 
     RUNS_OUT = "cancel_timeout"
-    FAILS: ClassVar = dict.fromkeys(("cancel_at_once", "cancel_midway"), "CancellationNotObserved")
+    FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "CancellationNotObserved") | {"cancel_at_end": "CancellationIgnored"}
 
 
 class LooksTooLate(Engine):
@@ -551,7 +638,7 @@ class LooksTooLate(Engine):
             yield item
 
     RUNS_OUT = "cancel_timeout"
-    FAILS: ClassVar = dict.fromkeys(("cancel_at_once", "cancel_midway"), "CancellationNotObserved")
+    FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "CancellationNotObserved")
 
 
 class RaisesWhenStopped(Engine):
@@ -561,7 +648,7 @@ class RaisesWhenStopped(Engine):
                 raise BackendError.Cancelled("the request was stopped")
             yield item
 
-    FAILS: ClassVar = dict.fromkeys(("cancel_at_once", "cancel_midway"), "StreamYieldedError")
+    FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "StreamYieldedError")
 
 
 class CancelsItselfWhenStopped(Engine):
@@ -571,7 +658,7 @@ class CancelsItselfWhenStopped(Engine):
                 raise asyncio.CancelledError
             yield item
 
-    FAILS: ClassVar = dict.fromkeys(("cancel_at_once", "cancel_midway"), "StreamYieldedError")
+    FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "StreamYieldedError")
 
 
 class SaysNothingWhenStopped(Engine):
@@ -581,14 +668,40 @@ class SaysNothingWhenStopped(Engine):
                 return
             yield item
 
-    FAILS: ClassVar = {"cancel_at_once": "NoChunksYielded", "cancel_midway": "CancellationIgnored"}
+    FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "CancellationIgnored") | {"cancel_at_once": "NoChunksYielded"}
+
+
+class DoesNotLookAtItsEnd(Engine):
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        for token in range(request.stop_conditions.max_tokens or 4):
+            if ctx.is_stopped():
+                yield LLMEngineOutput.cancelled()
+                return
+            yield chunk.token(token % 256)
+        yield self.last()
+
+    FAILS: ClassVar = {"cancel_at_end": "CancellationIgnored"}
+
+
+class WaitsForItsPlaceRegardless(Engine):
+    async def start(self, worker_id: int) -> EngineConfig:
+        self.places = asyncio.Semaphore(2)
+        return EngineConfig(model="m", max_num_seqs=2)
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async with self.places:
+            async for item in super().generate(request, ctx):
+                yield item
+
+    RUNS_OUT = "cancel_timeout"
+    FAILS: ClassVar = {"cancel_queued": "QueuedStopIgnored"}
 
 
 class AbortRaises(Engine):
     async def abort(self, ctx: EngineContext) -> None:
         raise KeyError(ctx.id)
 
-    FAILS: ClassVar = dict.fromkeys(("cancel_at_once", "cancel_midway"), "AbortFailed")
+    FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "AbortFailed")
 
 
 class CannotBeClosed(Engine):
@@ -645,9 +758,9 @@ class LeaksItsPlaces(Engine):
         return EngineConfig(model="m", max_num_seqs=3)
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        await self.places.acquire()
+        placed = await place_in(self.places, ctx)
         async for item in super().generate(request, ctx):
-            if item.finish_reason is not None:
+            if item.finish_reason is not None and placed:
                 self.places.release()
             yield item
 

@@ -69,10 +69,10 @@ class Sound(LLMEngine):
                 raise BackendError.InvalidArgument("prefill_result: not mine")
         for token in range(request.stop_conditions.max_tokens or 4):
             if ctx.is_stopped() and self.config.fault != "cancel":
-                yield LLMEngineOutput.cancelled()
-                return
-            yield chunk.token(token)
-        last = LLMEngineOutput.length()
+                break
+            yield chunk.token(token % 256)
+        stopped = ctx.is_stopped() and self.config.fault != "cancel"
+        last = LLMEngineOutput.cancelled() if stopped else LLMEngineOutput.length()
         if self.worker.disaggregation_mode is DisaggregationMode.PREFILL:
             last.disaggregated_params = {"room": len(request.token_ids)}
         yield last
@@ -123,7 +123,7 @@ def test_a_sound_engine_has_a_line_per_check_and_exit_code_0_without_pytest(run:
     assert head == "engine sound (acme-engines 1.2.3), mode agg"
     assert {line.split()[0] for line in lines} == {"ok", "skipped"}
     assert [line.split()[1] for line in lines[:4]] == ["start", "metrics", "kv_event_sources", "load_sources"]
-    assert last.startswith("The engine keeps its contract: 13 checks ok, 4 skipped, in ")
+    assert last.startswith("The engine keeps its contract: 16 checks ok, 4 skipped, in ")
     assert done.stderr == ""
 
 
@@ -172,7 +172,9 @@ def test_as_json_the_whole_report_is_one_object(run: Run) -> None:
     assert failed["outcome"] == "failed"
     assert failed["check"] == "generate"
     assert failed["failure"] == "ChunkAfterTerminal"
-    assert failed["seen"] == "an item with tokens [7] came after the terminal item 'length'"
+    assert failed["seen"].startswith(
+        "an item with tokens [7] came after the terminal item 'length' (acme_engines.py, line "
+    )
     assert failed["contract"]
     assert failed["remedy"]
 

@@ -91,7 +91,7 @@ async def test_a_minimal_engine_passes_in_every_role(mode: DisaggregationMode) -
     assert report.passed
     assert [check.name for check in report.checks] == PROMISES
     skipped = {check.name for check in report.checks if check.outcome == SKIPPED}
-    one_token_only = {"cancel_midway"} if mode is DisaggregationMode.PREFILL else set()
+    one_token_only = {"cancel_midway", "cancel_at_end"} if mode is DisaggregationMode.PREFILL else set()
     assert skipped == {"health_check_payload", "progress", "embed", "kv_events"} | one_token_only
     assert (report.engine, report.mode, report.model) == ("Engine", mode.value, "a-model")
 
@@ -251,9 +251,15 @@ async def test_two_engines_are_made_and_requests_are_those_of_the_contract() -> 
     engine, unstarted = made
     assert unstarted.requests == []
     assert engine.running == 0
-    assert {tuple(request.token_ids) for request in engine.requests} == {(5, 6)}
+    # Longer ones are told apart where several are open at once.
+    assert {tuple(request.token_ids) for request in engine.requests} == {
+        (5, 6),
+        (5, 6, 5),
+        (5, 6, 5, 6),
+        (5, 6, 5, 6, 5),
+    }
     assert engine.requests[0].stop_conditions.max_tokens is None
-    assert {request.stop_conditions.max_tokens for request in engine.requests} == {None, 2, 10_000}
+    assert {request.stop_conditions.max_tokens for request in engine.requests} == {None, 2, 3, 4, 5, 10_000}
     assert all(request.prefill_result is None for request in engine.requests)
 
 

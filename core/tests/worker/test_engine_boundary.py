@@ -1,4 +1,4 @@
-"""What an engine hands over that is of a wrong type is named as its fault: class, method, what came, what is expected."""
+"""What an engine hands over that is of a wrong type is named as its fault: where, what came, what is expected."""
 
 from __future__ import annotations
 
@@ -145,13 +145,15 @@ Body = Callable[[PreprocessedRequest, GenerateContext], Any]
 class Told(Mine):
     """Answers as the test says."""
 
-    body: Body
+    def __init__(self, body: Body) -> None:
+        super().__init__(PluginConfig(), WorkerConfig(model_name="m", worker="w"))
+        self.body = body
 
     def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> Any:
         return self.body(request, ctx)
 
 
-async def failure_of(engine: LLMEngine, *, embed: bool = False, **limits: int) -> DynamoError:
+async def failure_of(engine: LLMEngine, *, embed: bool = False, max_tokens: int | None = None) -> DynamoError:
     """What becomes of one request."""
     metrics = Metrics()
     adapter = EngineAdapter(
@@ -163,11 +165,13 @@ async def failure_of(engine: LLMEngine, *, embed: bool = False, **limits: int) -
         worker_id=7,
         vocabulary=258,
     )
-    request = PreprocessedRequest(model="m", token_ids=[1, 2, 3], stop_conditions=StopConditions(**limits))
+    request = PreprocessedRequest(model="m", token_ids=[1, 2, 3], stop_conditions=StopConditions(max_tokens=max_tokens))
+    items: Any = await adapter.generate(request, ServedContext("r1"))
+    if embed:
+        await items.aclose()
+        items = await adapter.embed(EmbedRequest(token_ids=[[1]]), ServedContext("r1"))
     with pytest.raises(DynamoError) as caught:
-        if embed:
-            _ = [item async for item in await adapter.embed(EmbedRequest(token_ids=[[1]]), ServedContext("r1"))]
-        _ = [item async for item in await adapter.generate(request, ServedContext("r1"))]
+        _ = [item async for item in items]
     return caught.value
 
 
@@ -287,10 +291,7 @@ def ends(prompt: int, completion: int, total: int | None = None) -> LLMEngineOut
     ],
 )
 async def test_the_validator_fails_the_request_and_names_the_line(items: list[Any], said: str) -> None:
-    told = engine(Told)
-    told.body = answer(*items)
-
-    error = await failure_of(told, max_tokens=4)
+    error = await failure_of(Told(answer(*items)), max_tokens=4)
 
     assert said in str(error)
     line = inspect.getsourcelines(answer)[1] + 3
@@ -298,8 +299,7 @@ async def test_the_validator_fails_the_request_and_names_the_line(items: list[An
 
 
 async def test_an_engine_that_hides_the_token_which_ended_its_answer_may_count_it() -> None:
-    told = engine(Told)
-    told.body = answer(chunk.token(1), LLMEngineOutput.stop().with_usage(usage(3, 2)), chunk.token(9))
+    told = Told(answer(chunk.token(1), LLMEngineOutput.stop().with_usage(usage(3, 2)), chunk.token(9)))
 
     assert "after terminal" in str(await failure_of(told))
 
@@ -309,10 +309,7 @@ async def test_a_failure_after_the_terminal_is_the_engines_fault_and_no_reason_t
         yield LLMEngineOutput.stop()
         raise BackendError.EngineShutdown("too late")
 
-    told = engine(Told)
-    told.body = body
-
-    error = await failure_of(told)
+    error = await failure_of(Told(body))
 
     assert type(error).kind == "Backend(Unknown)"
     assert str(error) == "Told.generate raised BackendEngineShutdown after its terminal item: too late"

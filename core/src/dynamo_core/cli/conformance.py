@@ -307,4 +307,5 @@ def _prefill_result(text: str | None) -> Prefill:
         result = read(msgspec.json.Decoder(PrefillResult), text)
     except Unreadable as error:
         raise ConfigError(f"--prefill-result: is not what a decode engine is given: {error}") from None
-    return lambda _: result
+    fields: dict[str, Any] = msgspec.to_builtins(result)
+    return fields

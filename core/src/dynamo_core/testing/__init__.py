@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dynamo_core.testing.engine.contexts import cancelling_context, mock_context
     from dynamo_core.testing.engine.failures import (
         AbortFailed,
+        AnswerRepeated,
         CancellationIgnored,
         CancellationNotObserved,
         ChunkAfterTerminal,
@@ -38,8 +39,11 @@ if TYPE_CHECKING:
         DrainFailed,
         EmbeddingFailed,
         EmptyModelInConfig,
+        EventLoopBlocked,
         GenerateFailed,
         HealthCheckPayloadFailed,
+        InvalidItem,
+        InvalidTokens,
         KvEventsFailed,
         KvEventSourcesFailed,
         KvEventSourcesNotIdempotent,
@@ -51,10 +55,13 @@ if TYPE_CHECKING:
         NoDisaggregatedParams,
         NoTerminalChunk,
         ProgressFailed,
+        QueuedStopIgnored,
         RequestLeaked,
+        RequestsMixed,
         SecondCleanupFailed,
         StartFailed,
         StreamYieldedError,
+        WrongUsage,
     )
     from dynamo_core.testing.engine.peer import PrefillPeer
     from dynamo_core.testing.engine.report import CheckResult, Report
@@ -63,6 +70,7 @@ if TYPE_CHECKING:
 
 _FAILURES = (
     "AbortFailed",
+    "AnswerRepeated",
     "CancellationIgnored",
     "CancellationNotObserved",
     "ChunkAfterTerminal",
@@ -74,8 +82,11 @@ _FAILURES = (
     "DrainFailed",
     "EmbeddingFailed",
     "EmptyModelInConfig",
+    "EventLoopBlocked",
     "GenerateFailed",
     "HealthCheckPayloadFailed",
+    "InvalidItem",
+    "InvalidTokens",
     "KvEventSourcesFailed",
     "KvEventSourcesNotIdempotent",
     "KvEventsFailed",
@@ -87,10 +98,13 @@ _FAILURES = (
     "NoDisaggregatedParams",
     "NoTerminalChunk",
     "ProgressFailed",
+    "QueuedStopIgnored",
     "RequestLeaked",
+    "RequestsMixed",
     "SecondCleanupFailed",
     "StartFailed",
     "StreamYieldedError",
+    "WrongUsage",
 )
 
 _HOME = {
@@ -107,6 +121,7 @@ _HOME = {
 
 __all__ = [
     "AbortFailed",
+    "AnswerRepeated",
     "CancellationIgnored",
     "CancellationNotObserved",
     "CheckResult",
@@ -121,8 +136,11 @@ __all__ = [
     "EmptyModelInConfig",
     "EngineConformance",
     "EngineFactory",
+    "EventLoopBlocked",
     "GenerateFailed",
     "HealthCheckPayloadFailed",
+    "InvalidItem",
+    "InvalidTokens",
     "KvEventSourcesFailed",
     "KvEventSourcesNotIdempotent",
     "KvEventsFailed",
@@ -135,11 +153,14 @@ __all__ = [
     "NoTerminalChunk",
     "PrefillPeer",
     "ProgressFailed",
+    "QueuedStopIgnored",
     "Report",
     "RequestLeaked",
+    "RequestsMixed",
     "SecondCleanupFailed",
     "StartFailed",
     "StreamYieldedError",
+    "WrongUsage",
     "cancelling_context",
     "mock_context",
     "run_conformance",

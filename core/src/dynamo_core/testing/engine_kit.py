@@ -103,19 +103,23 @@ class EngineConformance:
         await check("load_sources")
 
     async def test_a_request_is_answered_and_only_the_last_item_is_a_terminal(self, check: MakeCheck) -> None:
-        """GenerateFailed, NoChunksYielded, StreamYieldedError, NoTerminalChunk, ChunkAfterTerminal."""
+        """GenerateFailed, NoTerminalChunk, ChunkAfterTerminal, InvalidTokens, WrongUsage, and others."""
         await check("generate")
 
     async def test_no_more_tokens_come_than_the_request_allows(self, check: MakeCheck) -> None:
-        """MaxTokensExceeded."""
+        """MaxTokensExceeded, AnswerRepeated."""
         await check("max_tokens")
+
+    async def test_nothing_of_it_holds_the_event_loop(self, check: MakeCheck) -> None:
+        """EventLoopBlocked."""
+        await check("event_loop")
 
     async def test_its_own_health_probe_is_answered(self, check: MakeCheck) -> None:
         """HealthCheckPayloadFailed."""
         await check("health_check_payload")
 
     async def test_streams_that_are_open_at_once_end_as_they_would_alone(self, check: MakeCheck) -> None:
-        """ConcurrentGenerateFailed."""
+        """ConcurrentGenerateFailed, RequestsMixed."""
         await check("concurrent")
 
     async def test_a_request_stopped_before_its_first_item_ends_cancelled(self, check: MakeCheck) -> None:
@@ -125,6 +129,14 @@ class EngineConformance:
     async def test_a_request_stopped_midway_ends_cancelled(self, check: MakeCheck) -> None:
         """CancellationNotObserved, CancellationIgnored, AbortFailed."""
         await check("cancel_midway")
+
+    async def test_a_request_stopped_after_its_last_token_ends_cancelled(self, check: MakeCheck) -> None:
+        """CancellationNotObserved, CancellationIgnored."""
+        await check("cancel_at_end")
+
+    async def test_a_request_stopped_while_it_waits_for_a_place_ends_cancelled(self, check: MakeCheck) -> None:
+        """QueuedStopIgnored, CancellationIgnored."""
+        await check("cancel_queued")
 
     async def test_a_stream_closed_midway_leaves_nothing_behind(self, check: MakeCheck) -> None:
         """CloseFailed, RequestLeaked."""

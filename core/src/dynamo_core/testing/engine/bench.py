@@ -10,14 +10,18 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from dynamo_core.contracts.boundary import ContractViolation, ask, check_engine_config, defined
 from dynamo_core.contracts.bridge import EngineLike, as_engine
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest, StopConditions
+from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.engine.deadline import call, told, within
+from dynamo_core.testing.engine.deadline import told, within
 from dynamo_core.testing.engine.failures import EmptyModelInConfig, MetricsFailed, StartFailed
+from dynamo_core.testing.engine.streams import Reading, check_answer
+from dynamo_core.worker.model_files import read_files
+from dynamo_core.worker.validate import vocabulary_of
 
 #: Makes a fresh engine that has not been started: any object with the methods of an engine. Called more than once.
 EngineFactory: TypeAlias = Callable[[], EngineLike | Awaitable[EngineLike]]
@@ -77,6 +81,8 @@ class Bench:
         self._inner: object = None
         self._ids = count(1)
         self._equipped = False
+        #: How many token ids the model has; None if nobody knows.
+        self._vocabulary: int | None = None
         #: Whether nobody owes the engine a cleanup any more.
         self.cleaned = False
         self.plan = plan
@@ -133,14 +139,19 @@ class Bench:
         if self.config is not None:
             return engine
         try:
-            config = await within(call(engine.start, 0), self.plan.start_timeout)
+            config = await within(ask(engine, "start", 0), self.plan.start_timeout)
+        except ContractViolation as fault:
+            raise StartFailed(str(fault)) from fault
         except Exception as error:
             raise StartFailed(f"start {told(error)}") from error
-        if not isinstance(config, EngineConfig):
-            raise StartFailed(f"start returned a {type(config).__name__}, not EngineConfig")
+        try:
+            config = check_engine_config(engine, config)
+        except ContractViolation as fault:
+            raise StartFailed(str(fault)) from fault
         if not str(config.model or "").strip():
-            raise EmptyModelInConfig(f"EngineConfig.model is {config.model!r}")
+            raise EmptyModelInConfig(f"EngineConfig.model is {config.model!r}{defined(engine, 'start')}")
         self.config = config
+        self._vocabulary = self._vocabulary_of()
         return engine
 
     async def running(self) -> tuple[LLMEngine, EngineConfig]:
@@ -158,12 +169,30 @@ class Bench:
                 worker="conformance-0",
             )
             try:
-                await within(call(engine.setup_metrics, scope), self.plan.request_timeout)
+                await within(ask(engine, "setup_metrics", scope), self.plan.request_timeout)
             except Exception as error:
                 raise MetricsFailed(f"setup_metrics {told(error)}") from error
             self._equipped = True
         assert self.config is not None
         return engine, self.config
+
+    @property
+    def text(self) -> bool:
+        """Whether the engine answers with texts."""
+        return self.config is not None and self.config.model_input == "text"
+
+    @property
+    def any_prompt(self) -> bool:
+        """Whether prompts of any length can be asked with; what was prefilled once is of one prompt."""
+        return self.mode is not DisaggregationMode.DECODE or callable(self.plan.prefill_result)
+
+    def check(self, reading: Reading, mode: DisaggregationMode | None = None) -> str:
+        """What a whole answer looked like; `mode` in place of the engine's own role.
+
+        Raises:
+            ConformanceFailure: it was none.
+        """
+        return check_answer(reading, mode or self.mode, vocabulary=self._vocabulary, text=self.text)
 
     def context(self) -> EngineContext:
         """A context with an id of its own."""
@@ -181,10 +210,11 @@ class Bench:
             model=self.config.model if self.config is not None else "",
             token_ids=tokens,
             stop_conditions=StopConditions(max_tokens=max_tokens, ignore_eos=ignore_eos),
+            sampling_options=SamplingOptions(temperature=0.0),
         )
         if self.mode is DisaggregationMode.DECODE:
             request.prefill_result = await self._prefilled(request)
-        if self.config is not None and self.config.model_input == "text":
+        if self.text:
             request.body = self._body(request)
         return request
 
@@ -202,10 +232,20 @@ class Bench:
             return ""
         self.cleaned = True
         try:
-            await within(call(engine.cleanup), self.plan.cleanup_timeout)
+            await within(ask(engine, "cleanup"), self.plan.cleanup_timeout)
         except Exception as error:
             return f"cleanup {told(error)}"
         return ""
+
+    def _vocabulary_of(self) -> int | None:
+        worker = getattr(self._engine, "worker", None)
+        if not isinstance(worker, WorkerConfig) or self.text:
+            return None
+        try:
+            return vocabulary_of(read_files(worker))
+        except ConfigError:
+            # An engine that knows its model by another way than a folder here.
+            return None
 
     async def _prefilled(self, request: PreprocessedRequest) -> PrefillResult:
         given = self.plan.prefill_result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from dynamo_core.testing.engine import answers, lifecycle, sources, stopping
+from dynamo_core.testing.engine import answers, lifecycle, loop, sources, stopping
 from dynamo_core.testing.engine import failures as f
 from dynamo_core.testing.engine.bench import Bench, Plan
 
@@ -34,7 +34,16 @@ class Check:
         return (self.run.__doc__ or "").strip()
 
 
-_ANSWER = (f.GenerateFailed, f.NoChunksYielded, f.StreamYieldedError, f.NoTerminalChunk, f.ChunkAfterTerminal)
+_ANSWER = (
+    f.GenerateFailed,
+    f.NoChunksYielded,
+    f.StreamYieldedError,
+    f.NoTerminalChunk,
+    f.ChunkAfterTerminal,
+    f.InvalidTokens,
+    f.InvalidItem,
+    f.WrongUsage,
+)
 _STOP = (f.CancellationNotObserved, f.CancellationIgnored, f.StreamYieldedError, f.NoChunksYielded, f.AbortFailed)
 
 CHECKS = (
@@ -43,11 +52,14 @@ CHECKS = (
     Check(sources.kv_event_sources, (f.KvEventSourcesFailed, f.KvEventSourcesNotIdempotent)),
     Check(sources.load_sources, (f.LoadSourcesFailed, f.LoadSourcesNotIdempotent)),
     Check(answers.generate, (*_ANSWER, f.NoDisaggregatedParams)),
-    Check(answers.max_tokens, (f.MaxTokensExceeded,)),
+    Check(answers.max_tokens, (f.MaxTokensExceeded, f.AnswerRepeated)),
+    Check(loop.event_loop, (f.EventLoopBlocked,)),
     Check(answers.health_check_payload, (f.HealthCheckPayloadFailed,)),
-    Check(answers.concurrent, (f.ConcurrentGenerateFailed,)),
+    Check(answers.concurrent, (f.ConcurrentGenerateFailed, f.RequestsMixed)),
     Check(stopping.cancel_at_once, _STOP),
     Check(stopping.cancel_midway, _STOP),
+    Check(stopping.cancel_at_end, _STOP),
+    Check(stopping.cancel_queued, (*_STOP[:1], f.QueuedStopIgnored, *_STOP[1:])),
     Check(stopping.close_midway, (f.CloseFailed, f.RequestLeaked)),
     Check(answers.progress, (f.ProgressFailed,)),
     Check(answers.embed, (f.EmbeddingFailed,)),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Generic, TypeVar, cast
 
+from dynamo_core.contracts.boundary import ContractViolation
 from dynamo_core.errors import DynamoError
 from dynamo_core.tasks import TaskSet
 
@@ -36,8 +37,8 @@ class Outcome(Generic[T]):
     error: Exception | None = None
 
 
-async def within(work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """The result of `work`, which is cancelled after `seconds`.
+async def within(work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
+    """The result of `work`, which is cancelled after `seconds`; before that, `late` is called.
 
     Raises:
         Overdue: it took longer; also if it did end, but late, because it blocked the event loop.
@@ -49,10 +50,12 @@ async def within(work: Coroutine[Any, Any, T], seconds: float) -> T:
     task = TaskSet().spawn(outcome(work), name="conformance call")
     try:
         await asyncio.wait({task}, timeout=seconds)
-        late = not task.done() or loop.time() - begun > seconds
+        overdue = not task.done() or loop.time() - begun > seconds
+        if not task.done():
+            late()
     finally:
         await end(task)
-    if late:
+    if overdue:
         raise Overdue(seconds)
     ended = task.result()
     if ended.error is not None:
@@ -75,11 +78,6 @@ async def outcome(work: Coroutine[Any, Any, T]) -> Outcome[T]:
         return Outcome(error=error)
 
 
-async def call(method: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Calls a method that should be async; what goes wrong is raised when this is awaited."""
-    return await method(*args)
-
-
 async def end(task: asyncio.Task[Any]) -> None:
     """Cancels a task that still runs, and returns when it has ended or refuses to."""
     if not task.done():
@@ -93,6 +91,8 @@ def told(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, Overdue | Escaped):
         return text
+    if isinstance(error, ContractViolation):
+        return f"cannot be used: {text}"
     return f"raised {kind}{f': {text}' if text else ''}{_place(error)}"
 
 

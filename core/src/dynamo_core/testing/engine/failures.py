@@ -117,6 +117,36 @@ class ChunkAfterTerminal(ConformanceFailure):
     REMEDY = "`return` right after the terminal; put usage and last tokens into it (`.with_usage`, `.with_tokens`)"
 
 
+class InvalidTokens(ConformanceFailure):
+    """An item carries token ids that are none."""
+
+    CONTRACT = "`token_ids` is a list of plain integers from 0 up to the end of the model's vocabulary"
+    REMEDY = "yield `int(token)` or `tensor.tolist()`; give the worker the folder of the model that made the ids"
+
+
+class InvalidItem(ConformanceFailure):
+    """A field of an item is of a wrong type, or an item was changed after it had been yielded."""
+
+    CONTRACT = "an `LLMEngineOutput` is of its declared types, and stays as it was when it was yielded"
+    REMEDY = "make a new item for every yield, with `chunk.token(...)`, `LLMEngineOutput.stop()` and `usage(...)`"
+
+
+class WrongUsage(ConformanceFailure):
+    """The usage of an answer does not fit its tokens."""
+
+    CONTRACT = "usage counts the tokens of the prompt and those that were yielded, and may be left out"
+    REMEDY = (
+        "`usage(len(request.token_ids), sent)`, where `sent` grows with every token that is yielded; or leave it out"
+    )
+
+
+class AnswerRepeated(ConformanceFailure):
+    """What had been answered already was sent again."""
+
+    CONTRACT = "an item holds what is new since the item before, also the terminal"
+    REMEDY = "yield `tokens[sent:]` of a library that tells the whole answer each time; end with an empty terminal"
+
+
 class NoDisaggregatedParams(ConformanceFailure):
     """A prefill engine hands nothing over."""
 
@@ -145,6 +175,20 @@ class ConcurrentGenerateFailed(ConformanceFailure):
     REMEDY = "keep the state of a request in `generate`, not on the engine; let requests beyond its capacity wait"
 
 
+class RequestsMixed(ConformanceFailure):
+    """A request is answered otherwise beside others than alone."""
+
+    CONTRACT = "`generate` is called many times at once, and requests share nothing"
+    REMEDY = "keep prompt, counters and output in local variables of `generate`, not on `self`, a class or a module"
+
+
+class EventLoopBlocked(ConformanceFailure):
+    """The engine holds the event loop while it answers."""
+
+    CONTRACT = "nothing that runs in the event loop waits or computes for long: all requests stand still meanwhile"
+    REMEDY = "wait with `await asyncio.sleep(...)`; give what blocks to a thread: `await asyncio.to_thread(...)`"
+
+
 class CancellationNotObserved(ConformanceFailure):
     """A stopped stream went on. `after` is how many seconds after the stop it was given up."""
 
@@ -160,7 +204,17 @@ class CancellationIgnored(ConformanceFailure):
     """A stopped stream ended as if it had not been stopped."""
 
     CONTRACT = "a stopped stream ends with `LLMEngineOutput.cancelled()`"
-    REMEDY = "look at `ctx.is_stopped()` before every yield, and end with `LLMEngineOutput.cancelled()`"
+    REMEDY = (
+        "look at `ctx.is_stopped()` before every yield, also that of the last item, "
+        "and end with `LLMEngineOutput.cancelled()`"
+    )
+
+
+class QueuedStopIgnored(ConformanceFailure):
+    """A request was stopped while it waited for a place, and went on waiting."""
+
+    CONTRACT = "a stopped stream ends within two seconds, also one that has not begun"
+    REMEDY = "wait for the place and for `ctx.stopped()` at once, and end with `LLMEngineOutput.cancelled()`"
 
 
 class AbortFailed(ConformanceFailure):

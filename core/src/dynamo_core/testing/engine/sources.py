@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dynamo_core.contracts.engine import EngineConfig, KvEventSource, LoadSource
+from dynamo_core.contracts.boundary import ask, check_sources
+from dynamo_core.contracts.engine import EngineConfig, KvEventSource, LLMEngine, LoadSource
 from dynamo_core.protocol.events import KvEvent
 from dynamo_core.testing.engine.bench import Bench, Skipped
-from dynamo_core.testing.engine.deadline import call, told, within
+from dynamo_core.testing.engine.deadline import told, within
 from dynamo_core.testing.engine.failures import (
     ConformanceFailure,
     KvEventsFailed,
@@ -19,7 +20,7 @@ from dynamo_core.testing.engine.failures import (
     LoadSourcesFailed,
     LoadSourcesNotIdempotent,
 )
-from dynamo_core.testing.engine.streams import Reading, check_answer, counted
+from dynamo_core.testing.engine.streams import Reading, counted
 
 SourceT = TypeVar("SourceT", KvEventSource, LoadSource)
 
@@ -36,7 +37,7 @@ async def load_sources(bench: Bench) -> str:
     """The sources of loads name the same ranks when asked twice, and can be subscribed to."""
     engine, _ = await bench.running()
     sources = await _ask_twice(
-        bench, engine.load_sources, LoadSource, failed=LoadSourcesFailed, unstable=LoadSourcesNotIdempotent
+        bench, engine, "load_sources", LoadSource, failed=LoadSourcesFailed, unstable=LoadSourcesNotIdempotent
     )
     for source in sources:
         _subscribe(source, lambda load: None, failed=LoadSourcesFailed)
@@ -51,7 +52,7 @@ async def kv_events(bench: Bench) -> str:
     reading = Reading()
     request = await bench.request(prompt=_prompt_length(config))
     await reading.read(engine, request, bench.context(), bench.plan.request_timeout)
-    check_answer(reading, bench.mode)
+    bench.check(reading)
     expected: Counter[int] = Counter()
     for rank, event, in_loop in bench.heard:
         if not isinstance(event, KvEvent):
@@ -73,7 +74,8 @@ async def _listen(bench: Bench) -> list[int]:
         return bench.cache_ranks
     sources = await _ask_twice(
         bench,
-        engine.kv_event_sources,
+        engine,
+        "kv_event_sources",
         KvEventSource,
         failed=KvEventSourcesFailed,
         unstable=KvEventSourcesNotIdempotent,
@@ -91,7 +93,8 @@ async def _listen(bench: Bench) -> list[int]:
 
 async def _ask_twice(
     bench: Bench,
-    method: Callable[[], Awaitable[Sequence[SourceT]]],
+    engine: LLMEngine,
+    method: str,
     kind: type[SourceT],
     *,
     failed: type[ConformanceFailure],
@@ -100,18 +103,16 @@ async def _ask_twice(
     answers = []
     for _ in range(2):
         try:
-            answer = list(await within(call(method), bench.plan.request_timeout))
+            answer = await within(ask(engine, method), bench.plan.request_timeout)
+            check_sources(engine, method, answer, kind)
         except Exception as error:
-            raise failed(f"{method.__name__} {told(error)}") from error
-        for source in answer:
-            if not isinstance(source, kind):
-                raise failed(f"{method.__name__} returned a {type(source).__name__}, not {kind.__name__}")
-        answers.append(answer)
+            raise failed(f"{method} {told(error)}") from error
+        answers.append(list(answer))
     first, second = ([source.dp_rank for source in answer] for answer in answers)
     if first != second:
         raise unstable(f"asked once it named the ranks {first}, asked again {second}")
     if len(set(first)) != len(first):
-        raise failed(f"{method.__name__} named a rank twice: {first}")
+        raise failed(f"{method} named a rank twice: {first}")
     return answers[1]
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from dynamo_core.contracts.boundary import ask, check_stream
+from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.protocol.output import FinishReason
+from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 from dynamo_core.testing.engine.bench import Bench, Skipped
-from dynamo_core.testing.engine.deadline import call, end, outcome, told, within
+from dynamo_core.testing.engine.deadline import LAST_WORDS, end, outcome, told, within
 from dynamo_core.testing.engine.failures import (
     AbortFailed,
     CancellationIgnored,
@@ -16,15 +20,20 @@ from dynamo_core.testing.engine.failures import (
     CloseFailed,
     ConformanceFailure,
     NoChunksYielded,
+    QueuedStopIgnored,
     RequestLeaked,
     StreamYieldedError,
 )
-from dynamo_core.testing.engine.streams import Reading, check_answer, check_parts, counted
+from dynamo_core.testing.engine.streams import Reading, check_parts, counted
 
 #: So many streams at once, and an engine that says it can have no more must give every place back to pass.
 MOST_CLOSED = 64
 #: Streams that are closed in the middle if it can have more, or does not say.
 CLOSED = 8
+#: The limit of the request that is stopped after its last token.
+FEW_TOKENS = 2
+#: Seconds for an engine to give a request a place, or to let it wait for one.
+QUEUED = 0.2
 
 
 async def cancel_at_once(bench: Bench) -> str:
@@ -43,16 +52,110 @@ async def cancel_midway(bench: Bench) -> str:
         raise Skipped("after its one token a prefill engine has only its result to hand over")
     client = _Client(bench, engine)
 
+    client.reading.on_item = client.stop_unless_ended
+    await client.read()
+    if client.stopped_at is None:
+        bench.check(client.reading)
+        return "the stream ended with its first item, so there was nothing to stop"
+    return client.judge()
+
+
+async def cancel_at_end(bench: Bench) -> str:
+    """A request that is stopped after its last token, and before its terminal, ends with `cancelled`."""
+    engine, _ = await bench.running()
+    if bench.mode is DisaggregationMode.PREFILL:
+        raise Skipped("after its one token a prefill engine has only its result to hand over")
+    if bench.text:
+        raise Skipped("nobody else knows which text is the last")
+    client = _Client(bench, engine, await bench.request(max_tokens=FEW_TOKENS, ignore_eos=True))
+
     def stop() -> None:
-        if client.reading.terminal is None:
-            client.stop()
+        if client.reading.tokens >= FEW_TOKENS:
+            client.stop_unless_ended()
 
     client.reading.on_item = stop
     await client.read()
     if client.stopped_at is None:
-        check_answer(client.reading, bench.mode)
-        return "the stream ended with its first item, so there was nothing to stop"
+        bench.check(client.reading)
+        return "the last token came with the terminal, so there was nothing to stop"
     return client.judge()
+
+
+async def cancel_queued(bench: Bench) -> str:
+    """A request that is stopped while it waits for a place ends with `cancelled`, in time."""
+    engine, config = await bench.running()
+    places = config.max_num_seqs
+    holders = [
+        _Holder(engine, await bench.long_request(), bench.context())
+        for _ in range(places if places is not None and places <= MOST_CLOSED else CLOSED)
+    ]
+    tasks = TaskSet()
+    running = [tasks.spawn(outcome(holder.run()), name="conformance holder") for holder in holders]
+    client = _Client(bench, engine, await bench.long_request())
+
+    def later() -> None:
+        asyncio.get_running_loop().call_later(QUEUED, client.stop_unless_ended)
+
+    client.reading.on_open = later
+    client.reading.on_item = client.stop_unless_ended
+    try:
+        await _settled(holders, running, bench.plan.request_timeout)
+        await client.read()
+    finally:
+        for holder in holders:
+            holder.release.set()
+        await asyncio.wait(running, timeout=LAST_WORDS)
+        for task in running:
+            await end(task)
+    if client.stopped_at is None:
+        bench.check(client.reading)
+        return "it was answered at once, so there was nothing to stop"
+    if not client.in_time and not client.reading.items:
+        raise QueuedStopIgnored(
+            f"beside {counted(len(holders), 'open stream')} a request waited for its first item, "
+            f"and went on to wait for {client.after:.1f} s after the stop{client.reading.place}"
+        )
+    return client.judge()
+
+
+async def _settled(holders: list[_Holder], running: list[asyncio.Task[Any]], patience: float) -> None:
+    """Returns when all have their first item, or none has come for a while: the others wait for a place."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + patience
+    had = -1
+    while loop.time() < until:
+        has = sum(holder.first.is_set() or task.done() for holder, task in zip(holders, running, strict=True))
+        if has in (had, len(holders)):
+            return
+        had = has
+        await asyncio.sleep(QUEUED)
+
+
+class _Holder:
+    """A stream that is not read on after its first item, so that it keeps its place."""
+
+    def __init__(self, engine: LLMEngine, request: PreprocessedRequest, ctx: EngineContext) -> None:
+        self._engine = engine
+        self._request = request
+        self._ctx = ctx
+        self.first = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until it is released, or fails: other checks find that."""
+        items: Any = self._engine.generate(self._request, GenerateContext(self._ctx))
+        check_stream(self._engine, items)
+        try:
+            async for _ in items:
+                self.first.set()
+                await self.release.wait()
+                # Not closed, which another check is about: stopped, and read to its end.
+                self._ctx.stop_generating()
+        finally:
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                async with asyncio.timeout(LAST_WORDS):
+                    await close()
 
 
 async def close_midway(bench: Bench) -> str:
@@ -69,7 +172,7 @@ async def close_midway(bench: Bench) -> str:
             continue
         # Only the first can blame nothing but itself.
         try:
-            check_answer(reading, bench.mode)
+            bench.check(reading)
         except ConformanceFailure as failure:
             if not closed:
                 raise
@@ -77,7 +180,7 @@ async def close_midway(bench: Bench) -> str:
     reading = Reading()
     await reading.read(engine, await bench.request(), bench.context(), patience)
     try:
-        check_answer(reading, bench.mode)
+        bench.check(reading)
     except ConformanceFailure as failure:
         raise RequestLeaked(_leak(times, failure)) from failure
     return f"{counted(times, 'stream')} closed, and one answered after them"
@@ -101,7 +204,9 @@ def _leak(closed: int, failure: ConformanceFailure) -> str:
 class _Client:
     """A client that gives up on its request, and what the framework does then: `abort`, once."""
 
-    def __init__(self, bench: Bench, engine: LLMEngine) -> None:
+    def __init__(self, bench: Bench, engine: LLMEngine, request: PreprocessedRequest | None = None) -> None:
+        """`request` is a long one if None."""
+        self._request = request
         self._bench = bench
         self._engine = engine
         self._ctx = bench.context()
@@ -109,7 +214,7 @@ class _Client:
         self._tasks = TaskSet()
         self._aborting: asyncio.Task[None] | None = None
         self._abort_error: Exception | None = None
-        self._in_time = True
+        self.in_time = True
         self.reading = Reading()
         #: When it gave up, and how many seconds later the stream had ended, or was given up too.
         self.stopped_at: float | None = None
@@ -127,11 +232,16 @@ class _Client:
         if type(self._engine).abort is not LLMEngine.abort and not held_back:
             self._aborting = self._tasks.spawn(self._abort(), name="conformance abort")
 
+    def stop_unless_ended(self) -> None:
+        """Gives up, if the terminal has not come."""
+        if self.reading.terminal is None and self.reading.ended_at is None:
+            self.stop()
+
     async def read(self) -> None:
         """Reads to the end of the stream, or of the time it has."""
         loop = asyncio.get_running_loop()
         plan = self._bench.plan
-        request = await self._bench.long_request()
+        request = self._request or await self._bench.long_request()
         reading = self.reading.run(self._engine, request, self._ctx)
         reader = self._tasks.spawn(outcome(reading), name="conformance reader")
         stopped = self._tasks.spawn(self._news.wait(), name="conformance stop")
@@ -143,7 +253,9 @@ class _Client:
                 return
             await asyncio.wait({reader}, timeout=max(0.0, self.stopped_at + plan.cancel_timeout - loop.time()))
             self.after = (self.reading.ended_at or loop.time()) - self.stopped_at
-            self._in_time = reader.done() and self.after <= plan.cancel_timeout
+            if not reader.done():
+                self.reading.look()
+            self.in_time = reader.done() and self.after <= plan.cancel_timeout
             if self._aborting is not None:
                 await self._aborting
         finally:
@@ -160,20 +272,23 @@ class _Client:
             ConformanceFailure: not what the contract says.
         """
         reading = self.reading
-        if not self._in_time:
+        if not self.in_time:
             raise CancellationNotObserved(
-                f"the stream went on for {self.after:.1f} s after the stop, with {counted(len(reading.items), 'item')}",
+                f"the stream went on for {self.after:.1f} s after the stop, with "
+                f"{counted(len(reading.items), 'item')}{reading.place}",
                 after=self.after,
             )
         if reading.error is not None:
             raise StreamYieldedError(f"the stopped stream {told(reading.error)}") from reading.error
         check_parts(reading)
         if not reading.items:
-            raise NoChunksYielded("the stopped stream ended without any item")
+            raise NoChunksYielded(f"the stopped stream ended without any item{reading.method}")
         reason = reading.items[-1].finish_reason
         if reason is not FinishReason.CANCELLED:
             how = "without a terminal item" if reason is None else f"with {str(reason)!r}"
-            raise CancellationIgnored(f"the stopped stream ended {how} after {counted(len(reading.items), 'item')}")
+            raise CancellationIgnored(
+                f"the stopped stream ended {how} after {counted(len(reading.items), 'item')}{reading.place}"
+            )
         if self._abort_error is not None:
             raise AbortFailed(f"abort {told(self._abort_error)}") from self._abort_error
         aborted = ", abort called" if self._aborting is not None else ""
@@ -181,6 +296,6 @@ class _Client:
 
     async def _abort(self) -> None:
         try:
-            await within(call(self._engine.abort, self._ctx), self._bench.plan.request_timeout)
+            await within(ask(self._engine, "abort", self._ctx), self._bench.plan.request_timeout)
         except Exception as error:
             self._abort_error = error

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
+from dynamo_core.contracts.boundary import (
+    content_fault,
+    defined,
+    item_fault,
+    shown,
+    stream_fault,
+    usage_fault,
+    waiting_at,
+)
 from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.testing.engine.deadline import Escaped, Overdue, told, within
 from dynamo_core.testing.engine.failures import (
+    AnswerRepeated,
     ChunkAfterTerminal,
     GenerateFailed,
+    InvalidItem,
+    InvalidTokens,
     NoChunksYielded,
     NoDisaggregatedParams,
     NoTerminalChunk,
     StreamYieldedError,
+    WrongUsage,
 )
+from dynamo_core.worker.validate import sent_twice
 
 #: A stream without a terminal is read no further than this.
 MOST_ITEMS = 100_000
@@ -35,7 +49,21 @@ class Reading:
         self.on_open: Callable[[], None] | None = None
         #: Called after each item that came.
         self.on_item: Callable[[], None] | None = None
+        self.request: PreprocessedRequest | None = None
         self.items: list[LLMEngineOutput] = []
+        #: The tokens of each item when it came, which it should have still.
+        self._brought: list[list[Any]] = []
+        self._terminal: LLMEngineOutput | None = None
+        #: Where in the engine's code each item was yielded, and where `generate` is written; in brackets.
+        self.places: list[str] = []
+        self.method = ""
+        #: All tokens, in order; and where an item began with those that had come before it.
+        self.token_ids: list[Any] = []
+        self.repeated = ""
+        #: Where the last item was yielded; if no more came in time, what was waited for.
+        self.place = ""
+        #: What `generate` returned.
+        self.stream: Any = None
         #: What came after the terminal.
         self.extra: Any = None
         self.error: Exception | None = None
@@ -52,18 +80,23 @@ class Reading:
 
     @property
     def terminal(self) -> LLMEngineOutput | None:
-        """The item that carries a finish reason."""
-        return self.items[-1] if self.items and self.items[-1].finish_reason is not None else None
+        """The item that carried a finish reason when it came."""
+        return self._terminal
 
     @property
     def tokens(self) -> int:
         """How many tokens came."""
-        return sum(len(item.token_ids) for item in self.items)
+        return len(self.token_ids)
+
+    @property
+    def changed(self) -> bool:
+        """Whether an item is not any more what it was when it came."""
+        return any(item.token_ids != brought for item, brought in zip(self.items, self._brought, strict=True))
 
     async def read(self, engine: LLMEngine, request: PreprocessedRequest, ctx: EngineContext, seconds: float) -> None:
         """Reads until the stream ends, breaks a rule that ends it for every reader, or is overdue; then closes it."""
         try:
-            await within(self.run(engine, request, ctx), seconds)
+            await within(self.run(engine, request, ctx), seconds, late=self.look)
         except Overdue:
             self.overdue = seconds
         except Escaped as error:
@@ -72,13 +105,20 @@ class Reading:
     async def run(self, engine: LLMEngine, request: PreprocessedRequest, ctx: EngineContext) -> None:
         """As `read`, without an end of the patience."""
         items: Any = None
+        self.request = request
+        self.method = defined(engine, "generate")
         try:
-            items = engine.generate(request, GenerateContext(ctx))
-            if not self._is_stream(items):
+            items = self.stream = engine.generate(request, GenerateContext(ctx))
+            if not hasattr(items, "__aiter__"):
+                self.misuse = stream_fault(engine, items)
                 return
             if self.on_open is not None:
                 self.on_open()
             async for item in items:
+                self.place = waiting_at(items) or self.method
+                if not isinstance(item, LLMEngineOutput) and self.terminal is None:
+                    self.misuse = item_fault(engine, items, item)
+                    return
                 if not self._take(item):
                     return
                 # Gives other streams their turn, and deadlines theirs, though the engine may never wait.
@@ -89,13 +129,9 @@ class Reading:
         finally:
             await self._close(items)
 
-    def _is_stream(self, items: Any) -> bool:
-        if hasattr(items, "__aiter__"):
-            return True
-        if inspect.iscoroutine(items):
-            items.close()
-        self.misuse = f"generate returned {_name(items)}, not an async generator"
-        return False
+    def look(self) -> None:
+        """Remembers where the engine is, for it will be interrupted."""
+        self.place = waiting_at(self.stream) or self.place
 
     async def _close(self, items: Any) -> None:
         close = getattr(items, "aclose", None)
@@ -113,10 +149,15 @@ class Reading:
         if self.terminal is not None:
             self.extra = item
             return False
-        if not isinstance(item, LLMEngineOutput):
-            self.misuse = f"generate yielded {_name(item)}, not LLMEngineOutput"
-            return False
+        tokens = list(item.token_ids) if isinstance(item.token_ids, list) else []
+        if sent_twice(self.token_ids, tokens):
+            self.repeated = self.repeated or self.place
         self.items.append(item)
+        self.places.append(self.place)
+        self._brought.append(tokens)
+        if item.finish_reason is not None:
+            self._terminal = item
+        self.token_ids += tokens
         if self.on_item is not None:
             self.on_item()
         return len(self.items) < self._most
@@ -131,15 +172,19 @@ def check_parts(reading: Reading) -> None:
     if reading.misuse:
         raise GenerateFailed(reading.misuse)
     if reading.extra is not None:
-        raise ChunkAfterTerminal(f"{_item(reading.extra)} came after {_item(reading.items[-1])}")
+        raise ChunkAfterTerminal(f"{_item(reading.extra)} came after {_item(reading.items[-1])}{reading.place}")
     if reading.error is not None:
         if not reading.items:
             raise GenerateFailed(f"generate {told(reading.error)}") from reading.error
         raise StreamYieldedError(f"generate {told(reading.error)}, after {_count(reading)}") from reading.error
 
 
-def check_answer(reading: Reading, mode: DisaggregationMode) -> str:
+def check_answer(
+    reading: Reading, mode: DisaggregationMode, *, vocabulary: int | None = None, text: bool = False
+) -> str:
     """What a whole answer to a plain request looked like.
+
+    `vocabulary` is the number of token ids, None if it is not known; `text` is true of an engine of texts.
 
     Raises:
         ConformanceFailure: it was none.
@@ -148,20 +193,62 @@ def check_answer(reading: Reading, mode: DisaggregationMode) -> str:
     terminal = reading.terminal
     if reading.overdue is not None:
         if reading.items and terminal is None:
-            raise NoTerminalChunk(f"{_count(reading)} and no terminal within {reading.overdue:g} s")
+            raise NoTerminalChunk(f"{_count(reading)} and no terminal within {reading.overdue:g} s{reading.place}")
         what = "the terminal item came, but the stream did not end" if terminal else "no item came"
-        raise GenerateFailed(f"{what} within {reading.overdue:g} s")
+        raise GenerateFailed(f"{what} within {reading.overdue:g} s{reading.place}")
     if not reading.items:
-        raise NoChunksYielded("the stream ended without any item")
+        raise NoChunksYielded(f"the stream ended without any item{reading.method}")
+    check_contents(reading, vocabulary)
     if terminal is None:
-        raise NoTerminalChunk(f"the stream had {_count(reading)}, none with a finish_reason")
+        raise NoTerminalChunk(f"the stream had {_count(reading)}, none with a finish_reason{reading.place}")
     if terminal.finish_reason is FinishReason.ERROR:
         raise StreamYieldedError(f"the terminal item is an error: {terminal.error_message or 'without a message'}")
     if terminal.finish_reason is FinishReason.CANCELLED:
-        raise GenerateFailed("the stream ended with 'cancelled', though nobody had stopped it")
+        raise GenerateFailed(f"the stream ended with 'cancelled', though nobody had stopped it{reading.place}")
     if mode is DisaggregationMode.PREFILL and terminal.disaggregated_params is None:
-        raise NoDisaggregatedParams(f"{_item(terminal)} carries none, in mode prefill")
+        raise NoDisaggregatedParams(f"{_item(terminal)} carries none, in mode prefill{reading.place}")
+    _check_usage(reading, terminal, text)
     return f"{_count(reading)}, {counted(reading.tokens, 'token')}, ended with {str(terminal.finish_reason)!r}"
+
+
+def check_contents(reading: Reading, vocabulary: int | None) -> None:
+    """Refuses items with something in them that is of a wrong type, or no token of the model.
+
+    Raises:
+        InvalidTokens, InvalidItem: there is such an item.
+    """
+    if reading.changed:
+        raise InvalidItem(f"an item was changed after it had been yielded{reading.method}")
+    for item, place in zip(reading.items, reading.places, strict=True):
+        fault = content_fault(item, vocabulary)
+        if fault:
+            raise (InvalidTokens if fault.startswith("token") else InvalidItem)(f"{fault}{place}")
+
+
+def _check_usage(reading: Reading, terminal: LLMEngineOutput, text: bool) -> None:
+    if text:
+        _check_text(reading)
+    if terminal.completion_usage is None or reading.request is None:
+        return
+    fault = usage_fault(
+        terminal.completion_usage,
+        prompt=None if text else len(reading.request.token_ids),
+        tokens=None if text else reading.tokens,
+        stopped=terminal.finish_reason in (FinishReason.STOP, FinishReason.EOS),
+    )
+    if fault and reading.repeated:
+        raise AnswerRepeated(f"the tokens that had come were sent again, and {fault}{reading.repeated}")
+    if fault:
+        raise WrongUsage(f"{fault}{reading.place}")
+
+
+def _check_text(reading: Reading) -> None:
+    texts = [item.text for item in reading.items if item.text]
+    *before, last = texts or [""]
+    whole = len(before) > 1 and last == "".join(before)
+    grows = len(before) > 1 and all(len(one) < len(other) and other.startswith(one) for one, other in pairwise(texts))
+    if whole or grows:
+        raise AnswerRepeated(f"the text that had come was sent again: {last[:40]!r}{reading.place}")
 
 
 def counted(number: int, thing: str) -> str:
@@ -175,11 +262,7 @@ def _count(reading: Reading) -> str:
 
 def _item(item: Any) -> str:
     if not isinstance(item, LLMEngineOutput):
-        return _name(item)
+        return shown(item)
     if item.finish_reason is not None:
         return f"the terminal item {str(item.finish_reason)!r}"
     return f"an item with tokens {item.token_ids[:8]}"
-
-
-def _name(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -36,7 +36,7 @@ def test_a_new_engine_passes_its_own_tests(dynamo: RunCli, tmp_path: Path) -> No
 
     assert result.exit_code == 0
     assert tests.returncode == 0, tests.stdout + tests.stderr
-    assert "17 passed, 4 skipped" in tests.stdout
+    assert "20 passed, 4 skipped" in tests.stdout
 
 
 def test_nothing_of_the_template_is_left_unfilled() -> None:

@@ -68,12 +68,13 @@ class Engine(LLMEngine):
 async def place_in(places: asyncio.Semaphore, ctx: GenerateContext) -> bool:
     """Waits for a place, and for the stop of the request; whether there is a place."""
     place = asyncio.ensure_future(places.acquire())
-    forget = ctx.on_stop(place.cancel)
+    stopped = asyncio.ensure_future(ctx.stopped())
     try:
-        await asyncio.wait({place})
+        await asyncio.wait({place, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        forget()
+        stopped.cancel()
         place.cancel()
+        await asyncio.wait({place})
     return not place.cancelled()
 
 

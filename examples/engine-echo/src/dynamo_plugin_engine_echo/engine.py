@@ -36,14 +36,16 @@ class EchoEngine(LLMEngine):
         prompt = request.token_ids
         limit = request.stop_conditions.max_tokens
         answer = prompt if limit is None else prompt[:limit]
-        for sent, token in enumerate(answer):
-            if ctx.is_stopped():
-                yield LLMEngineOutput.cancelled().with_usage(usage(len(prompt), sent))
+        sent = 0
+        while not ctx.is_stopped():
+            if sent == len(answer):
+                last = LLMEngineOutput.stop() if sent == len(prompt) else LLMEngineOutput.length()
+                yield last.with_usage(usage(len(prompt), sent))
                 return
-            yield chunk.token(token)
+            yield chunk.token(answer[sent])
+            sent += 1
             await asyncio.sleep(self.config.delay)
-        last = LLMEngineOutput.stop() if len(answer) == len(prompt) else LLMEngineOutput.length()
-        yield last.with_usage(usage(len(prompt), len(answer)))
+        yield LLMEngineOutput.cancelled().with_usage(usage(len(prompt), sent))
 
     async def cleanup(self) -> None:
         pass

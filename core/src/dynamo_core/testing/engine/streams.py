@@ -217,12 +217,12 @@ def check_contents(reading: Reading, vocabulary: int | None) -> None:
     Raises:
         InvalidTokens, InvalidItem: there is such an item.
     """
-    if reading.changed:
-        raise InvalidItem(f"an item was changed after it had been yielded{reading.method}")
     for item, place in zip(reading.items, reading.places, strict=True):
         fault = content_fault(item, vocabulary)
         if fault:
             raise (InvalidTokens if fault.startswith("token") else InvalidItem)(f"{fault}{place}")
+    if reading.changed:
+        raise InvalidItem(f"an item was changed after it had been yielded{reading.method}")
 
 
 def _check_usage(reading: Reading, terminal: LLMEngineOutput, text: bool) -> None:

@@ -21,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, TypeAlias
 
-import pytest
-
 from dynamo_core.testing.engine.bench import NOTHING_PREFILLED, Bench, EngineFactory, Plan, Prefill
 from dynamo_core.testing.engine.checks import CHECKS
 from dynamo_core.testing.engine.report import SKIPPED
 from dynamo_core.testing.engine.run import make, run_conformance
+from dynamo_core.testing.extra import pytest
 
 __all__ = ["EngineConformance", "EngineFactory", "Prefill", "run_conformance"]
 

@@ -31,9 +31,8 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import ClassVar
 
-import pytest
-
 from dynamo_core.testing.events.harness import PROBE, EventPlanes, Listener, Market, Sender
+from dynamo_core.testing.extra import pytest
 
 __all__ = ["EventPlanes", "EventsKit"]
 

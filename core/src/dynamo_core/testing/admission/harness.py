@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar, TypeAlias
 
-import pytest
-
 from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
@@ -17,6 +15,7 @@ from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.extra import pytest
 
 #: Makes the admission under test, not yet started.
 AdmissionFactory: TypeAlias = Callable[[AdmissionServices], Admission]

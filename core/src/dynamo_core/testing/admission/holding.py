@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.testing.admission.harness import IDLE, OVER_BLOCKS, AdmissionHarness, Hall, settle
+from dynamo_core.testing.extra import pytest
 
 _ROUNDS = 5
 

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import pytest
-
 from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
+from dynamo_core.testing.extra import pytest
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-import pytest
-
 from dynamo_core.contracts.discovery import MAX_VALUE, WatchKind
 from dynamo_core.testing.discovery.harness import DiscoveryHarness, Registry
+from dynamo_core.testing.extra import pytest
 
 
 class LeaseChecks(DiscoveryHarness):

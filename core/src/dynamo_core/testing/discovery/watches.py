@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dynamo_core.contracts.discovery import MAX_VALUE, Lease, WatchKind
 from dynamo_core.errors import DynamoError
 from dynamo_core.testing.discovery.harness import DiscoveryHarness, Registry, View
+from dynamo_core.testing.extra import pytest
 
 #: What a step does, whose keys it is about (of a lease, or of no lease for 2), and which of them; "steal" means that
 #: the other lease tries to remove them all.

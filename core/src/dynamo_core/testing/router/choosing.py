@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from dynamo_core.contracts.router import Phase
 from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.protocol.request import RoutingHints
+from dynamo_core.testing.extra import pytest
 from dynamo_core.testing.router.harness import Fleet, RouterFactory, RouterHarness
 
 #: Requests that are enough for every one of a few ranks to be chosen, even by chance.

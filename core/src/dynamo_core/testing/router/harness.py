@@ -9,7 +9,6 @@ from itertools import count
 from typing import ClassVar, TypeAlias
 
 import msgspec
-import pytest
 
 from dynamo_core.client.board import LoadBoard, Ticket
 from dynamo_core.contracts.call import Endpoint
@@ -20,6 +19,7 @@ from dynamo_core.protocol.events import KV_EVENTS, KvBlock, KvEvent, KvStored, R
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard, RuntimeConfig
 from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverride, RoutingHints
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.testing.extra import pytest
 from dynamo_core.testing.router.world import CountingBoard, EmptyDirectory, KitEvents, KitPool
 
 #: Makes the router under test, not yet started.

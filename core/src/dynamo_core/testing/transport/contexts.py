@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from typing import Any
 
-import pytest
-
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.testing.extra import pytest
 from dynamo_core.testing.transport.harness import Ask, Call, Planes, Recorder, Stage, Tick, TransportHarness
 
 UNSET = "no request"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from dynamo_core.errors import (
     CannotConnect,
     ConnectionTimeout,
@@ -14,6 +12,7 @@ from dynamo_core.errors import (
     EngineShutdown,
     StreamIncomplete,
 )
+from dynamo_core.testing.extra import pytest
 from dynamo_core.testing.transport.harness import Ask, Call, Recorder, Stage, TransportHarness, turns
 from dynamo_core.testing.transport.stopping import deaf
 

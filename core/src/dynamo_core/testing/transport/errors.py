@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
-import pytest
 
 from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.errors import CannotConnect, DynamoError, EngineShutdown, Unknown, WireError, from_wire, to_wire
 from dynamo_core.protocol.records import Instance
+from dynamo_core.testing.extra import pytest
 from dynamo_core.testing.transport.harness import COUNT, INSTANCE, Ask, Recorder, Stage, Tick, TransportHarness, turns
 
 #: Errors in the form that travels: fresh exceptions are made of them for every check.

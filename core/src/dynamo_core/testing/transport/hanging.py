@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-import pytest
-
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import ConnectionTimeout, Disconnected, DynamoError, ResponseTimeout, chain_has
+from dynamo_core.testing.extra import pytest
 from dynamo_core.testing.transport.elsewhere import DOOR, FIRST, ITEMS, MIDDLE, WORK, Elsewhere, Work
 from dynamo_core.testing.transport.harness import Ask, Deadline, Planes, Recorder, Stage, Tick, TransportHarness
 

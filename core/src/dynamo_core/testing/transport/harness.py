@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
-import pytest
 
 from dynamo_core.contracts.call import Endpoint, ServedContext, Source
 from dynamo_core.contracts.context import EngineContext
@@ -17,6 +16,7 @@ from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.errors import DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.records import Instance
+from dynamo_core.testing.extra import pytest
 
 INSTANCE = 0x5EED
 

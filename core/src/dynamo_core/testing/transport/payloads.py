@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.testing import strategies
+from dynamo_core.testing.extra import pytest
 from dynamo_core.testing.transport.harness import Ask, Stage, Tick, TransportHarness
 
 #: The pair is kept for all examples of a check, which is what a long-lived connection has to bear, too.

@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-import pytest
-
 from dynamo_core.contracts import serving
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.errors import DynamoError
+from dynamo_core.testing.extra import pytest
 from dynamo_core.testing.transport.harness import Ask, Recorder, Stage, Tick, TransportHarness, count, turns
 
 #: What a handler says last once it has been stopped.

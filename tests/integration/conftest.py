@@ -133,7 +133,9 @@ class House:
     def model(self, name: str = "m") -> Model:
         return self.models.get(name)
 
-    async def generate(self, prompt: list[int], *, ctx: EngineContext | None = None, max_tokens: int | None = None) -> Any:
+    async def generate(
+        self, prompt: list[int], *, ctx: EngineContext | None = None, max_tokens: int | None = None
+    ) -> Any:
         request = PreprocessedRequest(
             model="m", token_ids=prompt, stop_conditions=StopConditions(max_tokens=max_tokens)
         )

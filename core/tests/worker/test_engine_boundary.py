@@ -28,6 +28,7 @@ from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.request import EmbedRequest
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.adapter import EngineAdapter
+from dynamo_core.worker.card import public_name
 from dynamo_core.worker.gate import CapacityGate
 from dynamo_core.worker.metrics import WorkerMetrics
 
@@ -313,3 +314,24 @@ async def test_a_failure_after_the_terminal_is_the_engines_fault_and_no_reason_t
 
     assert type(error).kind == "Backend(Unknown)"
     assert str(error) == "Told.generate raised BackendEngineShutdown after its terminal item: too late"
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("worker", "said", "name"),
+    [
+        ({"model_name": "public"}, {}, "public"),
+        ({"model_name": "public"}, {"served_model_name": "the-engines"}, "public"),
+        ({"model_name": "public", "served_model_name": "served"}, {}, "served"),
+        ({}, {"served_model_name": "the-engines"}, "the-engines"),
+        ({}, {}, "loaded/from-a-folder"),
+    ],
+)
+def test_the_model_name_of_the_worker_is_the_public_one_and_the_engines_own_only_without_it(
+    worker: dict[str, str], said: dict[str, str], name: str
+) -> None:
+    engine_config = EngineConfig(model="loaded/from-a-folder", **said)  # type: ignore[arg-type]
+
+    assert public_name(WorkerConfig(**worker), engine_config) == name  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_core.contracts.boundary import ContractViolation, ask, at, check_stream, expect, item_fault
+from dynamo_core.contracts.boundary import ContractViolation, ask, at, check_stream, defined, expect, item_fault
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import MULTI_CHOICE, DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
@@ -23,7 +23,7 @@ from dynamo_core.errors import (
     WorkerOverloaded,
     as_backend_error,
 )
-from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry import logs
@@ -79,8 +79,8 @@ class EngineAdapter:
         self._metrics = metrics
         self._aborts = TaskSet()
         self._closed = False
-        #: Until when a kind of error is not warned of again.
-        self._quiet_until: dict[str, float] = {}
+        #: Until when a kind of error from a line of the engine is not warned of again.
+        self._quiet_until: dict[tuple[str, str], float] = {}
         self._validate = validator_enabled()
 
     async def generate(self, request: PreprocessedRequest, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
@@ -138,6 +138,8 @@ class EngineAdapter:
                         items = self._progress.watch(ctx, items)
                     async for item in items:
                         if item.finish_reason is not None:
+                            if item.finish_reason is FinishReason.ERROR:
+                                self._warn("error", item.error_message or "without a message", ctx)
                             left -= 1
                             if not left:
                                 abort.forget()
@@ -152,7 +154,9 @@ class EngineAdapter:
                             # Nothing may follow, so nothing that follows is asked for.
                             return
                     if left:
-                        raise BackendError.StreamIncomplete("the engine ended the stream without a terminal item")
+                        raise BackendError.StreamIncomplete(
+                            "the engine ended the stream without a terminal item" + defined(self._engine, "generate")
+                        )
                 except Exception as error:
                     failure = self._failure(self._misuse(error, stream, item), ctx)
                     if watch is not None:
@@ -206,27 +210,18 @@ class EngineAdapter:
         elif not isinstance(error, DynamoError):
             log.exception("engine %s of worker %s failed on request %s", self._engine.NAME, self._worker, ctx.id)
         elif not isinstance(error, _NO_NEWS):
-            self._warn(error, ctx)
+            self._warn(error.kind, error, ctx, _raised_at(error))
         return as_backend_error(error)
 
-    def _warn(self, error: DynamoError, ctx: ServedContext) -> None:
-        """Tells of an error that the engine raised on purpose: of each kind once in a while, however many there are."""
+    def _warn(self, kind: str, text: object, ctx: ServedContext, place: str = "") -> None:
+        """Tells of a failure that the engine told on purpose: of each kind and line once in a while."""
         now = time.monotonic()
-        if self._quiet_until.get(error.kind, 0.0) > now:
+        if self._quiet_until.get((kind, place), 0.0) > now:
             return
-        self._quiet_until[error.kind] = now + QUIET
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        place = "" if trace is None else at(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        self._quiet_until[kind, place] = now + QUIET
+        name = self._engine.NAME
         log.warning(
-            "engine %s of worker %s failed on request %s: %s: %s%s",
-            self._engine.NAME,
-            self._worker,
-            ctx.id,
-            error.kind,
-            error,
-            place,
+            "engine %s of worker %s failed on request %s: %s: %s%s", name, self._worker, ctx.id, kind, text, place
         )
 
     @staticmethod
@@ -293,6 +288,16 @@ class _Abort:
             self._wanted = True
         else:
             self._adapter._abort(self._ctx)
+
+
+def _raised_at(error: Exception) -> str:
+    """The line that raised an error, in brackets; empty if it is the framework's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_globals.get("__name__") == __name__:
+        return ""
+    return at(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
 def _linked(item: LLMEngineOutput, span: Span) -> LLMEngineOutput:

@@ -39,7 +39,7 @@ _NEEDS = {
 
 def public_name(worker: WorkerConfig, engine: EngineConfig) -> str:
     """The name under which clients ask for the model."""
-    return worker.served_model_name or engine.served_model_name or engine.model
+    return worker.served_model_name or worker.model_name or engine.served_model_name or engine.model
 
 
 def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, files: list[ModelFile]) -> ModelCard:

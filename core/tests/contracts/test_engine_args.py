@@ -21,7 +21,9 @@ from dynamo_core import (
     WorkerConfig,
     engine_main,
     from_args,
+    run,
 )
+from dynamo_core.contracts.boundary import make_engine
 from dynamo_core.errors import ConfigError
 from pydantic import Field, SecretStr
 
@@ -287,3 +289,46 @@ def test_what_making_an_engine_refuses_is_one_line_and_an_exit_code(
 
     assert ended.value.code == code
     assert capsys.readouterr().err == "dynamo: no such weights\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "came"),
+    [
+        (None, "None"),
+        ("engine", "a str"),
+        ((1, 2), "(an int, an int)"),
+        ((1, WorkerConfig(), 3), "(an int, a WorkerConfig, an int)"),
+        ((WorkerConfig(), 1), "(a WorkerConfig, an int)"),
+    ],
+)
+def test_a_command_line_that_makes_something_else_is_named_with_what_came_and_what_is_expected(
+    capsys: pytest.CaptureFixture[str], made: Any, came: str
+) -> None:
+    class Careless:
+        @staticmethod
+        def from_args(argv: Any = None) -> Any:
+            return made
+
+    with pytest.raises(SystemExit) as caught:
+        engine_main(Careless())
+
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert f"Careless.from_args returned {came}, expected (engine, WorkerConfig) (test_engine_args.py, line " in said
+
+
+def test_running_with_another_kind_of_worker_config_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(SmallEngine(Small(), WorkerConfig()), {"model_name": "m"})  # type: ignore[arg-type]
+
+    assert caught.value.code == 2
+    assert "run(engine, worker_config) was given a dict, expected a WorkerConfig" in capsys.readouterr().err
+
+
+def test_a_constructor_that_takes_something_else_is_named() -> None:
+    class Own(SmallEngine):
+        def __init__(self) -> None:
+            super().__init__(Small(), WorkerConfig())
+
+    with pytest.raises(BackendError, match=r"Own cannot be made .* write `def __init__\(self, config, worker\)`"):
+        make_engine(Own, Small(), WorkerConfig())

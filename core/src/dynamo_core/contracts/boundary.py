@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from dynamo_core.contracts.bridge import inner
-from dynamo_core.contracts.engine import EngineConfig, LLMEngine
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 
@@ -25,6 +26,25 @@ _OURS = ("dynamo_core", "builtins", "abc", "typing")
 
 class ContractViolation(BackendUnknown):
     """An engine broke its contract: a bug of the engine, told to its author."""
+
+
+def make_engine(cls: type[LLMEngine], config: PluginConfig, worker: WorkerConfig) -> LLMEngine:
+    """An engine made from its class.
+
+    Raises:
+        ContractViolation: its constructor does not take these two.
+        Exception: whatever it raises.
+    """
+    try:
+        inspect.signature(cls).bind(config, worker)
+    except TypeError as error:
+        code = getattr(cls.__init__, "__code__", None)
+        where = "" if code is None else at(code.co_filename, code.co_firstlineno)
+        raise ContractViolation(
+            f"{cls.__name__} cannot be made from its settings and its WorkerConfig: {error}: "
+            f"write `def __init__(self, config, worker)`, or leave it out{where}"
+        ) from None
+    return cls(config, worker)
 
 
 async def ask(engine: LLMEngine, method: str, *args: Any) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from dynamo_core.contracts.boundary import make_engine
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.http.health import metrics_route, system_routes
 from dynamo_core.http.listener import Listener
@@ -134,7 +135,7 @@ class Back:
         else:
             picked = plane.resolved.workers[name]
             config = worker_config(plane.settings.namespace, name, settings, replica)
-            engine = picked.cls(picked.config, config)
+            engine = make_engine(picked.cls, picked.config, config)
         scope = plane.metrics.scope(
             **config.metrics_labels,
             dynamo_namespace=config.namespace,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, NoReturn, Protocol
 
+from dynamo_core.contracts.boundary import at, shown
 from dynamo_core.contracts.bridge import EngineLike, as_engine
 from dynamo_core.contracts.engine import WorkerConfig
 from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument
@@ -51,6 +52,9 @@ def run(
         SystemExit: always. The code is 0 after an orderly end, 2 if the set-up is wrong (one line on stderr says how),
             1 if the engine or something it needs failed.
     """
+    given: object = worker_config
+    if not isinstance(given, WorkerConfig):
+        sys.exit(_refused(ConfigError(f"run(engine, worker_config) was given {shown(given)}, expected a WorkerConfig")))
     runtime = worker_config.runtime
     runtime = replace(
         runtime,
@@ -73,10 +77,21 @@ def engine_main(engine_class: HasFromArgs, argv: Sequence[str] | None = None) ->
     """
     try:
         made = engine_class.from_args(argv)
-        engine, config = asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made
+        engine, config = _pair(engine_class, asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made)
     except DynamoError as error:
         sys.exit(_refused(error))
     run(engine, config)
+
+
+def _pair(engine_class: HasFromArgs, made: Any) -> tuple[EngineLike, WorkerConfig]:
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], WorkerConfig):
+        return made
+    came = f"({', '.join(map(shown, made))})" if isinstance(made, tuple) else shown(made)
+    name = getattr(engine_class, "__name__", type(engine_class).__name__)
+    method: Any = getattr(engine_class, "from_args", None)
+    code = getattr(method, "__code__", None)
+    where = "" if code is None else at(code.co_filename, code.co_firstlineno)
+    raise ConfigError(f"{name}.from_args returned {came}, expected (engine, WorkerConfig){where}")
 
 
 def _serve(engine: EngineLike, config: WorkerConfig) -> int:

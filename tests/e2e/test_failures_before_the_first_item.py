@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -48,6 +49,11 @@ class Failing(LLMEngine):
             return
         if kind == "nothing":
             return
+        if kind == "more":
+            yield LLMEngineOutput([104, 105])
+            yield LLMEngineOutput.stop()
+            yield LLMEngineOutput([33])
+            return
         if kind == "ValueError":
             raise ValueError("words of the engine")
         raise getattr(BackendError, kind)("words of the engine")
@@ -87,16 +93,20 @@ NO_NEWS = {"InvalidArgument", "Cancelled"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("failing")
+    server = started(tmp_path_factory.mktemp("failing"))
+    yield server
+    server.end()
+
+
+def started(folder: Path, *options: str, **env: str) -> Server:
+    """A server whose engine is installed."""
     info = folder / "site" / "acme-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[dynamo]\nengine-failing = acme_failing\n")
     (info.parent / "acme_failing.py").write_text(ENGINE)
     paths = os.pathsep.join([str(info.parent), *sys.path])
-    server = Server(CONFIG, folder, env={"PYTHONPATH": paths, "DYN_STREAM_VALIDATOR": "0"})
-    yield server
-    server.end()
+    return Server(CONFIG, folder, *options, env={"PYTHONPATH": paths} | env)
 
 
 def test_the_page_has_a_row_for_every_kind() -> None:
@@ -146,3 +156,35 @@ def test_an_exception_of_another_kind_has_its_traceback_in_the_workers_log(serve
     assert server.until(lambda: "ValueError: words of the engine" in server.log, 5)
     assert re.search(r"ERROR +dynamo_core\.worker\.adapter: engine failing of worker w failed on request", server.log)
     assert 'acme_failing.py", line ' in server.log
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_what_the_validator_finds_at_the_end_of_a_stream_fails_the_request_where_it_is_switched_on(
+    server: Any, tmp_path: Path, stream: bool
+) -> None:
+    body = {"model": "m", "prompt": "more", "max_tokens": 4, "stream": stream}
+    unchecked = server.request("POST", "/v1/completions", body)
+
+    for name, options, env in (("dev", ["--dev"], {}), ("variable", [], {"DYN_STREAM_VALIDATOR": "1"})):
+        (tmp_path / name).mkdir()
+        checked = started(tmp_path / name, *options, **env)
+        try:
+            # Of a stream that has begun, the connection is aborted after the error.
+            try:
+                status, _, said = checked.request("POST", "/v1/completions", body)
+            except http.client.IncompleteRead as cut:
+                status, said = 200, cut.partial
+        finally:
+            checked.end()
+        log = checked.log
+
+        assert b"stop" not in said
+        # A stream of which nothing had been sent yet fails as a whole.
+        assert b'"error":' in said
+        assert stream or status == 500
+        assert "Failing.generate: item yielded after terminal item: `return` right after the terminal" in log
+        line = next(at for at, text in enumerate(ENGINE.splitlines(), 1) if "[33]" in text)
+        assert f"(acme_failing.py, line {line})" in log
+
+    assert unchecked[0] == 200
+    assert b'"finish_reason":"stop"' in unchecked[2]

@@ -324,6 +324,8 @@ async def test_a_worker_whose_engine_gives_its_model_a_name_that_cannot_be_shown
     class Named(Ready):
         def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
             super().__init__(config, worker)
+            # The worker's own name for the model would win.
+            worker.model_name = ""
             self.answer = EngineConfig(model=name)
 
     worker = ground.worker(Named)

@@ -183,6 +183,7 @@ class _Trial:
             )
 
     def _make(self, mode: DisaggregationMode) -> LLMEngine:
+        from dynamo_core.contracts.boundary import make_engine
         from dynamo_core.contracts.engine import WorkerConfig
 
         worker = WorkerConfig(
@@ -191,7 +192,7 @@ class _Trial:
             worker="conformance",
             disaggregation_mode=mode,
         )
-        return self._cls(self._config, worker)
+        return make_engine(self._cls, self._config, worker)
 
     async def _beat(self) -> None:
         while True:

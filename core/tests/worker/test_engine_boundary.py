@@ -31,6 +31,7 @@ from dynamo_core.worker.adapter import EngineAdapter
 from dynamo_core.worker.card import public_name
 from dynamo_core.worker.gate import CapacityGate
 from dynamo_core.worker.metrics import WorkerMetrics
+from dynamo_core.worker.validate import vocabulary_of
 
 
 class Mine(LLMEngine):
@@ -335,3 +336,26 @@ def test_the_model_name_of_the_worker_is_the_public_one_and_the_engines_own_only
     engine_config = EngineConfig(model="loaded/from-a-folder", **said)  # type: ignore[arg-type]
 
     assert public_name(WorkerConfig(**worker), engine_config) == name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        (b'{"vocab_size": 32000}', 32000),
+        (b'{"text_config": {"vocab_size": 128256}}', 128256),
+        (b"{}", None),
+        (b'{"vocab_size": "many"}', None),
+        (b'{"vocab_size": -1}', None),
+        (b'{"text_config": 7}', None),
+        (b"[]", None),
+        (b"{", None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_the_vocabulary_is_that_of_the_models_config_if_it_says_so(config: bytes, size: int | None) -> None:
+    assert vocabulary_of({"tokenizer.json": b"{}", "config.json": config}) == size
+
+
+def test_without_a_folder_the_vocabulary_is_that_of_the_byte_tokenizer() -> None:
+    assert vocabulary_of({}) == 258
+    assert vocabulary_of({"tokenizer.json": b"{}"}) is None

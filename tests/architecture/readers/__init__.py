@@ -13,7 +13,7 @@ __all__ = ["READERS", "TRUSTED", "Feed", "calls", "clients", "discovery", "messa
 
 #: Places where nothing comes from another process, and why.
 TRUSTED = {
-    "dynamo_core.contracts.boundary:check_engine_config msgspec.convert": "what the engine of this process says of itself",
+    "dynamo_core.contracts.boundary:check_engine_config msgspec.convert": "what an engine says of itself",
     "dynamo_core.worker.validate:vocabulary_of reading.read_json": "the config.json of the worker's own model folder",
     "dynamo_core.protocol.reading:read_json json.loads": "the helper itself; the places that use it are fed",
     "dynamo_core.text.cuts:_state json.loads": "what the library of tokenizers says of itself, at most 128 deep",

@@ -232,6 +232,15 @@ async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model:
     assert request.sampling_options.guided_decoding.json == SCHEMA
 
 
+async def test_a_load_tester_may_ask_for_the_whole_length(server: Any, model: Any) -> None:
+    model.script = saying("x", reason=FinishReason.LENGTH)
+
+    reply = await server.post(PATH, body(max_output_tokens=7, ignore_eos=True))
+
+    assert reply.status == 200, reply.body
+    assert (await model.call()).request.stop_conditions.ignore_eos
+
+
 @pytest.mark.parametrize(
     ("wanted", "guided"),
     [

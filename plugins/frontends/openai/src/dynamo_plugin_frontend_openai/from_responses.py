@@ -57,6 +57,7 @@ def chat_of_response(request: InputTokensRequest, tools: ResponseTools) -> dict[
             temperature=request.temperature,
             top_p=request.top_p,
             user=request.user,
+            ignore_eos=request.ignore_eos,
         )
         if request.stream:
             # The last event tells the usage.

@@ -124,6 +124,8 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
+    # Beyond the API: load testers ask for answers of a length.
+    ignore_eos: bool | None = None
 
 
 def parse_responses(raw: dict[str, Any]) -> ResponsesRequest:

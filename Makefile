@@ -48,7 +48,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What builds our distributions, and nkeys, which comes without a wheel. This setuptools is the one that vLLM asks for.
 BUILD_TOOLS := hatchling==1.33.0 editables==0.6 setuptools==78.1.1
 
-.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm test-clients check format bench clean
+.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm test-clients test-clients-sample check format bench clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -117,18 +117,35 @@ $(STAMPS)/peer:
 test-peer: $(STAMPS)/peer $(STAMPS)/dev ## A server of another project behind the engine `upstream`, in .venv-peer
 	@LLAMA_CPP_PYTHON=$(CURDIR)/.venv-peer/bin/python exec $(BIN)/python -m pytest -m full tests/e2e/test_upstream_peer.py $(ARGS)
 
-# Programs of other people that speak to the frontend; those of npm need Node.
+# Programs of other people that speak to the frontend. What cannot be in one environment of Python has several, each with
+# the complete list of what is in it: to find such a list takes pip longer than to install all of them.
 CLIENTS := tests/clients
-$(STAMPS)/clients: $(CLIENTS)/package.json $(CLIENTS)/requirements.txt
-	@command -v npm >/dev/null || { echo "make: the lane needs Node and npm; on Debian: apt-get install npm" >&2; exit 2; }
-	@echo "setting up $(CLIENTS)/node_modules and .venv-clients …"
+CLIENT_VENVS := $(patsubst $(CLIENTS)/requirements/%.txt,%,$(wildcard $(CLIENTS)/requirements/*.txt))
+
+# The oldest that the packages run on. Some of them ask for a newer one, and only warn.
+$(STAMPS)/clients-node: $(CLIENTS)/package.json
+	@node --version 2>/dev/null | grep -qE '^v(2[0-9]|[3-9][0-9])\.' && command -v npm >/dev/null || \
+		{ echo "make: coding agents and SDKs need Node 20 or newer with npm, which was not found; on Debian 13: apt-get install npm" >&2; exit 2; }
+	@echo "setting up $(CLIENTS)/node_modules (half a gigabyte) …"
 	@cd $(CLIENTS) && npm install --silent --no-audit --no-fund --ignore-scripts
-	@$(PYTHON) -m venv .venv-clients
-	@.venv-clients/bin/python $(PIP) --no-deps -r $(CLIENTS)/requirements.txt
 	@mkdir -p $(STAMPS) && touch $@
 
-test-clients: $(STAMPS)/clients $(STAMPS)/dev ## SDKs, coding agents and load testers of other people against this tree (needs Node)
+# guidellm loads its data with torch.
+$(STAMPS)/clients-guidellm: TORCH = yes
+$(STAMPS)/clients-%: $(CLIENTS)/requirements/%.txt
+	@echo "setting up .venv-clients/$* (of $(words $(CLIENT_VENVS)): $(CLIENT_VENVS)) …"
+	@$(PYTHON) -m venv .venv-clients/$*
+	@.venv-clients/$*/bin/python $(PIP) --no-deps -r $<
+	@if [ -n "$(TORCH)" ]; then .venv-clients/$*/bin/python $(PIP) 'torch==2.13.0+cpu' 2>/dev/null || .venv-clients/$*/bin/python $(PIP) torch; fi
+	@mkdir -p $(STAMPS) && touch $@
+
+test-clients: $(STAMPS)/clients-node $(addprefix $(STAMPS)/clients-,$(CLIENT_VENVS)) $(STAMPS)/dev ## SDKs, coding agents and load testers of other people against this tree (needs Node)
 	@DYNAMO_CLIENTS=$(or $(DYNAMO_CLIENTS),1) exec $(BIN)/python -m pytest -m "full or not full" $(CLIENTS) $(ARGS)
+
+# What is set up within a minute, and of it what runs within another; without Node only what needs none.
+SAMPLE := langchain or pydantic_ai or openai_agents $(if $(shell command -v npm),or codex or openai_chat_js or ai_js)
+test-clients-sample: $(STAMPS)/clients-sdks $(if $(shell command -v npm),$(STAMPS)/clients-node) $(STAMPS)/dev
+	@DYNAMO_CLIENTS=1 exec $(BIN)/python -m pytest -m full -k "$(SAMPLE)" $(CLIENTS) $(ARGS)
 
 # torchvision comes without a build that fits, and importing vLLM then fails; triton is large and of no use on a CPU; the
 # meta package of NIXL would bring two versions of CUDA.

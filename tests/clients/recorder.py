@@ -30,12 +30,15 @@ class Recorder:
     upstream: str
     port: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
-    statuses: list[int] = field(default_factory=list)
     answers: list[bytes] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def statuses(self) -> set[int]:
+        return {asked["status"] for asked in self.asked}
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         body = await http.read()
@@ -55,8 +58,7 @@ class Recorder:
                 await response.write(part)
             await response.write_eof()
         if body:
-            self.asked.append(_asked(http, body))
-            self.statuses.append(answer.status)
+            self.asked.append(_asked(http, body) | {"status": answer.status})
             self.answers.append(b"".join(parts))
         return response
 

@@ -207,13 +207,13 @@ def test_models_are_listed(client: openai.OpenAI) -> None:
 
 def test_what_goes_wrong_is_the_clients_own_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**CHAT, store=True)
+        client.chat.completions.create(**CHAT, modalities=["audio"])
     with pytest.raises(openai.BadRequestError) as out_of_range:
         client.chat.completions.create(**CHAT, extra_body={"nvext": {"top_k": 0}})
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(**(CHAT | {"model": "nope"}))
 
-    assert (refused.value.param, refused.value.type) == ("store", "invalid_request_error")
+    assert (refused.value.param, refused.value.type) == ("modalities", "invalid_request_error")
     assert out_of_range.value.param == "nvext.top_k"
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
 

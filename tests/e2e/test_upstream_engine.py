@@ -152,10 +152,10 @@ def test_a_refusal_from_inside_names_the_field_and_nothing_of_the_inside(two: Tw
     with pytest.raises(BadRequestError) as caught:
         # The one in front leaves this to the server behind it.
         client.chat.completions.create(
-            model="inner-model", messages=messages, prediction={"type": "content", "content": "x"}
+            model="inner-model", messages=messages, moderation={"model": "omni-moderation-latest"}
         )
 
-    assert caught.value.param == "prediction"
+    assert caught.value.param == "moderation"
     assert "127.0.0.1" not in str(caught.value)
 
 

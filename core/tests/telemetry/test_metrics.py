@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.telemetry import metrics as metrics_module
 from dynamo_core.telemetry.metrics import Histogram, Metrics
 from dynamo_core.worker.metrics import WorkerMetrics
 from hypothesis import given
@@ -282,8 +284,10 @@ async def test_who_asks_after_a_change_shares_the_next_rendering_and_not_the_one
     assert len(made) == 2
 
 
-async def test_who_asks_while_a_rendering_takes_long_shares_it() -> None:
-    metrics = Metrics(cache_seconds=0.001)
+async def test_who_asks_while_a_rendering_takes_long_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(metrics_module, "time", SimpleNamespace(monotonic=lambda: now))
+    metrics = Metrics(cache_seconds=1)
     begun, go_on, made = threading.Event(), threading.Event(), []
 
     class Slow:
@@ -296,6 +300,7 @@ async def test_who_asks_while_a_rendering_takes_long_shares_it() -> None:
     metrics.registry.register(Slow())  # type: ignore[arg-type]
     asking = [asyncio.create_task(metrics.render()) for _ in range(5)]
     await asyncio.to_thread(begun.wait, 10)
+    now = 60.0
     go_on.set()
     await asyncio.gather(*asking)
 

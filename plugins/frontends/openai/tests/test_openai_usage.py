@@ -99,7 +99,7 @@ async def test_counts_that_cannot_be_true_are_not_told_and_warned_of_once_per_wo
         assert 0 <= cached <= PROMPT
     [warning] = [record.getMessage() for record in caplog.records if "completion_usage" in record.getMessage()]
     assert fault in warning
-    assert "worker 7" in warning
+    assert "worker 0000000000000007" in warning
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -76,8 +76,8 @@ class UsageWatch:
                     self._warned.clear()
                 self._warned.add(worker)
                 log.warning(
-                    "the engine of worker %x of model %s reports a completion_usage that cannot be true: %s; clients "
-                    "are told what was counted here, and this worker is not warned of again",
+                    "the engine of worker %016x of model %s reports a completion_usage that cannot be true: %s; "
+                    "clients are told what was counted here, and this worker is not warned of again",
                     worker or 0,
                     model,
                     fault,

@@ -181,6 +181,7 @@ def test_an_idle_server_ends_in_order(serve: Any, number: int) -> None:
     server.signal(number)
 
     assert server.wait() == 0
+    assert server.lines[-1].endswith(": stopped\n")
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
 

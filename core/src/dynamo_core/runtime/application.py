@@ -131,6 +131,7 @@ class Application:
                 # One part that cannot be stopped must not keep the others from it.
                 log.exception("a part could not be stopped in order")
         self._phase = ""
+        log.info("stopped")
         if cut:
             raise asyncio.CancelledError
 

@@ -397,7 +397,7 @@ class Front:
         *,
         ssl: SSLContext | None,
         cors: Cors | None = None,
-        port_option: str = "--http-port",
+        port_option: str = "--http-port or DYN_HTTP_PORT",
         reuse_port: bool = False,
     ) -> Listener:
         http = self._settings.http

@@ -90,7 +90,7 @@ async def test_an_unknown_model_is_404_and_names_it(server: Any) -> None:
     reply = await server.chat(model="nope")
 
     assert reply.status == 404
-    assert reply.json()["message"].startswith("Model not found")
+    assert reply.json()["message"] == "Model not found: 'nope' (served: m)"
     assert "nope" in reply.json()["message"]
     assert server.records == []
 

@@ -36,6 +36,9 @@ _BOOKED = ("traceparent", "tracestate", "x-request-id")
 #: Bytes of an answer that are handed to the connection at once.
 AT_ONCE = 256 * 1024
 
+#: Models that an error names, if the one that was asked for is not there.
+_NAMED = 5
+
 AskT = TypeVar("AskT")
 
 
@@ -111,7 +114,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
         principal = principal_of(http)
         model = self.find(raw.get("model"), principal)
         if isinstance(model, DynamoError):
-            return await self._refuse(http, raw, model)
+            return await self._refuse(http, raw, model, principal)
         given = http.headers
         headers = {name: given[name] for name in _BOOKED if name in given}
         streaming = raw.get("stream") is True
@@ -142,7 +145,9 @@ class ModelEndpoint(ABC, Generic[AskT]):
             return self.check(raw)
         return await asyncio.to_thread(self.check, raw)
 
-    async def _refuse(self, http: web.Request, raw: dict[str, Any], missing: DynamoError) -> web.Response:
+    async def _refuse(
+        self, http: web.Request, raw: dict[str, Any], missing: DynamoError, principal: Principal
+    ) -> web.Response:
         """The answer for a model that is not there. Not accounted for: the books are kept by model.
 
         What is wrong with the body itself is told first.
@@ -152,7 +157,9 @@ class ModelEndpoint(ABC, Generic[AskT]):
         except DynamoError as error:
             return self.tell(error)
         if isinstance(missing, ModelNotFound):
-            missing = ModelNotFound(f"Model not found: {raw.get('model')!r}", cause=missing)
+            names = sorted(model.name for model in self.services.models.list() if principal.allows(model.name))
+            served = f" (served: {', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})" if names else ""
+            missing = ModelNotFound(f"Model not found: {raw.get('model')!r}{served}", cause=missing)
         return self.tell(missing)
 
     def turn_away(self, status: int, message: str, code: str | None) -> web.Response:

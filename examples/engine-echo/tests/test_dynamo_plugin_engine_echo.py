@@ -1,4 +1,7 @@
-"""Holds the engine to its contract, as the framework would, and then to what it promises itself."""
+"""Holds the engine to its contract, as the framework would, and then to what it promises itself.
+
+What stands below `TestContract` is what an echo promises: replace it with what your engine does.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,6 +11,9 @@ import pytest
 from dynamo_core import FinishReason, LLMEngineOutput, PreprocessedRequest, StopConditions, WorkerConfig
 from dynamo_core.testing import EngineConformance, EngineFactory, mock_context
 from dynamo_plugin_engine_echo.engine import EchoConfig, EchoEngine
+
+#: Token ids of the byte tokenizer are bytes.
+ABC = list(b"abc")
 
 
 def make() -> EchoEngine:
@@ -44,24 +50,24 @@ def test_the_package_offers_the_engine() -> None:
 
 
 async def test_the_prompt_comes_back(engine: EchoEngine) -> None:
-    items = await answer(engine, [1, 2, 3])
+    items = await answer(engine, ABC)
 
-    assert tokens(items) == [1, 2, 3]
+    assert tokens(items) == ABC
     assert items[-1].finish_reason is FinishReason.STOP
 
 
 async def test_a_limit_cuts_the_answer_and_usage_counts_what_came(engine: EchoEngine) -> None:
-    items = await answer(engine, [1, 2, 3], max_tokens=2)
+    items = await answer(engine, ABC, max_tokens=2)
 
     used = items[-1].completion_usage
-    assert tokens(items) == [1, 2]
+    assert tokens(items) == ABC[:2]
     assert items[-1].finish_reason is FinishReason.LENGTH
     assert used is not None
     assert (used.prompt_tokens, used.completion_tokens) == (3, 2)
 
 
 async def test_requests_that_run_side_by_side_do_not_mix(engine: EchoEngine) -> None:
-    prompts = [[number, number + 1, number + 2] for number in range(8)]
+    prompts = [[letter, letter + 1, letter + 2] for letter in b"abcdefgh"]
 
     answers = await asyncio.gather(*(answer(engine, prompt) for prompt in prompts))
 

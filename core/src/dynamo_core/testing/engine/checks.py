@@ -52,7 +52,7 @@ CHECKS = (
     Check(sources.kv_event_sources, (f.KvEventSourcesFailed, f.KvEventSourcesNotIdempotent)),
     Check(sources.load_sources, (f.LoadSourcesFailed, f.LoadSourcesNotIdempotent)),
     Check(answers.generate, (*_ANSWER, f.NoDisaggregatedParams)),
-    Check(answers.max_tokens, (f.MaxTokensExceeded, f.AnswerRepeated)),
+    Check(answers.max_tokens, (f.MaxTokensExceeded, f.AnswerRepeated, f.WrongUsage)),
     Check(loop.event_loop, (f.EventLoopBlocked,)),
     Check(answers.health_check_payload, (f.HealthCheckPayloadFailed,)),
     Check(answers.concurrent, (f.ConcurrentGenerateFailed, f.RequestsMixed)),

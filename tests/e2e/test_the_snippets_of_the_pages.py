@@ -1,0 +1,68 @@
+"""What pages show of clients is run as it stands, against the config that the page names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIG = (REPOSITORY / "examples" / "tools.yaml").read_text()
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def section(page: str, heading: str) -> str:
+    text = (REPOSITORY / "docs" / page).read_text()
+    [found] = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def blocks(page: str, heading: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", section(page, heading), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def server(serve_for_module: Any) -> Any:
+    return serve_for_module(CONFIG)
+
+
+def run(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "said"),
+    [
+        ("tools-and-reasoning.md", "Try it", 'weather {"city": "Paris"}\nIt is sunny.\n'),
+        ("api.md", "Messages", "I do not know.\n"),
+        ("api.md", "Responses", "I do not know.\n"),
+    ],
+)
+def test_the_lines_for_an_sdk_print_the_answer(server: Any, page: str, heading: str, said: str) -> None:
+    [snippet] = blocks(page, heading, "python")
+
+    assert run([sys.executable, "-c", snippet.replace(ADDRESS, server.url)]) == said
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "said"),
+    [
+        ("tools-and-reasoning.md", "Try it", '"name":"weather"'),
+        ("api.md", "Messages", '"text":"I do not know."'),
+        ("api.md", "Responses", '"text":"I do not know."'),
+    ],
+)
+def test_the_command_beside_them_is_answered(server: Any, page: str, heading: str, said: str) -> None:
+    [command] = [text for text in blocks(page, heading, "console") if text.startswith("$ curl")]
+
+    assert said in run(["bash", "-c", command.removeprefix("$ ").replace(ADDRESS, server.url)])
+
+
+def test_the_example_of_tools_is_the_one_of_the_page() -> None:
+    [shown] = blocks("tools-and-reasoning.md", "Try it", "yaml")
+
+    assert shown.removeprefix("# file: examples/tools.yaml\n") == CONFIG

@@ -11,6 +11,9 @@ import pytest
 from dynamo_core.errors import BackendError, Disconnected, ServiceOverloaded
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 
+#: The end of a chunked body, with the end of the chunk before: an id at the end of the head may end in 0, too.
+LAST_CHUNK = b"\n0\r\n\r\n"
+
 CHAT = "/v1/chat/completions"
 
 
@@ -60,7 +63,7 @@ async def test_the_first_token_leaves_at_once_with_the_headers(server: Any, mode
 
     assert chunk.count(b"\r\n") == 2, "role and first content share one HTTP chunk"
     call.finish()
-    await connection.until(b"0\r\n\r\n")
+    await connection.until(LAST_CHUNK)
 
 
 async def test_tokens_that_wait_together_become_one_chunk_and_later_ones_another(server: Any, model: Any) -> None:
@@ -77,7 +80,7 @@ async def test_tokens_that_wait_together_become_one_chunk_and_later_ones_another
     await connection.until(b'"content":"d"')
     call.finish(FinishReason.LENGTH, "e")
 
-    rest = await connection.until(b"0\r\n\r\n")
+    rest = await connection.until(LAST_CHUNK)
     assert b'"content":"e"' in rest
     assert b'"finish_reason":"length"' in rest
     record = await server.record()
@@ -240,7 +243,7 @@ async def test_a_normal_end_is_not_told_to_the_worker_as_giving_up(server: Any, 
     connection.send(CHAT, body())
     call = await model.call()
     call.put(LLMEngineOutput([104], FinishReason.STOP))
-    await connection.until(b"0\r\n\r\n")
+    await connection.until(LAST_CHUNK)
 
     assert not call.grip.closed.is_set()
     call.complete()
@@ -313,7 +316,7 @@ async def test_silence_before_the_first_token_commits_the_stream_with_comments(c
     await connection.until(b": keep-alive\n\n")
     call.finish()
 
-    rest = await connection.until(b"0\r\n\r\n")
+    rest = await connection.until(LAST_CHUNK)
     assert b"[DONE]" in rest
 
 
@@ -419,7 +422,7 @@ async def test_a_choice_that_ends_at_a_stop_string_is_stopped_while_others_go_on
 
     assert not two.grip.closed.is_set()
     two.finish(text="y")
-    rest = await connection.until(b"0\r\n\r\n")
+    rest = await connection.until(LAST_CHUNK)
     assert b"[DONE]" in rest
 
 

@@ -122,12 +122,14 @@ test-peer: $(STAMPS)/peer $(STAMPS)/dev ## A server of another project behind th
 CLIENTS := tests/clients
 CLIENT_VENVS := $(patsubst $(CLIENTS)/requirements/%.txt,%,$(wildcard $(CLIENTS)/requirements/*.txt))
 
-# The oldest that the packages run on. Some of them ask for a newer one, and only warn.
+# No script of a package runs but those two that put a program where it is started. The oldest Node that the packages run on. Some of them ask for a newer one, and only warn.
 $(STAMPS)/clients-node: $(CLIENTS)/package.json
 	@node --version 2>/dev/null | grep -qE '^v(2[0-9]|[3-9][0-9])\.' && command -v npm >/dev/null || \
 		{ echo "make: coding agents and SDKs need Node 20 or newer with npm, which was not found; on Debian 13: apt-get install npm" >&2; exit 2; }
 	@echo "setting up $(CLIENTS)/node_modules (half a gigabyte) …"
 	@cd $(CLIENTS) && npm install --silent --no-audit --no-fund --ignore-scripts
+	@cd $(CLIENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs >/dev/null
+	@cd $(CLIENTS)/node_modules/opencode-ai && node postinstall.mjs >/dev/null
 	@mkdir -p $(STAMPS) && touch $@
 
 # guidellm loads its data with torch.

@@ -16,6 +16,8 @@ from tests.clients.programs_of import command, printed
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
 
 REQUESTS = 200
+#: Requests at a time.
+STREAMS = 8
 CONFIG = """
 workers:
   mock:
@@ -45,7 +47,7 @@ def guidellm(api: str) -> Loader:
         return [
             "run",
             *("--backend", f"kind=openai_http,target={url},model=mock-model,request_format={api}"),
-            *("--profile", "kind=concurrent,streams=8"),
+            *("--profile", f"kind=concurrent,streams={STREAMS}"),
             *("--constraint", f"kind=max_requests,count={REQUESTS}"),
             *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
             *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16"),
@@ -66,7 +68,7 @@ def aiperf(api: str) -> Loader:
         return [
             *("profile", "--model", "mock-model", "--url", url, "--endpoint-type", api, "--streaming"),
             *("--tokenizer", str(tokenizer), "--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "16"),
-            *("--request-count", str(REQUESTS), "--concurrency", "8"),
+            *("--request-count", str(REQUESTS), "--concurrency", str(STREAMS)),
             *("--artifact-dir", str(report), "--ui", "none", "--no-gpu-telemetry"),
         ]
 
@@ -104,5 +106,8 @@ def test_a_load_tester_counts_no_error(
     words = tester.words(recorder.url, tokenizer, tmp_path)
     shown = printed(command(tester.name, tester.name), *words, home=tmp_path, seconds=200)
 
-    assert tester.counts(tmp_path) == (REQUESTS, 0), shown
+    completed, errors = tester.counts(tmp_path)
+    assert errors == 0, shown
+    # guidellm leaves those out of its report that end while it is stopping: at most one of each stream.
+    assert REQUESTS - STREAMS <= completed <= REQUESTS, shown
     assert recorder.statuses == {200}

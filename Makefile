@@ -122,7 +122,8 @@ test-peer: $(STAMPS)/peer $(STAMPS)/dev ## A server of another project behind th
 CLIENTS := tests/clients
 CLIENT_VENVS := $(patsubst $(CLIENTS)/requirements/%.txt,%,$(wildcard $(CLIENTS)/requirements/*.txt))
 
-# No script of a package runs but those two that put a program where it is started. The oldest Node that the packages run on. Some of them ask for a newer one, and only warn.
+# The oldest Node that the packages run on; some of them ask for a newer one, and only warn. Of their scripts only those
+# two run that put a program in its place.
 $(STAMPS)/clients-node: $(CLIENTS)/package.json
 	@node --version 2>/dev/null | grep -qE '^v(2[0-9]|[3-9][0-9])\.' && command -v npm >/dev/null || \
 		{ echo "make: coding agents and SDKs need Node 20 or newer with npm, which was not found; on Debian 13: apt-get install npm" >&2; exit 2; }

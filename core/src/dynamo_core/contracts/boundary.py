@@ -20,7 +20,7 @@ from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 
-#: Modules whose code is nobody's engine.
+#: Modules that no engine is written in.
 _OURS = ("dynamo_core", "builtins", "abc", "typing")
 
 

@@ -54,7 +54,7 @@ def inner(engine: LLMEngine) -> object:
 
 
 class _Bridge(LLMEngine):
-    """Passes everything on, and awaits nothing itself: what comes is judged by whoever asked.
+    """Passes everything on, and awaits nothing itself: the caller judges what comes.
 
     What the other object does not have does what `LLMEngine` does.
     """

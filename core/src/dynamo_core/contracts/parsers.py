@@ -65,7 +65,7 @@ class ToolCallParser(Plugin, ABC):
         self.tools = tools
 
     def want_whole(self) -> None:
-        """Called before the first `feed` if nobody sees the answer before its end.
+        """Called before the first `feed` if the client sees nothing of the answer before its end.
 
         A call may then wait until its arguments are complete; one that breaks off is content, as all unsound markup.
         A parser that does nothing here tells of such a call with the arguments that there are.

@@ -152,7 +152,7 @@ class Holding:
             await self._store.remove(self._id, key)
         for key, value in [item for item in self._records.items() if item[0] not in held]:
             if not await self._store.reclaim(self._id, key, value):
-                log.warning("lease %016x gives up the record %r: somebody else has put it", self._id, key)
+                log.warning("lease %016x gives up the record %r: another process has put it", self._id, key)
                 del self._records[key]
 
     def _failed(self, error: CannotConnect) -> None:

@@ -384,7 +384,7 @@ class Metrics:
                 self._shared.bridges.remove(bridge)
 
     def changed(self) -> None:
-        """Something has happened that whoever scrapes from now on must see; see `MetricsScope.changed`."""
+        """Something has happened that every scrape from now on must show; see `MetricsScope.changed`."""
         self._shared.changes += 1
 
     async def render(self) -> bytes:

@@ -81,7 +81,7 @@ class Bench:
         self._inner: object = None
         self._ids = count(1)
         self._equipped = False
-        #: How many token ids the model has; None if nobody knows.
+        #: How many token ids the model has; None if the engine does not tell.
         self._vocabulary: int | None = None
         #: Whether nobody owes the engine a cleanup any more.
         self.cleaned = False

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from dynamo_core.protocol.annotated import COMPLETE_FINAL
 from dynamo_core.testing.faults import Direction, Passing
-from dynamo_plugin_transport_tcp.messages import ROWS_TAG, Open, Taken
+from dynamo_core.wire.messages import ROWS_TAG, Open, Taken
 
 _decode = msgspec.msgpack.Decoder().decode
 

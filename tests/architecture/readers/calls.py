@@ -90,31 +90,17 @@ _ITEMS = (
 )
 
 
-def _add_items() -> None:
-    from dynamo_plugin_transport_tcp.messages import item_decoder as tcp_item_decoder
-
-    for name, decoder, sites in (
-        (
-            "items over brokers",
-            item_decoder,
-            (
-                "dynamo_core.wire.messages:item_decoder msgspec.msgpack.Decoder",
-                "dynamo_core.wire.brokered.serving:BrokeredServed.__init__ msgspec.msgpack.Decoder",
-            ),
-        ),
-        (
-            "items over tcp",
-            tcp_item_decoder,
-            (
-                "dynamo_plugin_transport_tcp.messages:item_decoder msgspec.msgpack.Decoder",
-                "dynamo_plugin_transport_tcp.serving:TcpServed.__init__ msgspec.msgpack.Decoder",
-            ),
-        ),
-    ):
-        READERS[name] = Reader(_items(decoder), sites, msgpack_bodies, _ITEMS, ())
-
-
-_add_items()
+READERS["items"] = Reader(
+    _items(item_decoder),
+    (
+        "dynamo_core.wire.messages:item_decoder msgspec.msgpack.Decoder",
+        "dynamo_core.wire.brokered.serving:BrokeredServed.__init__ msgspec.msgpack.Decoder",
+        "dynamo_plugin_transport_tcp.serving:TcpServed.__init__ msgspec.msgpack.Decoder",
+    ),
+    msgpack_bodies,
+    _ITEMS,
+    (),
+)
 
 
 @reader(

@@ -60,7 +60,7 @@ class Outlets:
         #: Calls whose rows are wanted as they come, and can be merged.
         self._hurried = 0
         #: Portions of rows that the caller has not taken yet, of those it was asked to tell about.
-        self._under_way = 0
+        self.under_way = 0
         #: Awaited by handlers whose items wait to be collected; None while nobody does.
         self._collected: asyncio.Future[None] | None = None
         self._tail: list[bytes] = []
@@ -106,9 +106,9 @@ class Outlets:
         Raises:
             Disconnected: more than were sent; the link is of no more use.
         """
-        if taken.portions > self._under_way:
+        if taken.portions > self.under_way:
             raise Disconnected("more portions were taken than sent")
-        self._under_way -= taken.portions
+        self.under_way -= taken.portions
         if self._dirty:
             self.link.schedule()
 
@@ -155,7 +155,7 @@ class Outlets:
             for outlet in dirty:
                 outlet.drop()
             return
-        if dirty and self._under_way >= WINDOW:
+        if dirty and self.under_way >= WINDOW:
             # The caller is busy with what it has: what may be merged waits, and grows, until it asks for more.
             self._dirty = [outlet for outlet in dirty if not outlet.urgent]
             dirty = [outlet for outlet in dirty if outlet.urgent]
@@ -178,7 +178,7 @@ class Outlets:
         """All rows in one message; in several if they are too large, or if one of them cannot be sent at all."""
         if not rows:
             return
-        ask = self._hurried > 0 and self._under_way < WINDOW
+        ask = self._hurried > 0 and self.under_way < WINDOW
         try:
             message = encode((ROWS_TAG, rows, ask))
         except Exception as error:  # whatever an engine put into an item that cannot travel
@@ -186,7 +186,7 @@ class Outlets:
         else:
             if len(message) <= limit:
                 out.append(message)
-                self._under_way += ask
+                self.under_way += ask
                 return
             problem = f"it has {len(message)} bytes, more than the {limit} that may be sent"
         if len(rows) == 1:

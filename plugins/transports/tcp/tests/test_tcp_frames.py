@@ -17,6 +17,7 @@ from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Gauge
+from dynamo_core.wire import messages as wire
 from dynamo_plugin_transport_tcp import messages
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.calling import CallerLink
@@ -118,14 +119,14 @@ EXAMPLES: list[Any] = [
     messages.Challenge(1, bytes(32), MEBIBYTE, True),
     messages.Proof(bytes(32)),
     messages.Ready(bytes(32)),
-    messages.Open(7, 5, "count", "r", "r-0", {"traceparent": "00"}, msgspec.Raw(messages.encode(3))),
-    messages.Stop(7, False),
-    messages.Pause(7),
-    messages.Resume(7),
-    messages.Accepted(1),
-    messages.Refused(1, WireError("WorkerOverloaded", "full", [WireError("Unknown", "x")])),
+    wire.Open(7, 5, "count", "r", "r-0", {"traceparent": "00"}, msgspec.Raw(wire.encode(3))),
+    wire.Stop(7, False),
+    wire.Pause(7),
+    wire.Resume(7),
+    wire.Accepted(1),
+    wire.Refused(1, WireError("WorkerOverloaded", "full", [WireError("Unknown", "x")])),
     (
-        messages.ROWS_TAG,
+        wire.ROWS_TAG,
         [
             (1, 0, [1, 2, 3]),
             (1, 1, None, LLMEngineOutput([4], text="x", log_probs=[0.5])),
@@ -135,15 +136,15 @@ EXAMPLES: list[Any] = [
         ],
         True,
     ),
-    messages.Taken(1),
-    messages.Ended(1, WireError("Disconnected", "cut")),
+    wire.Taken(1),
+    wire.Ended(1, WireError("Disconnected", "cut")),
     messages.Subscribe(9, "loads", 5),
     messages.Unsubscribe(9),
     messages.Unsubscribed(9),
     (messages.EVENTS_TAG, [(9, 0, b"payload")]),
-    messages.Ping(),
-    messages.Pong(),
-    messages.Bye(WireError("Disconnected", "bye")),
+    wire.Ping(),
+    wire.Pong(),
+    wire.Bye(WireError("Disconnected", "bye")),
 ]
 
 
@@ -160,7 +161,7 @@ def mutated(source: random.Random) -> bytes:
         data[at:at] = source.randbytes(source.randrange(1, 9))
     elif kind == 3:
         # Within a frame whose length is right: what the decoder must bear.
-        body = bytearray(messages.encode(source.choice(EXAMPLES)))
+        body = bytearray(wire.encode(source.choice(EXAMPLES)))
         for _ in range(source.randrange(1, 5)):
             body[source.randrange(len(body))] = source.choice((source.randrange(256), 0xDD, 0xC6, 0xDF, 0xCF, 0x91))
         data = bytearray(frame(bytes(body)))
@@ -256,9 +257,11 @@ async def batter(number: int, seed: int) -> int:
             listener, caller = ListenerLink(registry), CallerLink(config, nowhere, Gauge(), Gauge(), TaskSet())
             ends = [(listener, attach(listener)), (caller, attach(caller))]
             connect(caller, listener)
-            calling = [asyncio.ensure_future(caller.call(5, COUNT, 1, EngineContext("r"), Deaf())) for _ in range(2)]
+            calling = [
+                asyncio.ensure_future(caller.calls.open(5, COUNT, 1, EngineContext("r"), Deaf())) for _ in range(2)
+            ]
             await asyncio.sleep(0)
-            caller.data_received(messages.pack(messages.Accepted(1)))
+            caller.data_received(messages.pack(wire.Accepted(1)))
             made += 1
         data = mutated(source)
         for link, drain in ends:
@@ -310,7 +313,7 @@ def test_lengths_inside_a_frame_are_not_believed(decoder: msgspec.msgpack.Decode
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
 def test_fields_that_a_newer_version_appends_are_ignored(example: Any) -> None:
-    fields = msgspec.msgpack.decode(messages.encode(example))
+    fields = msgspec.msgpack.decode(wire.encode(example))
     longer = msgspec.msgpack.encode([*fields, "new"])
     decoders: list[Callable[[Any], Any]] = [messages.listener_decoder.decode, messages.caller_decoder.decode]
 
@@ -323,5 +326,5 @@ def test_fields_that_a_newer_version_appends_are_ignored(example: Any) -> None:
                 found.append(None)
         return found
 
-    assert understood(longer) == understood(messages.encode(example))
+    assert understood(longer) == understood(wire.encode(example))
     assert any(understood(longer))

@@ -14,8 +14,8 @@ from dynamo_core.errors import Disconnected
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 from dynamo_core.testing.faults import Direction, Drop, FaultProxy
+from dynamo_core.wire.messages import ROWS_TAG, Taken
 from dynamo_plugin_transport_tcp.address import Address
-from dynamo_plugin_transport_tcp.messages import ROWS_TAG, Taken
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 
 Make = Callable[..., TcpTransport]

@@ -18,9 +18,10 @@ from dynamo_core.protocol.records import Instance
 from dynamo_core.testing.faults import Direction, FaultProxy, Throttle
 from dynamo_core.testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
 from dynamo_core.wire import liveness
+from dynamo_core.wire.messages import Accepted, Open
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import HEAD
-from dynamo_plugin_transport_tcp.messages import Accepted, Challenge, Hello, Open, Proof, Ready, listener_decoder, pack
+from dynamo_plugin_transport_tcp.messages import Challenge, Hello, Proof, Ready, listener_decoder, pack
 from dynamo_plugin_transport_tcp.probes import ANSWER_LENGTH, ProbeKey, probe
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from hypothesis import given

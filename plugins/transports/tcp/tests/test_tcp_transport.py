@@ -29,7 +29,7 @@ from dynamo_core.errors import (
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_transport_tcp import calling
+from dynamo_core.wire import calls
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 
@@ -166,8 +166,8 @@ async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
     server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     ticks = count()
-    monkeypatch.setattr(calling, "monotonic", lambda: 1000.0 * next(ticks))
-    monkeypatch.setattr(calling, "LONGEST_REST", 3600.0)
+    monkeypatch.setattr(calls, "monotonic", lambda: 1000.0 * next(ticks))
+    monkeypatch.setattr(calls, "LONGEST_REST", 3600.0)
 
     await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
     await sink.until(lambda: sink.items)
@@ -540,7 +540,7 @@ async def test_a_call_pending_when_the_connection_breaks_is_disconnected(
 async def test_closing_a_call_whose_worker_does_not_answer_is_bounded_and_late_rows_are_dropped(
     make_transport: Make, make_wire: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calling, "CLOSE_BOUND", 0.1)
+    monkeypatch.setattr(calls, "CLOSE_BOUND", 0.1)
     monkeypatch.setattr(serving, "STOP_GRACE", 0.3)
     server, client = make_transport(), make_transport()
     ready, other = asyncio.Event(), recorder()
@@ -573,7 +573,7 @@ async def test_closing_a_call_whose_worker_does_not_answer_is_bounded_and_late_r
 async def test_calls_that_do_not_end_are_warned_of_once_for_all_of_a_connection(
     make_transport: Make, recorder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(calling, "CLOSE_BOUND", 0.1)
+    monkeypatch.setattr(calls, "CLOSE_BOUND", 0.1)
     monkeypatch.setattr(serving, "STOP_GRACE", 0.5)
     server, client = make_transport(), make_transport()
 

@@ -14,11 +14,12 @@ from dynamo_core.contracts.metrics import CounterLike
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
 from dynamo_core.wire.checksums import checksum
 from dynamo_core.wire.liveness import Act, Liveness
+from dynamo_core.wire.messages import Bye, Ping, Pong, encode
 
 from dynamo_plugin_transport_tcp.address import join_host_port
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.frames import DamagedFrame, FrameError, FrameSplitter, checked_frame, frame
-from dynamo_plugin_transport_tcp.messages import HANDSHAKE_LIMIT, Bye, Ping, Pong, encode, read
+from dynamo_plugin_transport_tcp.messages import HANDSHAKE_LIMIT, read
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,11 @@ class Link(asyncio.Protocol):
         """Nothing more will arrive, for this reason. Called once."""
 
     # Sending.
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will be sent."""
+        return self.closing
 
     def send(self, message: Any) -> None:
         """Sends a message with the next write."""

@@ -13,9 +13,10 @@ import secrets
 from typing import Final, cast
 
 import msgspec
+from dynamo_core.wire.messages import UNREADABLE
 
 from dynamo_plugin_transport_tcp.frames import HEAD
-from dynamo_plugin_transport_tcp.messages import PROBE_BYTES, UNREADABLE, Alive, Probe, pack
+from dynamo_plugin_transport_tcp.messages import PROBE_BYTES, Alive, Probe, pack
 from dynamo_plugin_transport_tcp.security import CALLER, LISTENER, proven
 
 _MAGIC: Final = b"dynamo-tcp-probe"

@@ -1,18 +1,16 @@
-"""The serving end: handlers run as calls, and what they yield leaves as rows, many streams in one frame."""
+"""The serving end: endpoints, and connections of callers with the calls that run over them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint, Handler, ServedContext
+from dynamo_core.contracts.call import Endpoint, Handler
 from dynamo_core.contracts.metrics import CounterLike, GaugeLike
-from dynamo_core.contracts.serving import ServedCall
 from dynamo_core.contracts.transport import Served
 from dynamo_core.errors import (
     CannotConnect,
@@ -21,56 +19,44 @@ from dynamo_core.errors import (
     DynamoError,
     EngineShutdown,
     InvalidArgument,
-    Unknown,
     WorkerOverloaded,
     to_wire,
 )
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.tasks import TaskSet
+from dynamo_core.wire.messages import (
+    ACCEPTED_PROTOS,
+    UNREADABLE,
+    Open,
+    Pause,
+    Refused,
+    Resume,
+    Stop,
+    Taken,
+    encode,
+    proto_mismatch,
+)
+from dynamo_core.wire.outlets import Outlets
 
 from dynamo_plugin_transport_tcp.address import NONCE_BYTES, Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.frames import FrameError
 from dynamo_plugin_transport_tcp.link import PONG, Handlers, Link
 from dynamo_plugin_transport_tcp.messages import (
-    ACCEPTED_PROTOS,
     EVENTS_TAG,
     MAGIC,
-    ROWS_TAG,
-    UNREADABLE,
-    Accepted,
     Challenge,
-    Ended,
     Hello,
-    Open,
-    Pause,
     Proof,
     Ready,
-    Refused,
-    Resume,
-    Stop,
     Subscribe,
-    Taken,
     Unsubscribe,
     Unsubscribed,
-    encode,
     listener_decoder,
-    proto_mismatch,
 )
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
 from dynamo_plugin_transport_tcp.strangers import Stranger, Strangers
 
 log = logging.getLogger(__name__)
-
-#: Items of one stream that may wait for the end of the loop's turn: a handler that never waits is made to. Items that
-#: cannot be merged may be large, so fewer of them.
-PENDING = 64
-PENDING_UNMERGED = 4
-
-#: Frames of rows that may be under way. Until the caller has taken them, rows that can be merged wait for each other,
-#: as bytes do with Nagle's algorithm; the first row of a stream never waits.
-WINDOW = 1
 
 #: Bytes of events in one frame, so that they never stand in the way of rows for long; and bytes that may wait.
 EVENT_FRAME = 64 * 1024
@@ -159,20 +145,12 @@ class ListenerLink(Link):
         super().__init__(registry.config, listener_decoder, registry.damaged)
         self._registry = registry
         self._stranger = stranger
-        self._calls: dict[int, _Outlet] = {}
+        self._outlets = Outlets(self)
         self._subscriptions: dict[int, Source] = {}
-        self._dirty: list[_Outlet] = []
-        #: Calls whose rows are wanted as they come, and can be merged.
-        self._hurried = 0
-        #: Frames of rows that the caller has not taken yet, of those it was asked to tell about.
-        self._under_way = 0
         #: Since when the caller should have said that it has taken some; None while it need not.
         self._overdue: float | None = None
         #: When it was last told that a large frame is being read.
         self._reassured = 0.0
-        #: Awaited by handlers whose items wait for the next frame; None while nobody does.
-        self._collected: asyncio.Future[None] | None = None
-        self._tail: list[bytes] = []
         self._events: list[tuple[int, int, bytes]] = []
         self._event_bytes = 0
         self._challenges = b"", secrets.token_bytes(CHALLENGE_BYTES)
@@ -230,9 +208,9 @@ class ListenerLink(Link):
     def _serving(self) -> Handlers:
         return {
             Open: self._on_open,
-            Stop: self._on_stop,
-            Pause: self._on_pause,
-            Resume: self._on_resume,
+            Stop: self._outlets.on_stop,
+            Pause: self._outlets.on_pause,
+            Resume: self._outlets.on_resume,
             Taken: self._on_taken,
             Subscribe: self._on_subscribe,
             Unsubscribe: self._on_unsubscribe,
@@ -241,24 +219,21 @@ class ListenerLink(Link):
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost with it."""
-        return Hello not in self.handlers and Proof not in self.handlers and not self._calls and not self._subscriptions
+        return (
+            Hello not in self.handlers and Proof not in self.handlers and not self._outlets and not self._subscriptions
+        )
 
     # Calls.
 
     def _on_open(self, opening: Open) -> None:
-        sid = opening.sid
-        if sid in self._calls:
-            raise FrameError(f"stream {sid} is open already")
+        if opening.sid in self._outlets:
+            raise FrameError(f"stream {opening.sid} is open already")
         try:
             served, request = self._accept(opening)
         except DynamoError as error:
-            self.send(Refused(sid, to_wire(error)))
+            self.send(Refused(opening.sid, to_wire(error)))
             return
-        ctx = ServedContext(opening.request_id, attempt_id=opening.attempt_id, metadata=opening.metadata)
-        outlet = self._calls[sid] = _Outlet(self, sid, served.endpoint, opening.gather)
-        self._hurried += outlet.hurried
-        outlet.call = ServedCall(served.handler, request, ctx, outlet)
-        outlet.call.start(served.calls)
+        self._outlets.open(opening, served.endpoint, served.handler, request, served.calls)
 
     def _accept(self, opening: Open) -> tuple[TcpServed, Any]:
         served = self._registry.served.get((opening.instance_id, opening.endpoint))
@@ -266,61 +241,16 @@ class ListenerLink(Link):
             raise CannotConnect(f"instance {opening.instance_id:016x} does not serve {opening.endpoint!r} here")
         if served.draining:
             raise EngineShutdown(f"endpoint {opening.endpoint!r} is being stopped")
-        if len(self._calls) >= self.config.max_streams:
-            raise WorkerOverloaded(f"{len(self._calls)} calls run on this connection, no more are accepted")
+        if len(self._outlets) >= self.config.max_streams:
+            raise WorkerOverloaded(f"{len(self._outlets)} calls run on this connection, no more are accepted")
         try:
             return served, served.decode(opening.request)
         except UNREADABLE as error:
             raise InvalidArgument(f"the request for {opening.endpoint!r} cannot be understood: {error}") from None
 
-    def _on_stop(self, stop: Stop) -> None:
-        outlet = self._calls.get(stop.sid)
-        if outlet is not None:
-            outlet.resume()
-            outlet.call.stop(kill=stop.kill)
-
-    def _on_pause(self, pause: Pause) -> None:
-        outlet = self._calls.get(pause.sid)
-        if outlet is not None:
-            outlet.pause()
-
-    def _on_resume(self, resume: Resume) -> None:
-        outlet = self._calls.get(resume.sid)
-        if outlet is not None:
-            outlet.resume()
-
     def _on_taken(self, taken: Taken) -> None:
-        if taken.frames > self._under_way:
-            raise FrameError("more frames were taken than sent")
-        self._under_way -= taken.frames
         self._overdue = None
-        if self._dirty:
-            self.schedule()
-
-    def dirty(self, outlet: _Outlet) -> None:
-        """The outlet has something; it is asked for it at the end of this turn, or when the caller has taken more."""
-        self._dirty.append(outlet)
-        self.schedule()
-
-    async def collected(self) -> None:
-        """Returns when what waits has been collected, or never will be."""
-        if self._collected is None:
-            self._collected = self._loop.create_future()
-        await asyncio.shield(self._collected)
-
-    def ended(self, sid: int, error: DynamoError | None, *, told: bool) -> None:
-        """A call has run to its end; after its rows the caller learns of it, unless it was `told`."""
-        outlet = self._calls.pop(sid, None)
-        if outlet is not None:
-            self._hurried -= outlet.hurried
-        if not told and not self.closing:
-            self._tail.append(self.framed(encode(Ended(sid, None if error is None else to_wire(error)))))
-            self.schedule()
-
-    def cut(self, sid: int, error: DynamoError) -> None:
-        """The caller learns that the stream is over, though the handler may still run."""
-        self._tail.append(self.framed(encode(Ended(sid, to_wire(error)))))
-        self.schedule()
+        self._outlets.on_taken(taken)
 
     # Events.
 
@@ -356,8 +286,7 @@ class ListenerLink(Link):
     def unsubscribed(self, sid: int) -> None:
         """The source of a subscription is gone. What waits is still sent."""
         self._subscriptions.pop(sid, None)
-        self._tail.append(self.framed(encode(Unsubscribed(sid))))
-        self.schedule()
+        self.send(Unsubscribed(sid))
 
     # Both.
 
@@ -378,7 +307,7 @@ class ListenerLink(Link):
                 self.send_body(PONG)
 
     def ticked(self, now: float) -> None:
-        if not self._under_way or self.blocked:
+        if not self._outlets.under_way or self.blocked:
             self._overdue = None
             return
         # A caller that lives tells what it takes. If it does not, a frame was lost, and rows would wait for each other
@@ -389,58 +318,16 @@ class ListenerLink(Link):
         elif now - self._overdue >= silence and self.liveness.silent(now) < self.liveness.heartbeat:
             self.close(Disconnected(f"{self.peer} did not tell for {silence:g} s what it has taken"))
 
+    async def sent(self) -> None:
+        """Returns when what was given to `send` is in the socket: it is written at the end of this turn."""
+        await asyncio.sleep(0)
+
     def gather(self, out: list[bytes]) -> None:
-        dirty, self._dirty = self._dirty, []
-        if self.closing:
-            for outlet in dirty:
-                outlet.drop()
-            return
-        if dirty and self._under_way >= WINDOW:
-            # The caller is busy with what it has: what may be merged waits, and grows, until it asks for more.
-            self._dirty = [outlet for outlet in dirty if not outlet.urgent]
-            dirty = [outlet for outlet in dirty if outlet.urgent]
-        if dirty:
-            rows: list[tuple[Any, ...]] = []
-            for outlet in dirty:
-                outlet.collect(rows)
-            self._pack_rows(rows, out)
-            collected, self._collected = self._collected, None
-            if collected is not None and not collected.done():
-                collected.set_result(None)
-        if self._tail:
-            out += self._tail
-            self._tail = []
-        if self._events and not self.blocked:
+        messages: list[bytes] = []
+        self._outlets.gather(messages, self.peer_limit)
+        out += map(self.framed, messages)
+        if self._events and not self.blocked and not self.closing:
             out.append(self._pack_events())
-
-    def _pack_rows(self, rows: list[tuple[Any, ...]], out: list[bytes]) -> None:
-        """All rows in one frame; in several if they are too large, or if one of them cannot be sent at all."""
-        if not rows:
-            return
-        ask = self._hurried > 0 and self._under_way < WINDOW
-        try:
-            body = encode((ROWS_TAG, rows, ask))
-        except Exception as error:  # whatever an engine put into an item that cannot travel
-            body, problem = b"", str(error)
-        else:
-            if len(body) <= self.peer_limit:
-                out.append(self.framed(body))
-                self._under_way += ask
-                return
-            problem = f"it has {len(body)} bytes, more than the {self.peer_limit} of a frame"
-        if len(rows) == 1:
-            sid = rows[0][0]
-            outlet = self._calls.get(sid)
-            if outlet is not None:
-                outlet.fail(Unknown(f"an item could not be sent: {problem}"))
-            return
-        half = len(rows) // 2
-        self._pack_rows(rows[:half], out)
-        self._pack_rows([row for row in rows[half:] if not self._failed(row[0])], out)
-
-    def _failed(self, sid: int) -> bool:
-        outlet = self._calls.get(sid)
-        return outlet is not None and outlet.failed
 
     def _pack_events(self) -> bytes:
         size, count = 0, 0
@@ -466,176 +353,8 @@ class ListenerLink(Link):
         if self in registry.links:
             registry.links.discard(self)
             registry.connections.dec()
-        for outlet in list(self._calls.values()):
-            outlet.drop()
-            outlet.call.lost()
-        if self._collected is not None and not self._collected.done():
-            self._collected.set_result(None)
+        self._outlets.lost()
         for sid, source in self._subscriptions.items():
             source.leave(self, sid)
         self._subscriptions.clear()
         self._events.clear()
-
-
-class _Outlet:
-    """Where one call puts what its handler yields; see `dynamo_core.contracts.serving.Outlet`."""
-
-    __slots__ = (
-        "_compact",
-        "_gather",
-        "_later",
-        "_limit",
-        "_link",
-        "_merge",
-        "_number",
-        "_over",
-        "_pending",
-        "_queued",
-        "_resumed",
-        "_sid",
-        "call",
-        "failed",
-        "hurried",
-    )
-
-    def __init__(self, link: ListenerLink, sid: int, endpoint: Endpoint, gather: int) -> None:
-        self._link = link
-        self._sid = sid
-        self._merge = endpoint.merge
-        self._compact = endpoint.item_type is LLMEngineOutput
-        self._limit = PENDING if endpoint.merge is not None else PENDING_UNMERGED
-        #: Items after which the link is told. The first goes at once, and so does what cannot be merged.
-        self._gather = 1
-        self._later = 1 if endpoint.merge is None else max(1, min(gather, PENDING))
-        self.hurried = endpoint.merge is not None and gather == 1
-        self._pending: list[Any] = []
-        #: Whether the link was told.
-        self._queued = False
-        self._number = 0
-        #: Whether the handler has run to its end.
-        self._over = False
-        #: Set while the caller wants rows; None stands for an event that is set.
-        self._resumed: asyncio.Event | None = None
-        self.failed = False
-        self.call: ServedCall
-
-    # What the call does.
-
-    async def accepted(self) -> None:
-        self._link.send(Accepted(self._sid))
-        # Written at the end of this turn, and in the socket with that.
-        await asyncio.sleep(0)
-
-    def refused(self, error: DynamoError) -> None:
-        self.failed = True
-        self._link.send(Refused(self._sid, to_wire(error)))
-
-    def data(self, item: Any) -> None:
-        pending = self._pending
-        pending.append(item)
-        if len(pending) >= self._gather and not self._queued:
-            self._queued = True
-            self._link.dirty(self)
-
-    def event(self, item: Annotated[Any]) -> None:
-        self._pending.append(item)
-        # The end of the handler is told in the next turn, and takes this flag along.
-        if not self._queued and not item.is_complete_final():
-            self._queued = True
-            self._link.dirty(self)
-
-    def room(self) -> Awaitable[None] | None:
-        if self._resumed is None and len(self._pending) < self._limit and not self._link.blocked:
-            return None
-        return self._wait()
-
-    def ended(self, error: DynamoError | None) -> None:
-        self._over = True
-        if self._pending and not self._queued:
-            self._queued = True
-            self._link.dirty(self)
-        self._link.ended(self._sid, error, told=self.failed)
-
-    async def _wait(self) -> None:
-        while True:
-            if self._resumed is not None:
-                await self._resumed.wait()
-            elif self._link.blocked:
-                await self._link.writable.wait()
-            elif len(self._pending) >= self._limit:
-                await self._link.collected()
-            else:
-                return
-
-    # What the link does.
-
-    @property
-    def urgent(self) -> bool:
-        """Whether what waits should not wait for the caller: it is the first or last of its stream, or cannot be
-        merged."""
-        return not self._number or self._over or self._merge is None
-
-    def pause(self) -> None:
-        """The caller wants no more for now."""
-        if self._resumed is None:
-            self._resumed = asyncio.Event()
-
-    def resume(self) -> None:
-        """The caller wants more."""
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None:
-            resumed.set()
-
-    def drop(self) -> None:
-        """Forgets what waits: nobody is there to take it."""
-        self._pending.clear()
-
-    def fail(self, error: DynamoError) -> None:
-        """Ends the stream at once, and then the handler."""
-        self.failed = True
-        self._link.cut(self._sid, error)
-        self.resume()
-        self.call.stop(kill=True)
-
-    def collect(self, rows: list[tuple[Any, ...]]) -> None:
-        """Appends what waits, merged and then numbered, as rows."""
-        items, self._pending = self._pending, []
-        self._queued = False
-        self._gather = self._later
-        if self.failed:
-            return
-        if len(items) > 1 and self._merge is not None:
-            try:
-                items = self._merged(items)
-            except Exception as error:  # items of an engine that are not what the endpoint says
-                self.fail(Unknown(f"items could not be merged: {error}"))
-                return
-        sid, number, compact = self._sid, self._number, self._compact
-        for item in items:
-            kind = type(item)
-            if kind is Annotated:
-                rows.append((sid, number, item))
-            # Comparing with an item that has tokens only is as cheap as looking at each field, and forgets none.
-            elif compact and kind is LLMEngineOutput and item == LLMEngineOutput(item.token_ids):
-                rows.append((sid, number, item.token_ids))
-            else:
-                rows.append((sid, number, None, item))
-            number += 1
-        self._number = number
-
-    def _merged(self, items: list[Any]) -> list[Any]:
-        merge = self._merge
-        assert merge is not None  # noqa: S101 - only called with one
-        merged: list[Any] = []
-        run: list[Any] = []
-        for item in items:
-            if type(item) is Annotated:
-                if run:
-                    merged += merge(run)
-                    run = []
-                merged.append(item)
-            else:
-                run.append(item)
-        if run:
-            merged += merge(run)
-        return merged

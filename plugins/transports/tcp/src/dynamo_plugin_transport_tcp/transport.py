@@ -97,7 +97,7 @@ class TcpTransport(Transport):
         if address is None:
             raise CannotConnect(f"instance {instance.instance_id:016x} has no address for transport {self.NAME!r}")
         link = await self._peers.get(address, instance.lease_ttl)
-        return await link.call(instance.instance_id, endpoint, request, ctx, sink)
+        return await link.calls.open(instance.instance_id, endpoint, request, ctx, sink)
 
     def events(self) -> EventPlane:
         return self._events

@@ -15,8 +15,8 @@ from time import thread_time
 from typing import Any, Final, cast
 
 import msgspec
-from dynamo_core.client.board import LoadBoard
 from dynamo_core.contracts.router import Route, RouterServices, RoutingRequest
+from dynamo_core.dispatch.load.board import LoadBoard
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.events import KvBlock, KvEvent, KvRemoved, KvStored, RouterEvent
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig

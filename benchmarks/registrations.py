@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import msgspec
-from dynamo_core.client.admission import NoAdmission
-from dynamo_core.client.board import LoadBoard
-from dynamo_core.client.caller import Caller
-from dynamo_core.client.model import Model
-from dynamo_core.client.models import Models
-from dynamo_core.client.pipeline import Deadlines, Pipeline
-from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.admission import AdmissionServices
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Router, RouterServices, RoutingRequest
 from dynamo_core.contracts.transport import Served
+from dynamo_core.dispatch.execution.admission import NoAdmission
+from dynamo_core.dispatch.execution.caller import Caller
+from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.models.model import Model
+from dynamo_core.dispatch.models.models import Models
+from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import yaml
-from dynamo_core.client.gauges import FrontGauges
+from dynamo_core.dispatch.models.gauges import FrontGauges
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "request-rejection.md").read_text()

@@ -659,7 +659,7 @@ workers:
 
     assert together(server, 12) == [200] * 12
     # Half of them were for the small one. How many of these it refused depends on how close together they came; that it
-    # is passed over for a while is shown in core/tests/client/test_pool_of_workers.py.
+    # is passed over for a while is shown in core/tests/dispatch/test_pool_of_workers.py.
     assert server.until(lambda: server.metric("dynamo_rejection_request_total") >= 1, 5)
     assert server.metric(REJECTIONS) == 0
 

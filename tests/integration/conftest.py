@@ -11,18 +11,18 @@ from itertools import count
 from typing import Any
 
 import pytest
-from dynamo_core.client.admission import NoAdmission
-from dynamo_core.client.board import LoadBoard
-from dynamo_core.client.caller import Caller
-from dynamo_core.client.model import Model
-from dynamo_core.client.models import Models
-from dynamo_core.client.pipeline import Deadlines, Pipeline
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
 from dynamo_core.contracts.router import Router, RouterServices
+from dynamo_core.dispatch.execution.admission import NoAdmission
+from dynamo_core.dispatch.execution.caller import Caller
+from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.models.model import Model
+from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
 from dynamo_core.runtime.parsers import load_parsers

@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from dynamo_core import EngineConfig, EngineContext, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
-from dynamo_core.client.monitor import WorkerMonitor
-from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.admission import AdmissionServices, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import PoolView, Route, Router, RouterServices, RoutingRequest
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core.dispatch.load.monitor import WorkerMonitor
+from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_admission_token_capacity.admission import TokenCapacityAdmission

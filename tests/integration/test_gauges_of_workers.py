@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
-from dynamo_core.client.gauges import FrontGauges
-from dynamo_core.client.monitor import WorkerMonitor
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import DisaggregationMode
+from dynamo_core.dispatch.load.monitor import WorkerMonitor
+from dynamo_core.dispatch.models.gauges import FrontGauges
 from dynamo_core.protocol.events import ActiveLoad
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry.metrics import Metrics

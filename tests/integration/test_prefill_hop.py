@@ -20,10 +20,10 @@ from dynamo_core import (
     TraceLink,
     chunk,
 )
-from dynamo_core.client.pipeline import Deadlines
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import Route
+from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -534,7 +534,7 @@ async def test_no_decode_worker_is_kept_for_a_prefill_that_failed_before_it_was_
 async def test_a_prefilled_request_waits_for_a_decode_worker_while_all_are_busy(
     house: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.client.prefill.FIRST_WAIT", 0.0001)
+    monkeypatch.setattr("dynamo_core.dispatch.execution.prefill.FIRST_WAIT", 0.0001)
     _, decoder = await pair(house, limits=ONE_AT_A_TIME)
     decoder.gate.clear()
     running = await house.generate([1])
@@ -740,7 +740,7 @@ async def test_a_prefill_that_still_runs_is_stopped_when_its_client_leaves_befor
 async def test_a_client_that_leaves_stops_whoever_works_for_it(
     house: Any, prefill: type[Prefiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.client.prefill.SETTLE", 3600)
+    monkeypatch.setattr("dynamo_core.dispatch.execution.prefill.SETTLE", 3600)
     prefiller, decoder = await pair(house, prefill)
     decoder.behave = "goes on"
     if prefill is Meeting:
@@ -941,7 +941,7 @@ async def test_the_cards_say_what_a_worker_needs_and_whether_its_cache_can_be_as
 async def test_a_router_that_does_not_start_for_a_role_is_tried_again(
     house: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dynamo_core.client.models.FIRST_RETRY", 0.001)
+    monkeypatch.setattr("dynamo_core.dispatch.models.models.FIRST_RETRY", 0.001)
     await house.run(Decoder, disaggregation_mode=DECODE)
     left = [1, 2]
 
@@ -1023,7 +1023,7 @@ async def test_nothing_is_kept_whichever_way_a_request_goes(
     make_house: Callable[..., Any], prefill: type[Prefiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.01)
-    monkeypatch.setattr("dynamo_core.client.prefill.SETTLE", 0.01)
+    monkeypatch.setattr("dynamo_core.dispatch.execution.prefill.SETTLE", 0.01)
     admission = Counting()
     house = make_house(admission=admission, deadlines=Deadlines(first_item=0.03, total=0.06, decode_wait=0.03))
     prefiller, decoder = await pair(house, prefill)

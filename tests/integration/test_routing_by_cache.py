@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.client.board import LoadBoard
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.contracts.events import Publisher
 from dynamo_core.contracts.router import Considered, Phase, RouterServices, RoutingRequest
+from dynamo_core.dispatch.load.board import LoadBoard
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance
 from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverride, RoutingHints, StopConditions
@@ -370,6 +370,6 @@ async def test_who_waits_too_long_for_room_is_refused(make_house: MakeHouse) -> 
 
 
 def short() -> Any:
-    from dynamo_core.client.pipeline import Deadlines
+    from dynamo_core.dispatch.execution.pipeline import Deadlines
 
     return Deadlines(migration_wait=0.0)

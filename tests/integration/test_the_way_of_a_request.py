@@ -18,9 +18,9 @@ from dynamo_core import (
     PreprocessedRequest,
     chunk,
 )
-from dynamo_core.client.pipeline import Deadlines
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
     DeadlineExceeded,
     InvalidArgument,

@@ -21,9 +21,9 @@ from dynamo_core import (
     WorkerConfig,
     chunk,
 )
-from dynamo_core.client.flush import FlushQueue
-from dynamo_core.client.stream import ResponseStream
 from dynamo_core.contracts.endpoints import GENERATE
+from dynamo_core.dispatch.execution.flush import FlushQueue
+from dynamo_core.dispatch.execution.stream import ResponseStream
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import Instance

@@ -22,10 +22,10 @@ from dynamo_core import (
     WorkerConfig,
     chunk,
 )
-from dynamo_core.client.flush import FlushQueue
-from dynamo_core.client.stream import ResponseStream
 from dynamo_core.contracts.boundary import EngineFiles
 from dynamo_core.contracts.endpoints import GENERATE
+from dynamo_core.dispatch.execution.flush import FlushQueue
+from dynamo_core.dispatch.execution.stream import ResponseStream
 
 #: Seconds after which a test gives up on the warning.
 PATIENCE = 20.0

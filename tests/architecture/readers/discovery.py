@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any, cast
 
-from dynamo_core.client.models import Models
-from dynamo_core.client.thresholds import ThresholdBook
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.contracts.thresholds import PREFILL_TOKENS, Thresholds
 from dynamo_core.directory.fanout import Fanout
+from dynamo_core.dispatch.models.models import Models
+from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.records import CARDS, INSTANCES, EventSource, Instance, ModelCard, RuntimeConfig
@@ -54,7 +54,7 @@ async def instances() -> AsyncGenerator[Feed, None]:
     await models.aclose()
 
 
-@reader("dynamo_core.client.thresholds:_decoder msgspec.json.Decoder", good=[b"7"])
+@reader("dynamo_core.dispatch.pools.thresholds:_decoder msgspec.json.Decoder", good=[b"7"])
 async def thresholds() -> AsyncGenerator[Feed, None]:
     book = ThresholdBook(
         cast(Any, None), "dynamo", common=Thresholds(), models={}, armed=True, changed=lambda model: None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
-from dynamo_core.client.board import LoadBoard
-from dynamo_core.client.load_share import LoadTalk
-from dynamo_core.client.monitor import WorkerMonitor
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.load_share import LoadTalk
+from dynamo_core.dispatch.load.monitor import WorkerMonitor
 from dynamo_core.protocol.events import (
     ActiveLoad,
     KvBlock,
@@ -29,7 +29,7 @@ LOADS = pack([ActiveLoad(worker_id=1, active_decode_blocks=3)])
 
 
 @reader(
-    "dynamo_core.client.monitor:_decoder msgspec.msgpack.Decoder",
+    "dynamo_core.dispatch.load.monitor:_decoder msgspec.msgpack.Decoder",
     bodies=msgpack_bodies,
     good=[LOADS],
     raises=[Unreadable],
@@ -44,7 +44,7 @@ PLACED = pack(PlacedLoads(5, 2**62, True, [PlacedLoad(1, 0, 2, 3, 4)]))
 
 
 @reader(
-    "dynamo_core.client.load_share:_decoder msgspec.msgpack.Decoder",
+    "dynamo_core.dispatch.load.load_share:_decoder msgspec.msgpack.Decoder",
     bodies=msgpack_bodies,
     good=[PLACED],
     raises=[Unreadable],

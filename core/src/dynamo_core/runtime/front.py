@@ -12,23 +12,23 @@ from typing import Any
 
 from aiohttp.web import Request
 
-from dynamo_core.client.admission import NoAdmission
-from dynamo_core.client.board import LoadBoard
-from dynamo_core.client.caller import Caller
-from dynamo_core.client.drain import DrainRates
-from dynamo_core.client.gauges import FrontGauges
-from dynamo_core.client.load_share import LoadShare
-from dynamo_core.client.model_cache import ModelCache
-from dynamo_core.client.models import Models
-from dynamo_core.client.monitor import WorkerMonitor
-from dynamo_core.client.pipeline import Deadlines, Pipeline
-from dynamo_core.client.pool import Pool
-from dynamo_core.client.thresholds import ThresholdBook
 from dynamo_core.contracts.admission import Admission, AdmissionServices
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
 from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.contracts.thresholds import THRESHOLDS, Thresholds
+from dynamo_core.dispatch.execution.admission import NoAdmission
+from dynamo_core.dispatch.execution.caller import Caller
+from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.drain import DrainRates
+from dynamo_core.dispatch.load.load_share import LoadShare
+from dynamo_core.dispatch.load.monitor import WorkerMonitor
+from dynamo_core.dispatch.models.cache import ModelCache
+from dynamo_core.dispatch.models.gauges import FrontGauges
+from dynamo_core.dispatch.models.models import Models
+from dynamo_core.dispatch.pools.pool import Pool
+from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route

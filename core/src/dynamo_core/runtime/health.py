@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dynamo_core.client.models import Models
+from dynamo_core.dispatch.models.models import Models
 from dynamo_core.protocol.records import Instance
 from dynamo_core.settings import Settings
 

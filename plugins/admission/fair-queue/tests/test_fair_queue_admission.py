@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.admission import AdmissionServices, Permit, Principal
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints, StopConditions

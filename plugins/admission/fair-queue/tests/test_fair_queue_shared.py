@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import redis
-from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.admission import AdmissionServices, Permit, Principal
+from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ConfigError, ServiceOverloaded
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest

@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from dynamo_core.client.flush import FlushQueue
-from dynamo_core.client.stream import ResponseStream
 from dynamo_core.contracts.admission import Permit, Principal
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.frontend import FrontendServices, HttpRoute
 from dynamo_core.contracts.parsers import Parsers
+from dynamo_core.dispatch.execution.flush import FlushQueue
+from dynamo_core.dispatch.execution.stream import ResponseStream
 from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
 from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.annotated import Annotated

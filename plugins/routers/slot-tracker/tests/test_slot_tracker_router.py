@@ -12,9 +12,9 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from aiohttp import web
-from dynamo_core.client.board import LoadBoard
-from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.router import Phase, Route, RouterServices, RoutingRequest
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ConfigError, InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
 from dynamo_core.protocol.request import PreprocessedRequest

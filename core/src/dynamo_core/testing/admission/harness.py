@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar, TypeAlias
 
-from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest

@@ -6,8 +6,8 @@ import asyncio
 import random
 from contextlib import suppress
 
-from dynamo_core.client.board import Ticket
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
+from dynamo_core.dispatch.load.board import Ticket
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.records import DECODE
 from dynamo_core.tasks import TaskSet

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
-from dynamo_core.client.board import LoadBoard
-from dynamo_core.client.pool import Pool
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
 from dynamo_core.contracts.events import EventPlane, Publisher
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 

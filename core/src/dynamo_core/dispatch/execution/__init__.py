@@ -1,0 +1,1 @@
+"""One client request: admitted, routed, accepted, streamed, recovered, ended."""

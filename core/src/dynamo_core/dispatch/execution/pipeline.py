@@ -1,0 +1,147 @@
+"""The way of a request: admit it, run the prefill hop if its model has one, and call a worker that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dynamo_core.contracts.admission import Admission, Permit, Principal
+from dynamo_core.contracts.call import Endpoint
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.endpoints import GENERATE
+from dynamo_core.contracts.router import RoutingRequest
+from dynamo_core.contracts.transport import Transport
+from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, RequestAlarms
+from dynamo_core.dispatch.execution.connect import Connector
+from dynamo_core.dispatch.execution.flush import FlushQueue
+from dynamo_core.dispatch.execution.migration import Migration, Migrator
+from dynamo_core.dispatch.execution.prefill import PrefillHop
+from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.execution.token_log import TokenLog
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.pools.side import Way, Ways
+from dynamo_core.errors import DynamoError, ServiceOverloaded
+from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry.stages import Stages
+
+__all__ = ["Deadlines", "Pipeline"]
+
+
+class Pipeline:
+    """The way of every request in this process. Holds no state of a single request."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        admission: Admission,
+        board: LoadBoard,
+        deadlines: Deadlines,
+        metrics: Metrics,
+        prefix: str = "dynamo_frontend",
+        retry_after: Callable[[str], float] = lambda model: 1.0,
+    ) -> None:
+        self._admission = admission
+        self._retry_after = retry_after
+        self._alarms = RequestAlarms(deadlines)
+        self._flush = FlushQueue()
+        stages = Stages(metrics, prefix)
+        self._connector = Connector(transport=transport, board=board, deadlines=deadlines, stages=stages)
+        self._hop = PrefillHop(self._connector, self._flush, deadlines)
+        self._migrator = Migrator(deadlines, metrics, prefix)
+        #: What every worker is doing, as far as this process has it do it.
+        self.board = board
+
+    @property
+    def admission(self) -> Admission:
+        """The policy that lets requests in."""
+        return self._admission
+
+    async def generate(
+        self,
+        request: PreprocessedRequest,
+        ctx: EngineContext,
+        principal: Principal,
+        ways: Ways,
+        permit: Permit | None = None,
+    ) -> ResponseStream:
+        """Admits the request and returns its stream once a worker has accepted it, or both if the way has two sides.
+
+        Should the worker fail, another one is sought for as long as the stream is open. With `permit` it has been let
+        in before, as a part of what a client asked.
+
+        Raises:
+            ServiceOverloaded: admission refused it, or every worker that was tried is at capacity.
+            Unavailable: there is no worker, or a role is missing.
+            DynamoError: the worker's own refusal, or the last reason why no worker could be reached.
+        """
+        way = ways.way()
+        patient = permit is not None
+        if permit is None:
+            permit = await self._admission.admit(request, principal, [side.pool for side in way])
+        if self._alarms.stall is not None:
+            # What is held back at the worker cannot be told from silence.
+            ctx.gather = 1
+        log = self._migrator.log_for(request, ways.card)
+        return await self._open(GENERATE, request, request, ctx, ways, way, permit, log, patient=patient)
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, ways: Ways) -> Permit:
+        """Lets in a request that is made of several calls; see `generate`."""
+        return await self._admission.admit(request, principal, [side.pool for side in ways.way()])
+
+    async def call(
+        self,
+        endpoint: Endpoint,
+        payload: Any,
+        request: PreprocessedRequest,
+        ctx: EngineContext,
+        principal: Principal,
+        ways: Ways,
+    ) -> ResponseStream:
+        """As `generate`, for another endpoint: routes by `request`, and sends `payload` to one worker."""
+        way = ways.way()
+        permit = await self._admission.admit(request, principal, [side.pool for side in way])
+        return await self._open(endpoint, payload, request, ctx, ways, way, permit, None)
+
+    async def aclose(self) -> None:
+        """Ends what is still being moved, or cleaned up after requests that were given up."""
+        await self._migrator.aclose()
+        await self._hop.aclose()
+
+    async def _open(
+        self,
+        endpoint: Endpoint,
+        payload: Any,
+        request: PreprocessedRequest,
+        ctx: EngineContext,
+        ways: Ways,
+        way: Way,
+        permit: Permit,
+        log: TokenLog | None,
+        *,
+        patient: bool = False,
+    ) -> ResponseStream:
+        """The permit is released when the stream is closed."""
+        attempts = Attempts(self._flush, endpoint, permit, self._alarms, log=log)
+        attempts.patient = patient
+
+        async def place(
+            way: Way, asked: PreprocessedRequest, excluded: frozenset[int], last: DynamoError | None
+        ) -> None:
+            if len(way) > 1:
+                await self._hop.open(attempts, asked, ctx, *way, excluded=excluded, last=last)
+            else:
+                sent = asked if payload is request else payload
+                routing = RoutingRequest(asked, ctx.id, excluded)
+                await self._connector.connect(attempts, endpoint, sent, routing, ctx, way[0], last=last)
+
+        try:
+            await Migration(self._migrator, attempts, request, ctx, ways, place).open(way)
+        except BaseException as error:
+            await attempts.stream.aclose()
+            if isinstance(error, ServiceOverloaded):
+                # Routers and workers do not know how fast requests end.
+                error.retry_after = self._retry_after(way[0].pool.model)
+            raise
+        return attempts.stream

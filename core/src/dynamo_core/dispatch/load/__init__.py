@@ -1,0 +1,1 @@
+"""What every worker is doing, as far as frontends know it."""

@@ -1,0 +1,178 @@
+"""Frontends tell each other what they have placed on workers, so that the loads their routers see agree.
+
+Each tells of its own requests only, which it knows exactly, and hears of the others'. So nothing is counted twice, and
+nobody has to guess what of a worker's load is its own doing. Between two messages the others' part is out of date by up
+to `INTERVAL`; the own part never is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import aclosing, suppress
+
+import msgspec
+
+from dynamo_core.contracts.discovery import Discovery, Lease
+from dynamo_core.contracts.events import EventPlane
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.other_loads import Rank
+from dynamo_core.protocol.events import PLACED_LOADS, PlacedLoads
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two messages while loads change.
+INTERVAL = 0.05
+#: Seconds after which everything is told, changed or not: a sign of life, and for those who missed something.
+REFRESH = 1.0
+#: Seconds before a broken event plane or directory is tried again, varied by half.
+RETRY = 1.0
+
+_decoder = msgspec.msgpack.Decoder(PlacedLoads)
+
+
+class LoadTalk:
+    """What is said between frontends about the loads on their boards; when, and over what, is others' affair."""
+
+    def __init__(self, board: LoadBoard) -> None:
+        self._board = board
+        #: Not a lease's id: a lease may be lost and another taken while the requests stay the same.
+        self._id = secrets.randbits(63)
+        self._number = 0
+        self._encoder = msgspec.msgpack.Encoder()
+        self._dirty: set[Rank] = set()
+
+    def note(self, rank: Rank) -> None:
+        """Something has changed on a rank."""
+        self._dirty.add(rank)
+
+    def changes(self) -> bytes:
+        """A message of what has changed since the last one."""
+        return self._message(False, self._dirty)
+
+    def everything(self) -> bytes:
+        """A message of all there is."""
+        return self._message(True, self._board.own_ranks())
+
+    def farewell(self) -> bytes:
+        """A message that nothing is left."""
+        return self._message(True, ())
+
+    def hear(self, payload: bytes, now: float) -> None:
+        """Takes in a message, unless it is this frontend's own.
+
+        Raises:
+            Unreadable: it is none.
+        """
+        message = read(_decoder, payload)
+        if message.frontend != self._id:
+            self._board.others.hear(message, now)
+
+    def _message(self, whole: bool, ranks: Iterable[Rank]) -> bytes:
+        loads = [self._board.placed(rank) for rank in ranks]
+        self._dirty.clear()
+        self._number += 1
+        return self._encoder.encode(PlacedLoads(self._id, self._number, whole, loads))
+
+
+class LoadShare:
+    """Tells what a board's own requests are, and lets the board hear of the others'.
+
+    Best effort: without the event plane a frontend goes by its own requests, as if it were alone. `peers` is told how
+    many other frontends have been heard of lately.
+    """
+
+    def __init__(
+        self, board: LoadBoard, events: EventPlane, directory: Discovery, *, peers: Callable[[float], None]
+    ) -> None:
+        self._board = board
+        self._events = events
+        self._directory = directory
+        self._peers = peers
+        self._talk = LoadTalk(board)
+        self._changed = asyncio.Event()
+        self._unreadable = LeftOut(log, "a message about loads of frontend")
+        self._tasks = TaskSet()
+
+    def start(self) -> None:
+        """Begins to tell and to listen."""
+        self._board.on_change = self._note
+        self._tasks.spawn(self._tell(), name="tell loads")
+        self._tasks.spawn(self._listen(), name="hear loads")
+
+    async def aclose(self) -> None:
+        """Tells the others that nothing is left here, and ends. Safe twice, and without `start`."""
+        self._board.on_change = None
+        await self._tasks.aclose()
+
+    def _note(self, rank: Rank) -> None:
+        self._talk.note(rank)
+        self._changed.set()
+
+    async def _tell(self) -> None:
+        while True:
+            try:
+                lease = await self._directory.lease()
+                try:
+                    await self._tell_under(lease)
+                finally:
+                    await lease.aclose()
+            except Exception as error:
+                log.warning("other frontends cannot be told of the loads here: %s", error)
+            self._expire()
+            await asyncio.sleep(_varied(RETRY))
+
+    async def _tell_under(self, lease: Lease) -> None:
+        """Tells until the lease is lost."""
+        publisher = await self._events.publisher(PLACED_LOADS, lease)
+        loop = asyncio.get_running_loop()
+        due = 0.0
+        try:
+            while not lease.lost.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, due - loop.time())):
+                        await self._changed.wait()
+                self._changed.clear()
+                if loop.time() < due:
+                    publisher.send(self._talk.changes())
+                else:
+                    due = loop.time() + REFRESH
+                    publisher.send(self._talk.everything())
+                    self._expire()
+                await asyncio.sleep(INTERVAL)
+        finally:
+            publisher.send(self._talk.farewell())
+            await publisher.aclose()
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with aclosing(self._events.subscribe(PLACED_LOADS, self._directory)) as events:
+                    async for source, _, payload in events:
+                        self._hear(source, payload)
+            except Exception as error:
+                log.warning("the loads of other frontends cannot be heard: %s", error)
+            await asyncio.sleep(_varied(RETRY))
+
+    def _hear(self, source: int, payload: bytes) -> None:
+        try:
+            self._talk.hear(payload, asyncio.get_running_loop().time())
+        except Unreadable as error:
+            self._unreadable.warn(f"{source:016x}", error)
+        else:
+            self._unreadable.readable(f"{source:016x}")
+        self._peers(len(self._board.others))
+
+    def _expire(self) -> None:
+        self._board.others.expire(asyncio.get_running_loop().time())
+        self._peers(len(self._board.others))
+
+
+def _varied(seconds: float) -> float:
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - spreads retries, guards nothing

@@ -1,0 +1,199 @@
+"""The worker monitor: hears what workers tell of their load, and says which of them are busy.
+
+How many KV blocks a rank holds is what its worker told last and what was placed since: only the engine knows how long
+the answers have become, but the load board knows of a request the moment it is placed, a worker a tenth of a second
+later (`dynamo_core.dispatch.load.used_blocks`). How many tokens wait to be prefilled is the load board's alone. With
+several frontends the board holds what each of them has placed (`dynamo_core.dispatch.load.load_share`).
+
+A worker is looked at when one of the two has changed, never when a request asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+import msgspec
+
+from dynamo_core.contracts.discovery import Discovery
+from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.pools.pool import Pool
+from dynamo_core.protocol.events import KV_METRICS, ActiveLoad
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+#: Seconds of silence after which what a worker told counts no more. Workers repeat themselves every 2 s.
+EXPIRY = 10.0
+#: Seconds between two looks for workers that are silent.
+SWEEP = 1.0
+#: Seconds before a broken event plane is tried again, varied by half.
+RETRY = 1.0
+
+Rank = tuple[int, int]
+#: Whether a worker of a model with these loads is busy.
+BusyRule = Callable[[str, Sequence[RankLoad]], bool]
+
+_decoder = msgspec.msgpack.Decoder(list[ActiveLoad])
+
+
+class _Told(NamedTuple):
+    """The last word of a rank, and when it came."""
+
+    load: ActiveLoad
+    heard: float
+
+
+class WorkerMonitor:
+    """Keeps the busy marks of all pools that are put in its care.
+
+    Without a rule nobody is busy, and the board is not listened to; what workers tell is still heard, for those who
+    look at the gauges before they set thresholds.
+    """
+
+    def __init__(
+        self, board: LoadBoard, events: EventPlane, directory: Discovery, *, rule: BusyRule | None = None
+    ) -> None:
+        self._board = board
+        self._events = events
+        self._directory = directory
+        self._rule = rule
+        self._told: dict[Rank, _Told] = {}
+        self._places: dict[int, Pool] = {}
+        self._unreadable = LeftOut(log, "a message about the load of worker")
+        self._tasks = TaskSet()
+        if rule is not None:
+            board.on_load = self._placed
+
+    def start(self) -> None:
+        """Begins to listen."""
+        self._tasks.spawn(self._listen(), name="hear worker loads")
+        self._tasks.spawn(self._sweep(), name="expire worker loads")
+
+    async def aclose(self) -> None:
+        """Stops. Safe twice, and without `start`."""
+        if self._rule is not None:
+            self._board.on_load = None
+        await self._tasks.aclose()
+
+    def take(self, pool: Pool) -> None:
+        """Puts a pool, which has no workers yet, into its care."""
+        pool.on_add = self._added
+        pool.on_remove = self._removed
+
+    def load(self, instance_id: int, dp_rank: int) -> RankLoad:
+        """What a rank is doing, as far as is known."""
+        told = self._told.get((instance_id, dp_rank))
+        total = None if told is None else told.load.kv_total_blocks
+        pool = self._places.get(instance_id)
+        card = None if pool is None else pool.cards.get(instance_id)
+        batch = block_size = None
+        if card is not None:
+            block_size = card.kv_cache_block_size
+            batch = card.runtime_config.max_num_batched_tokens
+            total = card.runtime_config.total_kv_blocks if total is None else total
+        board = self._board
+        return RankLoad(
+            board.used_blocks(instance_id, dp_rank, block_size),
+            total,
+            board.prefill_tokens(instance_id, dp_rank),
+            batch,
+        )
+
+    def told_blocks(self, instance_id: int, dp_rank: int) -> int | None:
+        """The KV blocks in use on a rank, as its worker told last; None if it tells nothing."""
+        told = self._told.get((instance_id, dp_rank))
+        return None if told is None else _blocks(told.load)
+
+    def reconsider(self, model: str | None = None) -> None:
+        """The rule has changed, for one model or for all: looks at their workers again."""
+        for instance_id, pool in list(self._places.items()):
+            if model is None or pool.model == model:
+                self._look(pool, instance_id)
+
+    def hear(self, payload: bytes, now: float) -> None:
+        """Takes in a message of a worker.
+
+        Raises:
+            Unreadable: it is none.
+        """
+        heard = read(_decoder, payload)
+        for load in heard:
+            rank = (load.worker_id, load.dp_rank)
+            self._told[rank] = _Told(load, now)
+            blocks = _blocks(load)
+            if blocks is not None:
+                self._board.reported(rank, blocks, now)
+        for instance_id in {load.worker_id for load in heard}:
+            self._recompute(instance_id)
+
+    def expire(self, now: float) -> None:
+        """Forgets the words of ranks that have been silent for `EXPIRY`."""
+        for rank in [rank for rank, told in self._told.items() if now - told.heard >= EXPIRY]:
+            del self._told[rank]
+            self._board.forget_reports(rank)
+            self._recompute(rank[0])
+
+    # What has changed.
+
+    def _added(self, pool: Pool, instance_id: int) -> None:
+        self._places[instance_id] = pool
+        self._look(pool, instance_id)
+
+    def _removed(self, instance_id: int) -> None:
+        del self._places[instance_id]
+
+    def _placed(self, rank: Rank) -> None:
+        pool = self._places.get(rank[0])
+        if pool is not None:
+            self._look(pool, rank[0])
+
+    def _recompute(self, instance_id: int) -> None:
+        pool = self._places.get(instance_id)
+        if pool is not None:
+            pool.report_load(instance_id)
+            self._look(pool, instance_id)
+
+    def _look(self, pool: Pool, instance_id: int) -> None:
+        if self._rule is None:
+            return
+        config = pool.cards[instance_id].runtime_config
+        start, size = config.data_parallel_start_rank, config.data_parallel_size
+        ranks = [self.load(instance_id, rank) for rank in range(start, start + size)]
+        pool.set_busy(instance_id, self._rule(pool.model, ranks))
+
+    # Listening.
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with aclosing(self._events.subscribe(KV_METRICS, self._directory)) as events:
+                    async for source, _, payload in events:
+                        try:
+                            self.hear(payload, loop.time())
+                        except Unreadable as error:
+                            self._unreadable.warn(f"{source:016x}", error)
+                        else:
+                            self._unreadable.readable(f"{source:016x}")
+            except Exception as error:
+                log.warning("the loads of workers cannot be heard: %s", error)
+            await asyncio.sleep(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP)
+            self.expire(loop.time())
+
+
+def _blocks(load: ActiveLoad) -> int | None:
+    return load.kv_used_blocks if load.active_decode_blocks is None else load.active_decode_blocks

@@ -1,0 +1,1 @@
+"""The models that are served now, and the files that they need."""

@@ -1,0 +1,136 @@
+"""Metrics that are looked up when somebody reads them: models and workers as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.monitor import WorkerMonitor
+from dynamo_core.dispatch.models.models import Models
+from dynamo_core.protocol.records import ModelCard, RequestRecord
+
+_WORKER = ("worker_id", "dp_rank", "worker_type")
+_ROLE = ("worker_id", "worker_type")
+#: The rank of a request to a worker with several: nobody above the pipeline is told.
+_ANY_RANK = "any"
+
+_CARD = {
+    "model_context_length": "Tokens that a prompt and its answer may have together.",
+    "model_kv_cache_block_size": "Tokens per block of the KV cache.",
+    "model_max_num_batched_tokens": "Tokens that an engine computes in one step at most.",
+    "model_max_num_seqs": "Requests that an engine runs at a time at most.",
+    "model_total_kv_blocks": "Blocks of the KV cache of one rank.",
+    "model_migration_limit": "How often a request may be moved to another worker.",
+}
+
+
+class FrontGauges(Collector):
+    """Collects what models and workers there are, what they are doing, and how the last request of each worker went.
+
+    Costs nothing between two readings but a note of the last request of each worker. Read from a thread.
+    """
+
+    def __init__(self, models: Models, board: LoadBoard, prefix: str, monitor: WorkerMonitor | None = None) -> None:
+        self._models = models
+        self._board = board
+        self._monitor = monitor
+        self._prefix = prefix
+        self._last: dict[int, RequestRecord] = {}
+        #: The last with more than one token, between which there is time.
+        self._spread: dict[int, RequestRecord] = {}
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request has ended."""
+        if record.instance_id is not None and record.time_to_first_token is not None:
+            self._last[record.instance_id] = record
+            if record.output_tokens > 1:
+                self._spread[record.instance_id] = record
+
+    def describe(self) -> Iterable[Metric]:
+        """The names, without a look at anything."""
+        return self._families().values()
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything as it is now."""
+        families = self._families()
+        workers: set[int] = set()
+        for model in self._models.list():
+            families["model_ready"].add_metric([model.name], 0 if model.missing_roles else 1)
+            for name, value in _facts(model.card):
+                families[name].add_metric([model.name], value)
+            for role, side in list(model.sides.items()):
+                for instance_id, card in list(side.pool.cards.items()):
+                    workers.add(instance_id)
+                    self._add_worker(families, instance_id, role, card)
+                    busy = instance_id in side.pool.busy
+                    families["worker_busy"].add_metric([f"{instance_id:016x}", role], float(busy))
+        for gone in set(self._last) - workers:
+            self._last.pop(gone, None)
+            self._spread.pop(gone, None)
+        return families.values()
+
+    def _add_worker(self, families: dict[str, GaugeMetricFamily], instance_id: int, role: str, card: ModelCard) -> None:
+        config, worker = card.runtime_config, f"{instance_id:016x}"
+        first, size = config.data_parallel_start_rank, config.data_parallel_size
+        for rank in range(first, first + size):
+            labels = [worker, str(rank), role]
+            families["worker_active_prefill_tokens"].add_metric(labels, self._board.prefill_tokens(instance_id, rank))
+            used = self._board.used_blocks(instance_id, rank, card.kv_cache_block_size)
+            families["worker_active_decode_blocks"].add_metric(labels, used)
+            if self._monitor is not None:
+                load = self._monitor.load(instance_id, rank)
+                told = self._monitor.told_blocks(instance_id, rank)
+                families["worker_kv_blocks_active"].add_metric(labels[:2], used if told is None else told)
+                if load.kv_total_blocks is not None:
+                    families["worker_kv_blocks_total"].add_metric(labels[:2], load.kv_total_blocks)
+        last = self._last.get(instance_id)
+        if last is None or last.time_to_first_token is None:
+            return
+        labels = [worker, str(first) if size == 1 else _ANY_RANK, role]
+        families["worker_last_time_to_first_token_seconds"].add_metric(labels, last.time_to_first_token)
+        families["worker_last_input_sequence_tokens"].add_metric(labels, last.prompt_tokens)
+        spread = self._spread.get(instance_id)
+        if spread is not None and spread.time_to_first_token is not None:
+            gap = (spread.duration - spread.time_to_first_token) / (spread.output_tokens - 1)
+            families["worker_last_inter_token_latency_seconds"].add_metric(labels, gap)
+
+    def _families(self) -> dict[str, GaugeMetricFamily]:
+        told: dict[str, tuple[str, tuple[str, ...]]] = {
+            "model_ready": ("Whether the model can be asked now.", ("model",))
+        }
+        told |= {name: (text, ("model",)) for name, text in _CARD.items()}
+        told |= {
+            "worker_active_decode_blocks": (
+                "KV blocks in use on a rank, by what its worker told and what was placed since: what thresholds bound.",
+                _WORKER,
+            ),
+            "worker_active_prefill_tokens": ("Prompt tokens of running requests that are yet to be computed.", _WORKER),
+            "worker_kv_blocks_active": ("KV blocks in use on a rank, as its worker told last.", _WORKER[:2]),
+            "worker_kv_blocks_total": ("KV blocks of a rank.", _WORKER[:2]),
+            "worker_busy": ("Whether a worker is over its thresholds, so that nobody is sent to it.", _ROLE),
+            "worker_last_time_to_first_token_seconds": ("Of the last request of a worker.", _WORKER),
+            "worker_last_inter_token_latency_seconds": ("The mean of the last request of a worker.", _WORKER),
+            "worker_last_input_sequence_tokens": ("Of the last request of a worker.", _WORKER),
+        }
+        return {
+            name: GaugeMetricFamily(f"{self._prefix}_{name}", text, labels=labels)
+            for name, (text, labels) in told.items()
+        }
+
+
+def _facts(card: ModelCard) -> Iterator[tuple[str, int]]:
+    """What a card tells in numbers; what it does not tell is left out."""
+    config = card.runtime_config
+    told = {
+        "model_context_length": card.context_length,
+        "model_kv_cache_block_size": card.kv_cache_block_size,
+        "model_max_num_batched_tokens": config.max_num_batched_tokens,
+        "model_max_num_seqs": config.max_num_seqs,
+        "model_total_kv_blocks": config.total_kv_blocks,
+        "model_migration_limit": card.migration_limit,
+    }
+    return ((name, value) for name, value in told.items() if value is not None)

@@ -1,0 +1,232 @@
+"""One served model: its workers by role, its tokenizer, and the way into the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from dynamo_core.contracts.admission import Permit, Principal
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.endpoints import EMBED
+from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
+from dynamo_core.contracts.explain import RouteView
+from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
+from dynamo_core.dispatch.execution.pipeline import Pipeline
+from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.pools.explain import explain_side
+from dynamo_core.dispatch.pools.side import Side, Way
+from dynamo_core.errors import DynamoError, NotSupported, StreamIncomplete, Unavailable
+from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, Instance, ModelCard
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.text.tokenizer import Tokenizer
+
+
+class Model:
+    """See `dynamo_core.contracts.frontend.ServedModel`.
+
+    A side is there while it has workers. Aggregated workers answer alone; decode workers answer together with prefill
+    workers. Where both ways are open a request takes the one with fewer requests per answering worker.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        *,
+        tokenizer: Tokenizer,
+        files: Mapping[str, bytes],
+        pipeline: Pipeline,
+        successor: Callable[[str], Model | None],
+        parsers: Parsers = NO_PARSERS,
+    ) -> None:
+        """`successor` finds the model that has this name now, this one or another that came after it."""
+        self.name = card.name
+        self.card = card
+        self.tokenizer = tokenizer
+        self.parsers = parsers
+        self._files = files
+        self._pipeline = pipeline
+        self._successor = successor
+        self._sides: dict[str, Side] = {}
+        # As they are looked at for every request.
+        self._aggregated: Side | None = None
+        self._decode: Side | None = None
+        self._prefill: Side | None = None
+
+    # The sides.
+
+    @property
+    def sides(self) -> Mapping[str, Side]:
+        """The workers by role."""
+        return self._sides
+
+    def add(self, side: Side) -> None:
+        """Workers of a role are there."""
+        self._sides[side.pool.role] = side
+        self._changed()
+
+    def remove(self, role: str) -> Side:
+        """They are gone."""
+        side = self._sides.pop(role)
+        self._changed()
+        return side
+
+    def _changed(self) -> None:
+        sides = self._sides
+        self._aggregated, self._decode, self._prefill = sides.get(AGGREGATED), sides.get(DECODE), sides.get(PREFILL)
+
+    @property
+    def answers(self) -> bool:
+        """Whether there are workers of a role that answers clients."""
+        return self._aggregated is not None or self._decode is not None
+
+    def instances(self) -> Sequence[Instance]:
+        """All its workers."""
+        return [instance for side in self._sides.values() for instance in side.pool.instances.values()]
+
+    # For frontends.
+
+    @property
+    def instance_count(self) -> int:
+        """How many workers answer for it; prefill workers do not."""
+        return sum(len(side.pool.instances) for side in (self._aggregated, self._decode) if side is not None)
+
+    @property
+    def missing_roles(self) -> Sequence[str]:
+        """Roles without which it cannot be asked now; empty if it can."""
+        if self._aggregated is not None:
+            return ()
+        return [role for role, side in ((DECODE, self._decode), (PREFILL, self._prefill)) if side is None]
+
+    def file(self, name: str) -> bytes | None:
+        """A file of the model folder; None if the card does not list it."""
+        return self._files.get(name)
+
+    def precheck(self, principal: Principal) -> None:
+        """Raises `ServiceOverloaded` or `Unavailable` if a request would be refused anyway."""
+        whole = self._aggregated
+        pools = [whole.pool] if whole is not None and self._decode is None else [side.pool for side in self._own_way()]
+        self._pipeline.admission.precheck(self.name, principal, pools)
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
+        """Lets in a request that is made of several calls; see `ServedModel.admit`."""
+        return await self._pipeline.admit(request, principal, self)
+
+    async def generate(
+        self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, permit: Permit | None = None
+    ) -> ResponseStream:
+        """Admits, routes and starts a request; returns once a worker has accepted it. The caller closes the stream."""
+        return await self._pipeline.generate(request, ctx, principal, self, permit)
+
+    async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
+        """Embeds; see `ServedModel.embed`. There is nothing to hand over, so that one worker does it all."""
+        if EMBED_CAPABILITY not in self.card.capabilities:
+            raise NotSupported(f"model {self.name!r} does not make embeddings")
+        routed_by = PreprocessedRequest(
+            model=request.model, token_ids=[token for tokens in request.token_ids for token in tokens]
+        )
+        stream = await self._pipeline.call(EMBED, request, routed_by, ctx, principal, _Whole(self))
+        try:
+            async for output in stream:
+                if isinstance(output, EmbedOutput):
+                    return output
+            raise StreamIncomplete("the worker gave no embeddings")
+        finally:
+            await stream.aclose()
+
+    def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
+        """How its workers look to a request now, by role; nothing is reserved."""
+        return [explain_side(side, self._pipeline.board, request) for side in self._sides.values()]
+
+    # For requests under way, which may outlive the model's workers and find others.
+
+    def way(self, excluded: Collection[int] = ()) -> Way:
+        """The sides that a request needs, in order; of the model that has this name now. See `Ways.way`.
+
+        Raises:
+            Unavailable: a role is missing.
+        """
+        return self._now()._own_way(excluded)
+
+    def one_side(self) -> Side:
+        """The side of a request that is not one for two.
+
+        Raises:
+            Unavailable: nobody answers.
+        """
+        model = self._now()
+        side = model._aggregated or model._decode
+        if side is None:
+            raise model._unavailable()
+        return side
+
+    def _now(self) -> Model:
+        if self._sides:
+            return self
+        model = self._successor(self.name)
+        # One with another tokenizer would make something else of the same tokens.
+        return self if model is None or model.card.checksum != self.card.checksum else model
+
+    def _own_way(self, excluded: Collection[int] = ()) -> Way:
+        whole, decode, prefill = self._aggregated, self._decode, self._prefill
+        if decode is None or prefill is None:
+            if whole is None:
+                raise self._unavailable()
+            return (whole,)
+        if whole is None:
+            return (prefill, decode)
+        if excluded:
+            open_whole = _has_other(whole, excluded)
+            if open_whole is not (_has_other(prefill, excluded) and _has_other(decode, excluded)):
+                return (whole,) if open_whole else (prefill, decode)
+        if whole.pool.busy or prefill.pool.busy or decode.pool.busy:
+            free_whole = bool(whole.pool.eligible())
+            if free_whole is not (bool(prefill.pool.eligible()) and bool(decode.pool.eligible())):
+                return (whole,) if free_whole else (prefill, decode)
+        return (whole,) if self._load(whole) < self._load(decode) else (prefill, decode)
+
+    def _load(self, side: Side) -> float:
+        """Requests per worker."""
+        requests = self._pipeline.board.requests
+        workers = side.pool.instances
+        return sum(requests(instance_id) for instance_id in workers) / max(1, len(workers))
+
+    def _unavailable(self) -> Unavailable:
+        if not self._sides:
+            return Unavailable(f"no worker serves the model {self.name!r} now")
+        return Unavailable(f"model {self.name!r} has no {' and no '.join(self.missing_roles)} worker now")
+
+
+class _Whole:
+    """The ways of requests that one worker answers, whatever its role."""
+
+    __slots__ = ("_model", "card")
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.card = model.card
+
+    def way(self, excluded: Collection[int] = ()) -> Way:
+        return (self._model.one_side(),)
+
+
+def _has_other(side: Side, excluded: Collection[int]) -> bool:
+    return any(instance_id not in excluded for instance_id in side.pool.instances)
+
+
+def card_conflict(known: ModelCard, new: ModelCard) -> DynamoError | None:
+    """Why a worker with card `new` cannot serve the model described by `known`; None if it can."""
+    if new.kv_cache_block_size != known.kv_cache_block_size:
+        return DynamoError(
+            f"its KV blocks are of {new.kv_cache_block_size} tokens, those of the workers before it of "
+            f"{known.kv_cache_block_size}: set the same block size for all workers of a model"
+        )
+    if new.kv_hashing != known.kv_hashing and new.kv_hashing is not None and known.kv_hashing is not None:
+        return DynamoError(
+            f"it hashes its KV blocks by {new.kv_hashing}, the workers before it by {known.kv_hashing}: "
+            "run the same release everywhere"
+        )
+    if new.checksum != known.checksum:
+        return DynamoError(
+            f"its card has checksum {new.checksum[:12]}, the workers before it {known.checksum[:12]}: "
+            "tokenizer, template or engine settings differ"
+        )
+    return None

@@ -1,0 +1,457 @@
+"""The models that are served now, kept up to date from discovery."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
+from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
+from dynamo_core.contracts.router import Router
+from dynamo_core.dispatch.execution.caller import Caller
+from dynamo_core.dispatch.execution.pipeline import Pipeline
+from dynamo_core.dispatch.models.cache import ModelCache
+from dynamo_core.dispatch.models.files import fetch_files
+from dynamo_core.dispatch.models.model import Model, card_conflict
+from dynamo_core.dispatch.pools.pool import Pool
+from dynamo_core.dispatch.pools.side import Side
+from dynamo_core.errors import ModelNotFound, Unavailable
+from dynamo_core.protocol.cards import read_card, read_instance
+from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.reading import Unreadable, shown
+from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
+from dynamo_core.tasks import TaskSet
+from dynamo_core.text.load import load_tokenizer
+from dynamo_core.text.prefix_cache import TokenMemory
+
+log = logging.getLogger(__name__)
+
+#: Makes the router of a pool.
+RouterFactory = Callable[[Pool], Router]
+#: The parsers that a card names.
+ParserLoader = Callable[[ModelCard], Parsers]
+#: Announces a hook: its name and its arguments.
+Announce = Callable[..., None]
+
+#: Seconds before a failed load or watch is tried again; doubled each time, up to the second, and jittered.
+FIRST_RETRY = 0.2
+LAST_RETRY = 15.0
+
+#: The roles that are known here. Those that answer clients make a model appear.
+ANSWERING = (AGGREGATED, DECODE)
+ROLES = (*ANSWERING, PREFILL)
+
+
+def _no_parsers(card: ModelCard) -> Parsers:
+    return NO_PARSERS
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a worker can be routed to."""
+
+    model: Model
+    role: str
+    instance_id: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What discovery shows of one worker. It can serve when both records are there; then it has a place."""
+
+    card: ModelCard | None = None
+    instance: Instance | None = None
+    place: _Place | None = None
+
+
+class Models:
+    """See `dynamo_core.contracts.frontend.ModelDirectory`.
+
+    The records are the truth, the models follow them: after every change of a worker's records it is in the pool of its
+    role if its card agrees with the model's, and nowhere else; the other workers are not looked at. A role without
+    workers goes, and so does a model without workers that answer clients; if workers with another card are there, it is
+    loaded anew from them. A load that fails is tried again as long as there are workers.
+    """
+
+    def __init__(
+        self,
+        *,
+        discovery: Discovery,
+        pipeline: Pipeline,
+        caller: Caller,
+        make_router: RouterFactory,
+        announce: Announce,
+        model_cache: ModelCache | None = None,
+        token_memory: TokenMemory | None = None,
+        expected: Collection[str] = (),
+        load_parsers: ParserLoader = _no_parsers,
+    ) -> None:
+        self._discovery = discovery
+        self._pipeline = pipeline
+        self._caller = caller
+        self._make_router = make_router
+        self._announce = announce
+        self._model_cache = model_cache
+        self._token_memory = token_memory
+        self._load_parsers = load_parsers
+        #: Models of the config, and models that were there before: they may be back soon.
+        self._expected = set(expected)
+        self._models: dict[str, Model] = {}
+        self._workers: dict[str, _Worker] = {}
+        #: Whether any worker ever has registered.
+        self._registered = False
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        #: Roles of models whose routers are being made.
+        self._opening: set[tuple[Model, str]] = set()
+        #: Workers that were left out, so that each is told of once.
+        self._left_out: set[str] = set()
+        self._unreadable = LeftOut(log, "record")
+        self._tasks = TaskSet()
+        self._synced = asyncio.Event()
+        self._changed = asyncio.Event()
+        #: Whether the view may be out of date because the store cannot be reached.
+        self.stale = False
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._tasks.spawn(self._watch(), name="watch-models")
+
+    async def aclose(self) -> None:
+        """Ends the watch and the routers."""
+        await self._tasks.aclose()
+        models, self._models = self._models, {}
+        for model in models.values():
+            for side in model.sides.values():
+                await _close(side.router)
+
+    def get(self, name: str) -> Model:
+        """The model with this name; see `ModelDirectory.get`."""
+        model = self._models.get(name)
+        if model is not None:
+            return model
+        if any(self._of(name, (PREFILL,))):
+            raise Unavailable(f"model {name!r} has no decode worker now")
+        if not (self._models or self._registered):
+            raise Unavailable("no worker has registered yet")
+        if name in self._loading:
+            raise Unavailable(f"the model {name!r} is being loaded")
+        if name in self._expected:
+            raise Unavailable(f"no worker serves the model {name!r} now")
+        if not self._models:
+            raise Unavailable("no worker is registered now")
+        raise ModelNotFound(f"the model '{shown(name)}' does not exist")
+
+    def list(self) -> Sequence[Model]:
+        """All models, by name."""
+        # In one go, as /metrics asks from another thread.
+        return [model for _, model in sorted(self._models.items())]
+
+    def missing_roles(self, name: str) -> Sequence[str]:
+        """Roles without which this model cannot be asked now; see `ModelDirectory.missing_roles`."""
+        model = self._models.get(name)
+        if model is not None:
+            return model.missing_roles
+        return (DECODE,) if any(self._of(name, (PREFILL,))) else ()
+
+    def instances(self) -> Sequence[Instance]:
+        """All workers that can be routed to, and the prefill workers that wait for somebody to answer."""
+        instances = [instance for model in self.list() for instance in model.instances()]
+        for worker in self._workers.values():
+            card, instance = worker.card, worker.instance
+            if card is None or instance is None or card.worker_type != PREFILL or card.name in self._models:
+                continue
+            instances.append(instance)
+        return instances
+
+    @property
+    def synced(self) -> bool:
+        """Whether discovery's first snapshot is in."""
+        return self._synced.is_set()
+
+    async def changed(self) -> None:
+        """Returns at the next change of records, models or workers."""
+        await self._changed.wait()
+
+    # Watching.
+
+    async def _watch(self) -> None:
+        pauses = _pauses()
+        while True:
+            try:
+                async with aclosing(self._discovery.watch("v1/")) as events:
+                    known = set(self._workers)
+                    async for event in events:
+                        self._apply(event, known)
+                        if event.kind is WatchKind.SYNCED:
+                            pauses = _pauses()
+            except Exception:
+                log.exception("the watch of discovery broke off")
+            self.stale = True
+            await asyncio.sleep(next(pauses))
+
+    def _apply(self, event: WatchEvent, gone: set[str]) -> None:
+        """Takes in one event. `gone` holds the workers of an earlier watch that this one has not shown yet."""
+        match event.kind:
+            case WatchKind.SYNCED:
+                for path in gone:
+                    self._forget(path)
+                gone.clear()
+                self.stale = False
+                self._synced.set()
+                self._notify()
+            case WatchKind.STALE:
+                self.stale = True
+            case WatchKind.FRESH:
+                self.stale = False
+            case WatchKind.PUT:
+                try:
+                    self._put(event.key, event.value, gone)
+                except Unreadable as error:
+                    self._unreadable.warn(event.key, error)
+            case WatchKind.DELETE:
+                self._unreadable.readable(event.key)
+                self._delete(event.key)
+
+    def _put(self, key: str, value: bytes, gone: set[str]) -> None:
+        if key.startswith(CARDS):
+            path = key.removeprefix(CARDS)
+            card = read_card(value)
+            self._workers.setdefault(path, _Worker()).card = card
+        elif key.startswith(INSTANCES):
+            path = key.removeprefix(INSTANCES)
+            instance = read_instance(value)
+            self._workers.setdefault(path, _Worker()).instance = instance
+            self._registered = True
+        else:
+            return
+        self._unreadable.readable(key)
+        gone.discard(path)
+        self._settle(path, self._workers[path])
+
+    def _delete(self, key: str) -> None:
+        for prefix in (CARDS, INSTANCES):
+            if key.startswith(prefix):
+                self._forget(key.removeprefix(prefix), card=prefix == CARDS)
+
+    def _forget(self, path: str, *, card: bool | None = None) -> None:
+        """One record of a worker is gone, or both."""
+        worker = self._workers.get(path)
+        if worker is None:
+            return
+        known = worker.card.name if worker.card is not None else None
+        if card is not False:
+            worker.card = None
+        if card is not True:
+            worker.instance = None
+        if worker.card is None and worker.instance is None:
+            del self._workers[path]
+            self._left_out.discard(path)
+        self._settle(path, worker, known)
+
+    # Making the models follow the records.
+
+    def _of(self, name: str, roles: Collection[str]) -> Iterator[tuple[str, ModelCard, Instance]]:
+        """The workers of a model that could serve in these roles, with their paths, in order of registration."""
+        for path, worker in self._workers.items():
+            card, instance = worker.card, worker.instance
+            if card is not None and instance is not None and card.name == name and card.worker_type in roles:
+                yield path, card, instance
+
+    def _settle(self, path: str, worker: _Worker, *before: str | None) -> None:
+        """Brings the models in line with the records of one worker. `before` are models that it served until now."""
+        names = {*before, worker.place.model.name if worker.place is not None else None}
+        names.add(worker.card.name if worker.card is not None else None)
+        self._put_in_place(path, worker)
+        for name in names - {None}:
+            self._settle_model(str(name))
+        self._notify()
+
+    def _settle_model(self, name: str) -> None:
+        """Ends what has no workers left, and begins what has some."""
+        model = self._models.get(name)
+        if model is not None:
+            for role, side in tuple(model.sides.items()):
+                if not side.pool.instances:
+                    self._drop(model, role)
+            if not model.answers:
+                del self._models[name]
+                for role in tuple(model.sides):
+                    self._drop(model, role)
+                model = None
+        if model is None and name not in self._loading and any(self._of(name, ANSWERING)):
+            self._loading[name] = self._tasks.spawn(self._load(name), name=f"load-{name}")
+
+    def _fit(self, model: Model) -> None:
+        """Puts all workers of a model in their places, after it or a role of it has come."""
+        for path, worker in self._workers.items():
+            if worker.card is not None and worker.card.name == model.name:
+                self._put_in_place(path, worker)
+
+    def _put_in_place(self, path: str, worker: _Worker) -> None:
+        """Makes one worker's place what its records say, and its pool hold the records as they are now."""
+        card, instance = worker.card, worker.instance
+        place: _Place | None = None
+        if card is not None and instance is not None:
+            model = self._models.get(card.name)
+            if model is not None and card.worker_type in ROLES and self._agrees(path, model, card):
+                place = _Place(model, card.worker_type, instance.instance_id)
+        if worker.place is not None and worker.place != place:
+            self._take_out(worker)
+        if place is None or card is None or instance is None:
+            return
+        side = place.model.sides.get(place.role)
+        if side is None:
+            self._begin_to_open(place.model, place.role)
+            return
+        pool = side.pool
+        known = pool.instances.get(place.instance_id)
+        if known != instance or pool.cards[place.instance_id] != card:
+            pool.add(instance, card)
+        worker.place = place
+        if known is None:
+            self._announce("dynamo_instance_added", instance=instance, model=place.model.name)
+
+    def _take_out(self, worker: _Worker) -> None:
+        """Takes a worker from its place."""
+        place, worker.place = worker.place, None
+        side = place.model.sides.get(place.role) if place is not None else None
+        if place is not None and side is not None:
+            removed = side.pool.remove(place.instance_id)
+            if removed is not None:
+                self._announce("dynamo_instance_removed", instance=removed, model=place.model.name)
+
+    def _agrees(self, path: str, model: Model, card: ModelCard) -> bool:
+        conflict = card_conflict(model.card, card)
+        if conflict is not None and path not in self._left_out:
+            self._left_out.add(path)
+            log.error("worker %016x is left out of model %r: %s", card.instance_id, model.name, conflict)
+        return conflict is None
+
+    def _drop(self, model: Model, role: str) -> None:
+        """Takes a role from a model, with whatever workers it has."""
+        for worker in self._workers.values():
+            if worker.place is not None and worker.place.model is model and worker.place.role == role:
+                self._take_out(worker)
+        side = model.remove(role)
+        self._tasks.spawn(_close(side.router), name=f"close-{model.name}-{role}")
+
+    def _begin_to_open(self, model: Model, role: str) -> None:
+        if (model, role) not in self._opening:
+            self._opening.add((model, role))
+            self._tasks.spawn(self._open(model, role), name=f"open-{model.name}-{role}")
+
+    async def _open(self, model: Model, role: str) -> None:
+        """Adds a role to a model; goes on as long as it has workers of that role."""
+        pauses = _pauses()
+        try:
+            while self._models.get(model.name) is model and self._is_wanted(model, role):
+                side = await self._make_side(model.name, role)
+                if side is not None:
+                    if self._models.get(model.name) is not model:
+                        await _close(side.router)
+                        return
+                    model.add(side)
+                    self._fit(model)
+                    self._notify()
+                    return
+                await self._changed_or(next(pauses))
+        finally:
+            self._opening.discard((model, role))
+
+    def _is_wanted(self, model: Model, role: str) -> bool:
+        """Whether there are workers for a role."""
+        return any(card_conflict(model.card, card) is None for _, card, _ in self._of(model.name, (role,)))
+
+    async def _make_side(self, name: str, role: str) -> Side | None:
+        """A pool without workers and its running router; None if the router cannot be started."""
+        pool = Pool(name, role)
+        router: Router | None = None
+        try:
+            router = self._make_router(pool)
+            await router.start()
+        except BaseException as error:
+            if router is not None:
+                await _close(router)
+            if not isinstance(error, Exception):
+                raise
+            log.warning("the router of model %r for %s workers cannot be started: %s", name, role, error)
+            return None
+        return Side(pool, router)
+
+    async def _load(self, name: str) -> None:
+        """Makes the model from the first worker that can give its files; goes on as long as there are workers."""
+        pauses = _pauses()
+        try:
+            while True:
+                candidates = list(self._of(name, ANSWERING))
+                if not candidates:
+                    return
+                for path, card, instance in candidates:
+                    model = await self._try(path, card, instance)
+                    if model is not None:
+                        self._models[name] = model
+                        self._expected.add(name)
+                        self._fit(model)
+                        self._notify()
+                        return
+                await self._changed_or(next(pauses))
+        finally:
+            del self._loading[name]
+
+    async def _try(self, path: str, card: ModelCard, instance: Instance) -> Model | None:
+        """A model from one worker; None if it cannot be made, or the worker has left meanwhile."""
+        try:
+            files = await fetch_files(card, instance, self._caller, self._model_cache)
+            # Reading a large tokenizer takes a while; the loop must not stand still for it.
+            tokenizer = await asyncio.to_thread(load_tokenizer, card.tokenizer, files, self._token_memory)
+            parsers = self._load_parsers(card)
+        except Exception as error:
+            log.warning("model %r cannot be loaded from worker %016x: %s", card.name, card.instance_id, error)
+            return None
+        side = await self._make_side(card.name, card.worker_type)
+        if side is None:
+            return None
+        worker = self._workers.get(path)
+        if worker is None or worker.card != card or worker.instance is None:
+            await _close(side.router)
+            return None
+        model = Model(
+            card,
+            tokenizer=tokenizer,
+            files=files,
+            pipeline=self._pipeline,
+            parsers=parsers,
+            successor=lambda name: self._models.get(name),
+        )
+        model.add(side)
+        return model
+
+    async def _changed_or(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _notify(self) -> None:
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+
+
+def _pauses() -> Iterator[float]:
+    """How long to wait before each further try."""
+    pause = FIRST_RETRY
+    while True:
+        yield pause * random.uniform(0.5, 1.5)  # noqa: S311 - spreads retries, guards nothing
+        pause = min(pause * 2, LAST_RETRY)
+
+
+async def _close(router: Router) -> None:
+    try:
+        await router.aclose()
+    except Exception:
+        log.exception("router %s could not be closed", router.NAME)

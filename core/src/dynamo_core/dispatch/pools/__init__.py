@@ -1,0 +1,1 @@
+"""The workers of one model, by role, and what decides among them."""

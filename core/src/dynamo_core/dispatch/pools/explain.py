@@ -1,0 +1,71 @@
+"""What routing a request would look at now. Nothing is chosen, reserved, or counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from dynamo_core.contracts.explain import RankView, RouteView
+from dynamo_core.contracts.router import Considered, Phase, RoutingRequest, no_worker
+from dynamo_core.dispatch.execution.prefill import decode_override
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.pools.pool import Pool
+from dynamo_core.dispatch.pools.side import Side
+from dynamo_core.errors import DynamoError
+from dynamo_core.protocol.records import DECODE, PREFILL
+from dynamo_core.protocol.request import PreprocessedRequest
+
+_PHASES = {PREFILL: Phase.PREFILL, DECODE: Phase.DECODE}
+#: Names the request in what a router logs.
+_ID = "explain"
+
+_Rank: TypeAlias = tuple[int, int]
+
+
+def explain_side(side: Side, board: LoadBoard, request: PreprocessedRequest) -> RouteView:
+    """How the workers of one side look to a request."""
+    pool = side.pool
+    phase = _PHASES.get(pool.role, Phase.AGGREGATED)
+    if phase is Phase.DECODE:
+        request = msgspec.structs.replace(request, router_config_override=decode_override(request))
+    asked = RoutingRequest(request, _ID, phase=phase)
+    considered: Sequence[Considered] | None = None
+    refusal = None
+    try:
+        if not pool.eligible():
+            raise no_worker(pool)
+        considered = side.router.explain(asked, pool)
+    except DynamoError as error:
+        refusal = error.message
+    sizes = [card.kv_cache_block_size for card in pool.cards.values()]
+    ranks = _ranks(pool, board, considered)
+    return RouteView(pool.role, side.router.NAME, len(request.token_ids), next(iter(sizes), None), ranks, refusal)
+
+
+def _ranks(pool: Pool, board: LoadBoard, considered: Sequence[Considered] | None) -> list[RankView]:
+    known: dict[_Rank, Considered] = {(one.instance_id, one.dp_rank): one for one in considered or ()}
+    least = min((one.cost for one in known.values()), default=None)
+    found = []
+    for instance in pool.instances.values():
+        worker_id = instance.instance_id
+        facts = pool.cards[worker_id].runtime_config
+        first = facts.data_parallel_start_rank
+        for rank in range(first, first + facts.data_parallel_size):
+            one = known.get((worker_id, rank))
+            view = RankView(
+                worker_id,
+                instance.worker,
+                rank,
+                pool.state(worker_id),
+                board.requests(worker_id),
+                board.prefill_tokens(worker_id, rank),
+                board.blocks(worker_id, rank),
+                overlap=one.overlap if one is not None else None,
+                shared=one.shared if one is not None else None,
+                cost=one.cost if one is not None else None,
+                best=(one is not None and one.cost == least) if considered is not None else None,
+            )
+            found.append(view)
+    return found

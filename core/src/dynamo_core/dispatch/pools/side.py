@@ -1,0 +1,38 @@
+"""Workers of one role, and who chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from dynamo_core.contracts.router import Router
+from dynamo_core.dispatch.pools.pool import Pool
+from dynamo_core.protocol.records import ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The workers of one model in one role, and the router made for them."""
+
+    pool: Pool
+    router: Router
+
+
+#: The sides that a request needs, in order: one that does it all, or one for the prompt and one for the answer.
+Way: TypeAlias = tuple[Side] | tuple[Side, Side]
+
+
+class Ways(Protocol):
+    """Where the requests of one model go; the workers may change between two calls."""
+
+    @property
+    def card(self) -> ModelCard:
+        """The card of the model."""
+
+    def way(self, excluded: Collection[int] = ()) -> Way:
+        """The sides for a request that is to be placed now, if possible with workers that are not excluded.
+
+        Raises:
+            Unavailable: a role is missing.
+        """

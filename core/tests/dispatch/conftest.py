@@ -1,0 +1,201 @@
+"""A pipeline whose workers are worked by the test: it says what each gives, and when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+from dynamo_core.contracts.admission import AdmissionServices, Permit, Principal
+from dynamo_core.contracts.call import Endpoint, Sink, Source
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.router import PoolView, Route, Router, RoutingRequest, no_worker
+from dynamo_core.contracts.transport import Served, Transport
+from dynamo_core.dispatch.execution.admission import NoAdmission
+from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.pools.pool import Pool
+from dynamo_core.dispatch.pools.side import Side, Way
+from dynamo_core.errors import Disconnected, DynamoError
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import LLMEngineOutput, usage
+from dynamo_core.protocol.records import Instance, ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
+from dynamo_core.telemetry.metrics import Metrics
+
+PROMPT = [900, 901, 902]
+
+
+def token(position: int) -> int:
+    """The token of an answer that is at this position of prompt and answer together."""
+    return position * 31 % 97
+
+
+class Call(Source):
+    """One accepted call, worked by the test."""
+
+    def __init__(self, request: PreprocessedRequest, sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+        self.given = 0
+        self.over = False
+        self.closed = False
+        self.paused = False
+
+    @property
+    def left(self) -> int:
+        limit = self.request.stop_conditions.max_tokens
+        assert limit is not None
+        return limit - self.given
+
+    def give(self, count: int) -> None:
+        for _ in range(count):
+            item = LLMEngineOutput([token(len(self.request.token_ids) + self.given)], log_probs=[-1.0])
+            self.given += 1
+            self.sink.data(item)
+
+    def complete(self) -> None:
+        self.give(self.left)
+        self.over = True
+        self.sink.data(LLMEngineOutput.length().with_usage(usage(len(self.request.token_ids), self.given)))
+        self.sink.event(Annotated.from_complete_final())
+        self.sink.closed(None)
+
+    def fail(self, error: DynamoError, *, told: bool) -> None:
+        self.over = True
+        if told:
+            self.sink.event(Annotated.from_error(error))
+            self.sink.event(Annotated.from_complete_final())
+            self.sink.closed(None)
+        else:
+            self.sink.closed(error)
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+        self.closed = True
+
+    def stop(self) -> None:
+        """The test decides whether the worker hears of it."""
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+class StageTransport(Transport):
+    """Accepts calls and does no more; refuses those that it was told to."""
+
+    NAME = "stage"
+
+    def __init__(self) -> None:
+        super().__init__(PluginConfig(), Metrics())
+        self.calls: list[Call] = []
+        self.refusals: list[DynamoError] = []
+        #: Tokens that come before the caller knows that it was accepted, and how many such calls then fail at once.
+        self.early = 0
+        self.broken = 0
+
+    async def serve(self, instance_id: int, endpoint: Endpoint, handler: Any) -> Served:
+        raise NotImplementedError
+
+    async def call(
+        self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
+    ) -> Source:
+        await asyncio.sleep(0)
+        if self.refusals:
+            raise self.refusals.pop()
+        call = Call(request, sink)
+        self.calls.append(call)
+        call.give(min(self.early, call.left))
+        if self.broken:
+            self.broken -= 1
+            call.fail(Disconnected("at once"), told=False)
+        return call
+
+    def events(self) -> EventPlane:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+class InTurn(Router):
+    """The first that is eligible."""
+
+    NAME = "in-turn"
+
+    async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
+        eligible = pool.eligible(request.excluded)
+        if not eligible:
+            raise no_worker(pool)
+        return Route(eligible[0])
+
+
+class Counted(Permit):
+    __slots__ = ("told",)
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def release(self, output_tokens: int) -> None:
+        self.told.append(output_tokens)
+
+
+class Open(NoAdmission):
+    permit: Permit
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Any) -> Permit:
+        return self.permit
+
+
+class Stage:
+    """A pipeline, and one request to be made of it."""
+
+    prompt = PROMPT
+
+    def __init__(self, workers: int = 5, *, limit: int = 2, **deadlines: Any) -> None:
+        self.card = ModelCard(name="m", instance_id=0, migration_limit=limit)
+        self.pool = Pool("m", "aggregated")
+        self.transport = StageTransport()
+        self.board = LoadBoard()
+        self.metrics = Metrics()
+        self.permit = Counted()
+        admission = Open(PluginConfig(), AdmissionServices(self.metrics))
+        admission.permit = self.permit
+        self.pipeline = Pipeline(
+            transport=self.transport,
+            admission=admission,
+            board=self.board,
+            deadlines=Deadlines(**({"migration_wait": 0.0} | deadlines)),
+            metrics=self.metrics,
+        )
+        self.side = Side(self.pool, InTurn(PluginConfig(), None))  # type: ignore[arg-type]
+        for number in range(1, workers + 1):
+            self.pool.add(Instance(instance_id=number), self.card)
+        self.ctx = EngineContext("r")
+
+    def way(self, excluded: Collection[int] = ()) -> Way:
+        return (self.side,)
+
+    @staticmethod
+    def answer(length: int) -> list[int]:
+        """The whole answer."""
+        return [token(len(PROMPT) + at) for at in range(length)]
+
+    async def generate(self, max_tokens: int = 12, **options: Any) -> ResponseStream:
+        request = PreprocessedRequest(
+            model="m", token_ids=PROMPT, stop_conditions=StopConditions(max_tokens=max_tokens), **options
+        )
+        return await self.pipeline.generate(request, self.ctx, Principal(), self)
+
+
+@pytest.fixture(scope="session")
+def make_stage() -> Callable[..., Stage]:
+    """For tests that have a loop of their own."""
+    return Stage

@@ -1,0 +1,142 @@
+"""Alarms go off in time and in order, with one timer; a bounded block ends as with `asyncio.timeout`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from dynamo_core.dispatch.execution.alarms import Alarms
+
+LONG = 60.0
+
+
+async def test_alarms_go_off_in_the_order_in_which_they_were_set_except_those_taken_back() -> None:
+    alarms = Alarms(0.02)
+    rang: list[str] = []
+    over = asyncio.Event()
+    for name in "abc":
+        number = alarms.set(lambda name=name: rang.append(name))  # type: ignore[misc]
+        if name == "b":
+            alarms.cancel(number)
+            alarms.cancel(number)
+    alarms.set(over.set)
+
+    async with asyncio.timeout(10):
+        await over.wait()
+
+    assert rang == ["a", "c"]
+    assert len(alarms) == 0
+
+
+async def test_an_alarm_that_is_set_after_another_was_taken_back_goes_off_in_its_own_time() -> None:
+    alarms = Alarms(0.06)
+    alarms.cancel(alarms.set(lambda: None))
+    await asyncio.sleep(0.03)
+    over = asyncio.Event()
+
+    begun = asyncio.get_running_loop().time()
+    alarms.set(over.set)
+    async with asyncio.timeout(10):
+        await over.wait()
+
+    assert asyncio.get_running_loop().time() - begun >= 0.055
+
+
+async def test_an_alarm_may_set_the_next_one() -> None:
+    alarms = Alarms(0.005)
+    over = asyncio.Event()
+
+    def again() -> None:
+        alarms.set(over.set)
+
+    alarms.set(again)
+
+    async with asyncio.timeout(10):
+        await over.wait()
+
+
+async def test_one_that_fails_keeps_no_other_from_going_off(caplog: pytest.LogCaptureFixture) -> None:
+    alarms = Alarms(0.005)
+    over = asyncio.Event()
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    alarms.set(fail)
+    alarms.set(over.set)
+    with caplog.at_level(logging.ERROR):
+        async with asyncio.timeout(10):
+            await over.wait()
+
+    assert "deadline failed" in caplog.text
+
+
+async def test_what_takes_too_long_in_a_bounded_block_is_cancelled_and_told_as_a_timeout() -> None:
+    alarms = Alarms(0.01)
+    cancelled = False
+
+    async def work() -> None:
+        nonlocal cancelled
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            cancelled = True
+
+    with pytest.raises(TimeoutError), alarms.within():
+        await work()
+
+    assert cancelled
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_block_that_ends_in_time_leaves_nothing_behind() -> None:
+    alarms = Alarms(LONG)
+
+    with alarms.within():
+        await asyncio.sleep(0)
+    with pytest.raises(KeyError), alarms.within():
+        raise KeyError
+
+    assert len(alarms) == 0
+
+
+async def test_a_block_that_is_cancelled_from_outside_stays_cancelled() -> None:
+    alarms = Alarms(LONG)
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        with alarms.within():
+            inside.set()
+            await asyncio.sleep(LONG)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work())
+        await inside.wait()
+        task.cancel()
+
+    assert task.cancelled()
+    assert len(alarms) == 0
+
+
+async def test_a_block_that_is_late_and_cancelled_from_outside_stays_cancelled() -> None:
+    alarms = Alarms(0.005)
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        with alarms.within():
+            inside.set()
+            try:
+                await asyncio.sleep(LONG)
+            finally:
+                current = asyncio.current_task()
+                assert current is not None
+                current.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work())
+        await inside.wait()
+
+    assert task.cancelled()

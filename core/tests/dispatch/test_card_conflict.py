@@ -1,0 +1,39 @@
+"""Workers of one model that do not go together: what the log says of the one that is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynamo_core.dispatch.models.model import card_conflict
+from dynamo_core.kv.hashes import SCHEME
+from dynamo_core.protocol.records import ModelCard
+
+
+def card(**facts: Any) -> ModelCard:
+    known: dict[str, Any] = {"name": "m", "instance_id": 1, "checksum": "a", "kv_cache_block_size": 16}
+    return ModelCard(**(known | facts))
+
+
+def test_workers_that_are_alike_go_together() -> None:
+    assert card_conflict(card(), card(instance_id=2)) is None
+
+
+def test_another_block_size_is_named() -> None:
+    conflict = card_conflict(card(), card(kv_cache_block_size=32, checksum="b"))
+
+    assert conflict is not None
+    assert "of 32 tokens" in str(conflict)
+    assert "of 16" in str(conflict)
+
+
+def test_another_way_of_hashing_is_named_and_one_that_is_not_said_is_none() -> None:
+    conflict = card_conflict(card(kv_hashing=SCHEME), card(kv_hashing="sha256"))
+
+    assert conflict is not None
+    assert "sha256" in str(conflict)
+    assert card_conflict(card(kv_hashing=SCHEME), card()) is None
+    assert card_conflict(card(), card(kv_hashing=SCHEME)) is None
+
+
+def test_anything_else_that_differs_is_told_as_such() -> None:
+    assert "checksum" in str(card_conflict(card(), card(checksum="b")))

@@ -1,0 +1,94 @@
+"""The board counts every attempt in and out, whatever the order."""
+
+from __future__ import annotations
+
+from dynamo_core.contracts.router import Route
+from dynamo_core.dispatch.load.board import LoadBoard, Ticket
+from dynamo_core.protocol.records import Instance
+from hypothesis import given
+from hypothesis import strategies as st
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), st.integers(1, 3), st.integers(0, 1), st.integers(0, 50)),
+        st.tuples(st.just("first"), st.integers(0, 99), st.just(0), st.just(0)),
+        st.tuples(st.just("leave"), st.integers(0, 99), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_the_board_agrees_with_a_plain_list_of_what_runs(steps: list[tuple[str, int, int, int]]) -> None:
+    board = LoadBoard()
+    running: list[tuple[Ticket, int, int, int]] = []
+
+    for number, (action, which, rank, tokens) in enumerate(steps):
+        if action == "enter":
+            ticket = board.enter(
+                Route(Instance(instance_id=which), rank),
+                f"r{number}",
+                prompt_tokens=tokens,
+                block_size=16,
+                hashes=range(tokens // 16),
+            )
+            running.append((ticket, which, rank, tokens))
+        elif running:
+            at = which % len(running)
+            ticket, instance, rank, tokens = running[at]
+            if action == "first":
+                ticket.first_item()
+                running[at] = (ticket, instance, rank, 0)
+            else:
+                ticket.leave()
+                ticket.leave()
+                del running[at]
+        for instance in (1, 2, 3):
+            assert board.requests(instance) == sum(entry[1] == instance for entry in running)
+            for rank in (0, 1):
+                here = [entry for entry in running if entry[1:3] == (instance, rank)]
+                assert board.prefill_tokens(instance, rank) == sum(entry[3] for entry in here)
+    for entry in running:
+        entry[0].leave()
+
+    assert board.total_requests == 0
+    assert board.blocks(1) == board.blocks(2) == board.blocks(3) == 0
+
+
+def test_cached_blocks_are_not_prefilled_again() -> None:
+    board = LoadBoard()
+
+    board.enter(Route(Instance(instance_id=1), overlap=2), "r", prompt_tokens=40, block_size=16, hashes=[1, 2])
+
+    assert board.prefill_tokens(1) == 8
+    assert board.blocks(1) == 2
+
+
+class Watcher:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def entered(self, attempt_id: str) -> None:
+        self.told.append(f"entered {attempt_id}")
+
+    def prefilled(self) -> None:
+        self.told.append("prefilled")
+
+    def left(self) -> None:
+        self.told.append("left")
+
+
+def test_the_watcher_of_a_route_is_told_what_becomes_of_the_request() -> None:
+    board, watcher = LoadBoard(), Watcher()
+    route = Route(Instance(instance_id=1), watcher=watcher)
+    assert watcher.told == []
+
+    ticket = board.enter(route, "r-0", prompt_tokens=4, block_size=None, hashes=())
+    ticket.first_item()
+    ticket.leave()
+    ticket.leave()
+    ticket.first_item()
+
+    assert watcher.told == ["entered r-0", "prefilled", "left"]

@@ -1,0 +1,224 @@
+"""How moving comes to its end: at a worker that is free at last, or with the stream, which takes everything along."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dynamo_core.errors import (
+    CannotConnect,
+    Disconnected,
+    ResponseTimeout,
+    ServiceOverloaded,
+    Unavailable,
+    WorkerOverloaded,
+)
+
+
+async def turns(count: int = 30) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("how", ["closed", "stopped, then closed", "failed, then closed"])
+async def test_a_call_under_way_is_over_when_the_stream_is_closed(make_stage: Callable[..., Any], how: str) -> None:
+    stage = make_stage()
+    stream = await stage.generate()
+    stage.transport.calls[0].give(2)
+    calling = asyncio.Event()
+    over: list[bool] = []
+
+    async def call(*_: Any) -> Any:
+        calling.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            # To give a call up takes a moment.
+            await turns()
+            over.append(True)
+
+    stage.transport.call = call
+    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    await calling.wait()
+    if how.startswith("stopped"):
+        stage.ctx.stop_generating()
+    elif how.startswith("failed"):
+        stream.fail(ResponseTimeout("too late"))
+    if how != "closed":
+        await turns(60)
+        assert over == [True]
+    await stream.aclose()
+
+    assert over == [True]
+    assert (stage.board.total_requests, stage.permit.told) == (0, [0])
+
+
+async def test_the_worker_that_was_left_has_let_go_when_the_stream_is_closed(make_stage: Callable[..., Any]) -> None:
+    stage = make_stage()
+    stream = await stage.generate()
+    stage.transport.calls[0].give(2)
+    slow = stage.transport.calls[0]
+    closed: list[bool] = []
+
+    async def aclose() -> None:
+        await turns()
+        closed.append(True)
+
+    slow.aclose = aclose
+    stream.lose(ResponseTimeout("silent"))
+    await turns(5)
+    assert len(stage.transport.calls) == 2
+    early = list(closed)
+    await stream.aclose()
+
+    assert (early, closed) == ([], [True])
+
+
+async def test_a_stream_that_ends_well_leaves_no_task(make_stage: Callable[..., Any]) -> None:
+    stage = make_stage()
+    stream = await stage.generate()
+    stage.transport.calls[0].give(2)
+    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    await turns()
+    stage.transport.calls[1].complete()
+    tokens = [token async for item in stream for token in item.token_ids]
+
+    assert tokens == stage.answer(12)
+    assert stage.board.total_requests == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await stream.aclose()
+    assert stage.permit.told == [12]
+
+
+@pytest.mark.parametrize("given", [0, 2])
+async def test_workers_that_were_busy_are_asked_again_however_often_it_takes(
+    make_stage: Callable[..., Any], given: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo_core.dispatch.execution.migration.FIRST_WAIT", 0.0001)
+    monkeypatch.setattr("dynamo_core.dispatch.execution.migration.LAST_WAIT", 0.0001)
+    stage = make_stage(migration_wait=20)
+    stream = await stage.generate()
+    stage.transport.calls[0].give(given)
+    stage.transport.refusals = [WorkerOverloaded("full")] * 20
+    call, accepted = stage.transport.call, asyncio.Event()
+
+    async def seen(*arguments: Any) -> Any:
+        source = await call(*arguments)
+        accepted.set()
+        return source
+
+    stage.transport.call = seen
+    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    async with asyncio.timeout(10):
+        await accepted.wait()
+    stage.transport.calls[1].complete()
+
+    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
+    await stream.aclose()
+    assert stage.board.total_requests == 0
+
+
+async def test_a_new_request_that_every_worker_was_too_busy_for_is_refused_without_waiting(
+    make_stage: Callable[..., Any],
+) -> None:
+    stage = make_stage(2, migration_wait=3600)
+    stream = await stage.generate()
+    for call in range(2):
+        await turns()
+        stage.transport.calls[call].fail(WorkerOverloaded("no room in the engine"), told=True)
+
+    with pytest.raises(ServiceOverloaded):
+        async with asyncio.timeout(5):
+            [item async for item in stream]
+    await stream.aclose()
+    assert stage.board.total_requests == 0
+
+
+async def test_moving_has_tries_of_its_own(make_stage: Callable[..., Any]) -> None:
+    stage = make_stage(retries=0)
+    stream = await stage.generate()
+    for call in range(2):
+        stage.transport.calls[call].give(2)
+        stage.transport.calls[call].fail(Disconnected("lost"), told=False)
+        await turns()
+    stage.transport.calls[2].complete()
+
+    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
+    await stream.aclose()
+
+
+async def test_the_first_item_of_the_next_worker_is_not_that_of_the_answer(make_stage: Callable[..., Any]) -> None:
+    stage = make_stage(first_item=0.01)
+    stream = await stage.generate()
+    stage.transport.calls[0].give(2)
+    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    await turns()
+    passed = asyncio.Event()
+    stage.pipeline._alarms.first.set(passed.set)
+    await passed.wait()
+
+    assert not stream.ended
+    stage.transport.calls[1].complete()
+    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
+    await stream.aclose()
+
+
+async def test_a_worker_is_not_called_for_an_attempt_that_has_failed_already(make_stage: Callable[..., Any]) -> None:
+    stage = make_stage()
+    stream = await stage.generate()
+    stage.transport.calls[0].give(2)
+    route = stage.side.router.route
+
+    async def fails(*arguments: Any) -> Any:
+        stage.side.router.route = route
+        stream.lose(Disconnected("what it builds on"))
+        return await route(*arguments)
+
+    stage.side.router.route = fails
+    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    await turns()
+    stage.transport.calls[-1].complete()
+
+    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
+    assert len(stage.transport.calls) == 2
+    await stream.aclose()
+
+
+async def test_attempts_that_fail_before_a_worker_is_called_count_too(make_stage: Callable[..., Any]) -> None:
+    stage = make_stage()
+    stream = await stage.generate()
+    route, routed = stage.side.router.route, 0
+
+    async def fails(*arguments: Any) -> Any:
+        nonlocal routed
+        routed += 1
+        stream.lose(Disconnected("what it builds on"))
+        return await route(*arguments)
+
+    stage.side.router.route = fails
+    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    await turns(100)
+
+    assert routed == 2
+    assert isinstance(stream.error, Unavailable)
+    await stream.aclose()
+
+
+async def test_that_one_worker_is_busy_counts_more_than_that_another_is_gone(make_stage: Callable[..., Any]) -> None:
+    stage = make_stage(2)
+    stage.transport.refusals = [CannotConnect("gone")]
+    route = stage.side.router.route
+
+    async def one_is_busy(request: Any, pool: Any) -> Any:
+        if request.excluded:
+            raise ServiceOverloaded
+        return await route(request, pool)
+
+    stage.side.router.route = one_is_busy
+
+    with pytest.raises(ServiceOverloaded):
+        await stage.generate()
+
+    assert stage.permit.told == [0]

@@ -7,9 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := .stamps
 # Entry points are read at install: a changed manifest means installing again.
-MANIFESTS := $(wildcard core/pyproject.toml plugins/*/*/pyproject.toml)
-DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
-SOURCES := core/src core/tests plugins tests benchmarks examples
+MANIFESTS := $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/*/pyproject.toml)
+DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml plugins/*/*/pyproject.toml))
+SOURCES := core/src core/tests libs plugins tests benchmarks examples
 
 # The first interpreter that is new enough and really runs (version managers leave launchers that do not).
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do \
@@ -35,8 +35,8 @@ VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_PYTHON ?= $(shell for p in python3.11 python3 /usr/bin/python3.11; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 # What `dynamo serve` needs around it.
-VLLM_PARTS := engines/mocker engines/vllm transports/inproc transports/tcp discovery/memory discovery/file \
-	routers/round-robin routers/kv frontends/openai parsers/standard
+VLLM_PARTS := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml)) $(addprefix plugins/,engines/mocker engines/vllm \
+	transports/inproc transports/tcp discovery/memory discovery/file routers/round-robin routers/kv frontends/openai parsers/standard)
 
 CONFIG ?=
 ARGS ?=
@@ -152,7 +152,7 @@ test-clients-sample: $(STAMPS)/clients-sdks $(STAMPS)/dev
 
 # torchvision comes without a build that fits, and importing vLLM then fails; triton is large and of no use on a CPU; the
 # meta package of NIXL would bring two versions of CUDA.
-$(STAMPS)/vllm: $(foreach part,core $(addprefix plugins/,$(VLLM_PARTS)),$(part)/pyproject.toml)
+$(STAMPS)/vllm: $(foreach part,core $(VLLM_PARTS),$(part)/pyproject.toml)
 	@if [ -z "$(VLLM_PYTHON)" ]; then echo "make: Python 3.11 is needed for vLLM and was not found; set VLLM_PYTHON=/path/to/python3.11" >&2; exit 2; fi
 	@echo "setting up $(VLLM_VENV) …"
 	@$(VLLM_PYTHON) -m venv $(VLLM_VENV)
@@ -161,7 +161,7 @@ $(STAMPS)/vllm: $(foreach part,core $(addprefix plugins/,$(VLLM_PARTS)),$(part)/
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) $$(grep -E '^(pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis)==' requirements-dev.txt)
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		-e "core[text,uvloop,testing]" $(addprefix -e ./plugins/,$(VLLM_PARTS))
+		-e "core[text,uvloop,testing]" $(addprefix -e ./,$(VLLM_PARTS))
 	@mkdir -p $(STAMPS) && touch $@
 
 # vLLM leaves things open that Python warns of when the tests have ended.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from dynamo_core.testing.ports import free_port
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.ports import free_port
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of
 from benchmarks.http1 import Connection, Endpoint

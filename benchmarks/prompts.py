@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.children import ChildFailed, Children
 from benchmarks.http1 import Connection

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from dynamo_core.testing.ports import free_port
 from dynamo_plugin_router_slot_tracker.bodies import Addition, Projection, Registration, RequestKey
 from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_testing.ports import free_port
 
 from benchmarks.children import ChildFailed, Children, accepts
 from benchmarks.http1 import BadResponse, Connection, Endpoint, fetch

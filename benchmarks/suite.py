@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dynamo_core.testing.ports import free_port
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.ports import free_port
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.children import ChildFailed, Children, accepts, answers_ready, parts_of, pin
 from benchmarks.http1 import Endpoint

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from dynamo_core.testing.ports import free_port
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.ports import free_port
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.brokers import BROKERS, Broker, ServerMissing
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of, pin

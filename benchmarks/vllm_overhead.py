@@ -27,10 +27,10 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.testing import mock_context
-from dynamo_core.testing.ports import free_port
 from dynamo_plugin_engine_vllm.config import VllmConfig
 from dynamo_plugin_engine_vllm.engine import VllmEngine
+from dynamo_testing import mock_context
+from dynamo_testing.ports import free_port
 
 from benchmarks.http1 import BadResponse, Connection, Endpoint, fetch
 from benchmarks.loops import LOOP_NAME, run

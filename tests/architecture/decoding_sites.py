@@ -37,10 +37,10 @@ METHODS = frozenset({"model_validate_json", "json"})
 
 
 def sources() -> Iterator[Path]:
-    """The modules that ship, without those that plugin authors test with."""
-    for folder in (ROOT / "core" / "src", *sorted(ROOT.glob("plugins/*/*/src"))):
+    """The modules that ship, and of those that plugin authors test with the command."""
+    for folder in (ROOT / "core" / "src", *sorted(ROOT.glob("libs/*/src")), *sorted(ROOT.glob("plugins/*/*/src"))):
         for path in sorted(folder.rglob("*.py")):
-            if "testing" not in path.relative_to(ROOT).parts:
+            if "testing" not in path.relative_to(ROOT).parts or path.name == "command.py":
                 yield path
 
 

@@ -14,22 +14,24 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))
-DISTRIBUTIONS = [ROOT / "core", *PLUGINS]
+LIBS = sorted(path.parent for path in ROOT.glob("libs/*/pyproject.toml"))
+DISTRIBUTIONS = [ROOT / "core", *LIBS, *PLUGINS]
 
 #: What plugins may import of core: contracts and what they are made of, never the runtime that assembles them.
 PUBLIC = (
+    "backoff",
     "certificates",
     "contracts",
-    "directory",
     "errors",
     "hookspecs",
     "http",
     "kv",
+    "loop_thread",
     "protocol",
+    "starting",
     "tasks",
     "telemetry",
     "text",
-    "wire",
 )
 
 #: Import names of distributions whose names differ.
@@ -63,13 +65,19 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("plugin", PLUGINS, ids=relative)
-def test_a_plugin_folder_is_complete_and_could_leave(plugin: Path) -> None:
+@pytest.mark.parametrize("distribution", [*LIBS, *PLUGINS], ids=relative)
+def test_the_folder_of_a_distribution_is_complete_and_could_leave(distribution: Path) -> None:
     for part in ("pyproject.toml", "README.md", "src", "tests"):
-        assert (plugin / part).exists(), f"{relative(plugin)} has no {part}"
-    module = next((plugin / "src").iterdir())
+        assert (distribution / part).exists(), f"{relative(distribution)} has no {part}"
+    module = next((distribution / "src").iterdir())
     assert (module / "py.typed").exists()
-    assert list((plugin / "tests").glob("test_*.py")), "a plugin has tests of its own"
+    assert list((distribution / "tests").glob("test_*.py")), "a distribution has tests of its own"
+
+
+@pytest.mark.parametrize("lib", LIBS, ids=relative)
+def test_a_library_is_called_what_its_folder_is(lib: Path) -> None:
+    assert manifest(lib)["project"]["name"] == f"dynamo-{lib.name}"
+    assert next((lib / "src").iterdir()).name == f"dynamo_{lib.name}"
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=relative)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dynamo_core.testing.ports import free_port
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.ports import free_port
+from dynamo_testing.tiny_model import make_tokenizer_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
-from dynamo_core.testing.faults import Direction, FaultPlan, FaultProxy, HalfOpen, Raw
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.faults import Direction, FaultPlan, FaultProxy, HalfOpen, Raw
+from dynamo_testing.ports import free_port
 
 from tests.chaos.client import Client
 from tests.chaos.history import Asked, History

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
-from dynamo_core.testing.faults import FaultPlan, FaultProxy, Raw
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.faults import FaultPlan, FaultProxy, Raw
+from dynamo_testing.ports import free_port
 
 from tests.chaos.wire import BrokerRequests, Requests, TcpRequests
 from tests.e2e.brokers import Servers

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dynamo_core.testing.faults import (
+from dynamo_testing.faults import (
     BlackHole,
     Corrupt,
     Cut,

@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 import pytest
-from dynamo_core.testing.faults import Delay, Direction
+from dynamo_testing.faults import Delay, Direction
 
 from tests.chaos.client import Client, Crowd
 from tests.chaos.history import Asked, End, check

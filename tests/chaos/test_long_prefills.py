@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.ports import free_port
 
 from tests.chaos.processes import Part
 from tests.e2e.brokers import Servers

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from dynamo_core.testing.faults import Cut, Direction
+from dynamo_testing.faults import Cut, Direction
 
 from tests.chaos.client import Client, Crowd
 from tests.chaos.history import check

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from dynamo_core.testing.faults import Direction, Passing
+from dynamo_testing.faults import Direction, Passing
 from hypothesis import given
 from hypothesis import strategies as st
 

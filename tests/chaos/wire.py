@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 from dynamo_core.protocol.annotated import COMPLETE_FINAL
-from dynamo_core.testing.faults import Direction, Passing
-from dynamo_core.wire.messages import ROWS_TAG, Open, Taken
+from dynamo_testing.faults import Direction, Passing
+from dynamo_wire.messages import ROWS_TAG, Open, Taken
 
 _decode = msgspec.msgpack.Decoder().decode
 

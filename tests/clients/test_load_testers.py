@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from tests.clients.programs_of import command, printed
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self
 
 import pytest
 import redis
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.ports import free_port
 
 #: Seconds that a server may take to start.
 STARTS = 15.0

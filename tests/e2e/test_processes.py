@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.ports import free_port
 
 CONFIG = """
 workers:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 CONFIG = """
 client: {token_cache_mb: %d}

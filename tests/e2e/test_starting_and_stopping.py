@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 

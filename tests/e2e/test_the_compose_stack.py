@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 STACK = REPOSITORY / "examples" / "mocker"

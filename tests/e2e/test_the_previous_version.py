@@ -60,7 +60,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip("there is no previous version: no tag before this commit, and DYNAMO_PREVIOUS is not set")
     folder = tmp_path_factory.mktemp("previous")
     subprocess.run(["tar", "-x", "-C", folder], input=git("archive", commit), check=True, timeout=60)
-    sources = [folder / "core" / "src", *sorted(folder.glob("plugins/*/*/src"))]
+    sources = [folder / "core" / "src", *sorted(folder.glob("libs/*/src")), *sorted(folder.glob("plugins/*/*/src"))]
     return {"PYTHONPATH": os.pathsep.join(map(str, sources))}
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.testing.ports import free_port
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.ports import free_port
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 #: An interpreter that has `llama-cpp-python[server]` and `gguf`.
 PEER = os.environ.get("LLAMA_CPP_PYTHON", "")

@@ -14,7 +14,7 @@ from dynamo_core.contracts.endpoints import MODEL_FILE
 from dynamo_core.errors import Unavailable
 from dynamo_core.protocol.files import ModelFileChunk, ModelFileRequest
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, ModelFile
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 
 class Plain(LLMEngine):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "write-an-engine.md").read_text()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
 from dynamo_core.text.folder import load_folder
 from dynamo_core.text.hf import HFTokenizer
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import ConfigError, InvalidArgument
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
 from dynamo_core.text.generic import LibraryStream
 from dynamo_core.text.hf import HFTokenizer
 from dynamo_core.text.pieces import PieceStream
 from dynamo_core.text.tokenizer import StreamDecoder
+from dynamo_testing.tiny_model import make_tokenizer_folder
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library

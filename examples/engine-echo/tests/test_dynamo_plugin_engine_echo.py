@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import dynamo_plugin_engine_echo
 import pytest
 from dynamo_core import FinishReason, LLMEngineOutput, PreprocessedRequest, StopConditions, WorkerConfig
-from dynamo_core.testing import EngineConformance, EngineFactory, mock_context
 from dynamo_plugin_engine_echo.engine import EchoConfig, EchoEngine
+from dynamo_testing import EngineConformance, EngineFactory, mock_context
 
 #: Token ids of the byte tokenizer are bytes.
 ABC = list(b"abc")

@@ -18,9 +18,9 @@ from dynamo_core.protocol.events import (
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.reading import UNREADABLE
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.wire.brokered import pieces
-from dynamo_core.wire.messages import encode as pack
-from dynamo_core.wire.messages import item_decoder
+from dynamo_wire.brokered import pieces
+from dynamo_wire.messages import encode as pack
+from dynamo_wire.messages import item_decoder
 
 from tests.architecture.bad_bytes import msgpack_bodies
 from tests.architecture.readers.registry import READERS, Feed, Reader, reader
@@ -35,31 +35,31 @@ def _wire(decode: Callable[[bytes], object], sites: Sequence[str], name: str, ra
 
 _wire(
     lambda data: pieces.read_bundle(pieces.worker_decoder, data),
-    ["dynamo_core.wire.brokered.pieces:worker_decoder msgspec.msgpack.Decoder"],
+    ["dynamo_wire.brokered.pieces:worker_decoder msgspec.msgpack.Decoder"],
     "bundles to workers",
     pieces.LinkError,
 )
 _wire(
     lambda data: pieces.read_bundle(pieces.caller_decoder, data),
-    ["dynamo_core.wire.brokered.pieces:caller_decoder msgspec.msgpack.Decoder"],
+    ["dynamo_wire.brokered.pieces:caller_decoder msgspec.msgpack.Decoder"],
     "bundles to callers",
     pieces.LinkError,
 )
 _wire(
     lambda data: pieces.read_count(memoryview(data)),
-    ["dynamo_core.wire.brokered.pieces:_count_decoder msgspec.msgpack.Decoder"],
+    ["dynamo_wire.brokered.pieces:_count_decoder msgspec.msgpack.Decoder"],
     "counts of what has arrived",
     pieces.LinkError,
 )
 _wire(
     lambda data: pieces.read_answer(memoryview(data)),
-    ["dynamo_core.wire.brokered.pieces:_busy_decoder msgspec.msgpack.Decoder"],
+    ["dynamo_wire.brokered.pieces:_busy_decoder msgspec.msgpack.Decoder"],
     "answers to probes over a broker",
     pieces.LinkError,
 )
 _wire(
     pieces.read_piece,
-    ["dynamo_core.wire.brokered.pieces:_piece_decoder msgspec.msgpack.Decoder"],
+    ["dynamo_wire.brokered.pieces:_piece_decoder msgspec.msgpack.Decoder"],
     "pieces",
     pieces.LinkError,
 )
@@ -93,8 +93,8 @@ _ITEMS = (
 READERS["items"] = Reader(
     _items(item_decoder),
     (
-        "dynamo_core.wire.messages:item_decoder msgspec.msgpack.Decoder",
-        "dynamo_core.wire.brokered.serving:BrokeredServed.__init__ msgspec.msgpack.Decoder",
+        "dynamo_wire.messages:item_decoder msgspec.msgpack.Decoder",
+        "dynamo_wire.brokered.serving:BrokeredServed.__init__ msgspec.msgpack.Decoder",
         "dynamo_plugin_transport_tcp.serving:TcpServed.__init__ msgspec.msgpack.Decoder",
     ),
     msgpack_bodies,

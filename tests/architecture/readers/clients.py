@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from dynamo_core.errors import ConfigError, InvalidArgument
 from dynamo_core.settings.documents import parse_text, read_document
-from dynamo_core.wire.messages import encode as pack
+from dynamo_wire.messages import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json
@@ -249,14 +249,14 @@ async def config_files() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_core.cli.conformance:_prefill_result msgspec.json.Decoder",
+    "dynamo_testing.command:_prefill_result msgspec.json.Decoder",
     "dynamo_core.cli.route:_messages reading.read_json",
     good=[b'{"disaggregated_params": {}}'],
     raises=[ConfigError],
 )
 async def arguments() -> AsyncGenerator[Feed, None]:
-    from dynamo_core.cli.conformance import _prefill_result
     from dynamo_core.cli.route import _messages
+    from dynamo_testing.command import _prefill_result
 
     def feed(data: bytes) -> None:
         text = data.decode(errors="surrogateescape").replace("@", "")

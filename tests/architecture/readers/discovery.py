@@ -8,13 +8,13 @@ from typing import Any, cast
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.contracts.thresholds import PREFILL_TOKENS, Thresholds
-from dynamo_core.directory.fanout import Fanout
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.records import CARDS, INSTANCES, EventSource, Instance, ModelCard, RuntimeConfig
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_leases.fanout import Fanout
 
 from tests.architecture.bad_bytes import json_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json

@@ -19,8 +19,8 @@ from dynamo_core.protocol.events import (
 )
 from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.router.harness import Fleet
-from dynamo_core.wire.messages import encode as pack
+from dynamo_testing.router.harness import Fleet
+from dynamo_wire.messages import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies
 from tests.architecture.readers.registry import Feed, reader
@@ -76,9 +76,9 @@ async def kv_events() -> AsyncGenerator[Feed, None]:
     await router.aclose()
 
 
-@reader("dynamo_core.wire.brokered.events:_events msgspec.msgpack.Decoder", bodies=msgpack_bodies)
+@reader("dynamo_wire.brokered.events:_events msgspec.msgpack.Decoder", bodies=msgpack_bodies)
 async def brokered_events() -> AsyncGenerator[Feed, None]:
-    from dynamo_core.wire.brokered.events import _Subscriber
+    from dynamo_wire.brokered.events import _Subscriber
 
     subscriber = _Subscriber("s", 10_000, Metrics().counter("n", "n").labels())
     yield lambda data: subscriber.receive("", data, "")

@@ -17,12 +17,12 @@ from dynamo_core.protocol.events import (
 from dynamo_core.protocol.reading import UNREADABLE
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
 from dynamo_core.text.calls import CallArray
 from dynamo_core.text.folder import MODEL_CONFIG, TOKENIZER
 from dynamo_core.text.hf import HFTokenizer
-from dynamo_core.wire.messages import encode as pack
 from dynamo_core.worker.probe import probe_request
+from dynamo_testing.tiny_model import make_tokenizer_folder
+from dynamo_wire.messages import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json

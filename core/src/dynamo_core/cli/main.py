@@ -17,8 +17,10 @@ COMMANDS = {
     "key": "Make API keys for clients.",
     "route": "Ask a running frontend where requests go.",
     "new": "Write a new plugin package to start from.",
-    "conformance": "Hold an installed plugin to its contract.",
 }
+
+#: Commands that other distributions bring, so that one that is missing can be named.
+ELSEWHERE = {"conformance": "dynamo-testing"}
 
 
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -33,6 +35,7 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
+    elsewhere=ELSEWHERE,
     package="dynamo_core.cli",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

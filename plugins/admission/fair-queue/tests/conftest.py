@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dynamo_core.testing.ports import free_port
+from dynamo_testing.ports import free_port
 
 DEADLINE = 15.0
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from dynamo_core.contracts.admission import Admission
-from dynamo_core.testing.admission_kit import AdmissionFactory, AdmissionKit
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig, TenantSettings
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
+from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 
 
 class _Kit(AdmissionKit):

@@ -14,8 +14,8 @@ from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.admission_kit import AdmissionFactory, AdmissionKit
 from dynamo_plugin_admission_token_capacity.admission import TokenCapacityAdmission
+from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 
 
 class TestKit(AdmissionKit):

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
+from dynamo_testing.ports import free_port
 
 DEADLINE = 15.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core.testing.discovery_kit import Directories, DiscoveryKit
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
+from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
 
 class EtcdKit(DiscoveryKit):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.directory.records import NO_LEASE
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_leases.records import NO_LEASE
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
 from dynamo_plugin_discovery_file.folder import RECORDS, Folder

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.discovery_kit import Directories, DiscoveryKit
 from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
 from dynamo_plugin_discovery_file.lease import FileLease
+from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
 
 class TestFileDiscovery(DiscoveryKit):

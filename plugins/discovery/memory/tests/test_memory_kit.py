@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.discovery_kit import Directories, DiscoveryKit
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
 
 class TestMemory(DiscoveryKit):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
+from dynamo_testing.ports import free_port
 
 DEADLINE = 15.0
 

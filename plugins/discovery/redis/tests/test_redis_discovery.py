@@ -16,9 +16,9 @@ import pytest
 import redis
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.store import Store
+from dynamo_testing.ports import free_port
 from pydantic import SecretStr, ValidationError
 
 README = Path(__file__).parents[1] / "README.md"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core.testing.discovery_kit import Directories, DiscoveryKit
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
 from dynamo_plugin_discovery_redis.lease import RedisLease
+from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
 
 class RedisKit(DiscoveryKit):

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from dynamo_core import DisaggregationMode, WorkerConfig
-from dynamo_core.testing import EngineConformance, EngineFactory, PrefillPeer, run_conformance
-from dynamo_core.testing.engine_kit import Prefill
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_testing import EngineConformance, EngineFactory, PrefillPeer, run_conformance
+from dynamo_testing.engine_kit import Prefill
 
 
 def factory(mode: DisaggregationMode, **keys: object) -> EngineFactory:

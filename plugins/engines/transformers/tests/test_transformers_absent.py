@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from dynamo_core import DisaggregationMode, WorkerConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
 from dynamo_plugin_engine_transformers.config import TransformersConfig
 from dynamo_plugin_engine_transformers.engine import TransformersEngine
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 
 @pytest.mark.skipif(find_spec("torch") is not None, reason="the library is installed")

@@ -22,9 +22,9 @@ from dynamo_core import (
 )
 from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.errors import ConfigError
-from dynamo_core.testing import EngineConformance, EngineFactory, run_conformance
 from dynamo_plugin_engine_transformers.config import TransformersConfig
 from dynamo_plugin_engine_transformers.engine import TransformersEngine
+from dynamo_testing import EngineConformance, EngineFactory, run_conformance
 
 pytestmark = pytest.mark.full
 

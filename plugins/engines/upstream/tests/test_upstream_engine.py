@@ -14,10 +14,10 @@ from dynamo_core import BackendError, FinishReason, PreprocessedRequest, WorkerC
 from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode
 from dynamo_core.errors import ConfigError, WorkerOverloaded
-from dynamo_core.testing import EngineConformance, EngineFactory
-from dynamo_core.testing.ports import free_port
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.engine import UpstreamEngine
+from dynamo_testing import EngineConformance, EngineFactory
+from dynamo_testing.ports import free_port
 
 
 class TestContract(EngineConformance):

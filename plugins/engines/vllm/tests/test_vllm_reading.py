@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 from dynamo_core import GenerateContext
 from dynamo_core.tasks import TaskSet
-from dynamo_core.testing import mock_context
 from dynamo_plugin_engine_vllm.reading import Reading
+from dynamo_testing import mock_context
 
 
 class Request:

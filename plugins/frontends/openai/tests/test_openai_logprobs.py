@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, TopLogprob
 from dynamo_core.protocol.request import OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
-from dynamo_core.testing.tiny_model import END_OF_TURN, START_OF_TURN, make_tokenizer_folder
 from dynamo_core.text.bytes import BOS, EOS, ByteTokenizer
 from dynamo_core.text.hf import HFTokenizer
 from dynamo_core.text.load import load_tokenizer
@@ -20,6 +19,7 @@ from dynamo_plugin_frontend_openai.choices import Piece, TokenChoice
 from dynamo_plugin_frontend_openai.render import Collected, Identity
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
+from dynamo_testing.tiny_model import END_OF_TURN, START_OF_TURN, make_tokenizer_folder
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 from dynamo_core.contracts.router import Router
-from dynamo_core.testing.router_kit import RouterFactory, RouterKit
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
+from dynamo_testing.router_kit import RouterFactory, RouterKit
 
 
 class TestByEvents(RouterKit):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.testing.router_kit import RouterFactory, RouterKit
 from dynamo_plugin_router_load_aware.routers import (
     LeastLoadedRouter,
     LoadAwareConfig,
     PowerOfTwoRouter,
     RandomRouter,
 )
+from dynamo_testing.router_kit import RouterFactory, RouterKit
 
 
 class TestRandom(RouterKit):

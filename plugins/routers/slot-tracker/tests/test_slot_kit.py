@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 from dynamo_core.contracts.router import Router
-from dynamo_core.testing.router_kit import RouterFactory, RouterKit
 from dynamo_plugin_router_slot_tracker.router import SlotTrackerConfig, SlotTrackerRouter
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
+from dynamo_testing.router_kit import RouterFactory, RouterKit
 
 
 def _unknown(router: Router) -> int:

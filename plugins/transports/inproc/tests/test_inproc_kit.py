@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.events_kit import EventPlanes, EventsKit
-from dynamo_core.testing.transport_kit import Planes, TransportKit
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_testing.events_kit import EventPlanes, EventsKit
+from dynamo_testing.transport_kit import Planes, TransportKit
 
 
 class TestInproc(TransportKit):

@@ -22,10 +22,10 @@ import uvloop
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.faults import FaultProxy, Frame, Passing, Raw
-from dynamo_core.testing.ports import free_port
 from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
+from dynamo_testing.faults import FaultProxy, Frame, Passing, Raw
+from dynamo_testing.ports import free_port
 
 WAIT = 10.0
 

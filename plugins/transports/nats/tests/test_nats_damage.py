@@ -9,10 +9,10 @@ import pytest
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import Disconnected
 from dynamo_core.protocol.records import Instance
-from dynamo_core.testing.faults import Direction, Fault, Frame, Lane
-from dynamo_core.testing.transport.damage import TEXT, Damage, flip_bits, prompt, speak
-from dynamo_core.testing.transport.harness import Recorder
 from dynamo_plugin_transport_nats.transport import NatsTransport
+from dynamo_testing.faults import Direction, Fault, Frame, Lane
+from dynamo_testing.transport.damage import TEXT, Damage, flip_bits, prompt, speak
+from dynamo_testing.transport.harness import Recorder
 
 WAIT = 10.0
 

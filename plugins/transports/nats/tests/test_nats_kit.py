@@ -10,13 +10,13 @@ import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.events_kit import EventPlanes, EventsKit
-from dynamo_core.testing.faults import Direction, Drop, HalfOpen
-from dynamo_core.testing.transport.hanging import HangChecks
-from dynamo_core.testing.transport_kit import Planes, TransportKit
-from dynamo_core.wire.messages import ROWS_TAG
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_nats.transport import NatsTransport
+from dynamo_testing.events_kit import EventPlanes, EventsKit
+from dynamo_testing.faults import Direction, Drop, HalfOpen
+from dynamo_testing.transport.hanging import HangChecks
+from dynamo_testing.transport_kit import Planes, TransportKit
+from dynamo_wire.messages import ROWS_TAG
 
 
 def carries_rows(body: bytes) -> bool:

@@ -29,12 +29,12 @@ from dynamo_core.errors import (
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.faults import BlackHole, Corrupt, Delay, Direction, Drop, Duplicate, Fault, Passing, Reorder
-from dynamo_core.testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
-from dynamo_core.wire.messages import ROWS_TAG
 from dynamo_plugin_transport_nats.broker import NatsBroker
 from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
+from dynamo_testing.faults import BlackHole, Corrupt, Delay, Direction, Drop, Duplicate, Fault, Passing, Reorder
+from dynamo_testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
+from dynamo_wire.messages import ROWS_TAG
 
 Make = Callable[..., Coroutine[Any, Any, NatsTransport]]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from dynamo_core.protocol.records import Instance
-from dynamo_core.testing.transport.damage import TEXT, Damage, flip_bits, speak
 from dynamo_plugin_transport_redis.transport import RedisTransport
+from dynamo_testing.transport.damage import TEXT, Damage, flip_bits, speak
 
 Make = Callable[..., Coroutine[Any, Any, RedisTransport]]
 

@@ -16,12 +16,12 @@ from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.wire.messages import ROWS_TAG
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.frames import FrameSplitter, checked_frame, frame
 from dynamo_plugin_transport_tcp.messages import Challenge, Proof, Ready
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_wire.messages import ROWS_TAG
 
 WAIT = 10.0
 

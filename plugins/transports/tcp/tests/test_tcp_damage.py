@@ -15,10 +15,10 @@ from dynamo_core.errors import CannotConnect, ConnectionTimeout, Disconnected
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.faults import Corrupt, Direction, FaultProxy, Passing, Raw
-from dynamo_core.testing.transport.damage import TEXT, Damage, flip_bits, speak
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.faults import Corrupt, Direction, FaultProxy, Passing, Raw
+from dynamo_testing.transport.damage import TEXT, Damage, flip_bits, speak
 
 Make = Callable[..., TcpTransport]
 

@@ -14,11 +14,11 @@ from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.contracts.events import Publisher
 from dynamo_core.protocol.records import EventSource
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.ports import free_port
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp import events as plane
 from dynamo_plugin_transport_tcp.address import Address, split_host_port
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.ports import free_port
 
 Make = Callable[..., TcpTransport]
 Events = AsyncGenerator[tuple[int, int, bytes], None]

@@ -17,7 +17,6 @@ from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Gauge
-from dynamo_core.wire import messages as wire
 from dynamo_plugin_transport_tcp import messages
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.calling import CallerLink
@@ -26,6 +25,7 @@ from dynamo_plugin_transport_tcp.frames import HEAD, FrameError, FrameSplitter, 
 from dynamo_plugin_transport_tcp.link import Link
 from dynamo_plugin_transport_tcp.serving import ListenerLink, Registry, TcpServed
 from dynamo_plugin_transport_tcp.strangers import Strangers
+from dynamo_wire import messages as wire
 from hypothesis import given
 from hypothesis import strategies as st
 

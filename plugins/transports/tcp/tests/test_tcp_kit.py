@@ -10,13 +10,13 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.testing.events_kit import EventPlanes, EventsKit
-from dynamo_core.testing.faults import Direction, FaultProxy, HalfOpen, Raw
-from dynamo_core.testing.transport.hanging import HangChecks
-from dynamo_core.testing.transport_kit import Planes, TransportKit
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.events_kit import EventPlanes, EventsKit
+from dynamo_testing.faults import Direction, FaultProxy, HalfOpen, Raw
+from dynamo_testing.transport.hanging import HangChecks
+from dynamo_testing.transport_kit import Planes, TransportKit
 
 SECRET = "sixteen or more characters"
 

@@ -13,10 +13,10 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import Disconnected
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
-from dynamo_core.testing.faults import Direction, Drop, FaultProxy
-from dynamo_core.wire.messages import ROWS_TAG, Taken
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.faults import Direction, Drop, FaultProxy
+from dynamo_wire.messages import ROWS_TAG, Taken
 
 Make = Callable[..., TcpTransport]
 

@@ -15,15 +15,15 @@ from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import Disconnected, ResponseTimeout, chain_has
 from dynamo_core.protocol.records import Instance
-from dynamo_core.testing.faults import Direction, FaultProxy, Throttle
-from dynamo_core.testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
-from dynamo_core.wire import liveness
-from dynamo_core.wire.messages import Accepted, Open
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import HEAD
 from dynamo_plugin_transport_tcp.messages import Challenge, Hello, Proof, Ready, listener_decoder, pack
 from dynamo_plugin_transport_tcp.probes import ANSWER_LENGTH, ProbeKey, probe
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.faults import Direction, FaultProxy, Throttle
+from dynamo_testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
+from dynamo_wire import liveness
+from dynamo_wire.messages import Accepted, Open
 from hypothesis import given
 from hypothesis import strategies as st
 

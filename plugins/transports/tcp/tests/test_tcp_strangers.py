@@ -16,11 +16,11 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.wire.messages import Accepted, Bye, Open, Ping, Pong, Taken, encode
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import frame
 from dynamo_plugin_transport_tcp.messages import MAGIC, Challenge, Hello, Proof, Ready, caller_decoder, pack
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_wire.messages import Accepted, Bye, Open, Ping, Pong, Taken, encode
 
 Make = Callable[..., TcpTransport]
 

@@ -29,9 +29,9 @@ from dynamo_core.errors import (
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.wire import calls
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_wire import calls
 
 Make = Callable[..., TcpTransport]
 

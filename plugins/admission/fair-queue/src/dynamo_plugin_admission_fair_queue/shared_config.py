@@ -5,8 +5,8 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from dynamo_core import PluginConfig, SettingsMismatch
-from dynamo_core.directory.times import check_times
-from dynamo_core.directory.tls import TlsConfig
+from dynamo_leases.times import check_times
+from dynamo_leases.tls import TlsConfig
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 #: Where a server listens if its address does not say.

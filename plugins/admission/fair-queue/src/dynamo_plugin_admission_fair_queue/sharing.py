@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from dynamo_core.directory.times import spread
+from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
 from dynamo_core.tasks import TaskSet
 
@@ -99,7 +99,7 @@ class Sharing:
                         await self._round()
                 except Exception as error:
                     self._failed(error)
-                    pause = spread(min(_AGAIN, pause * 2**self._failures), 0.5, 1.0)
+                    pause = jitter(min(_AGAIN, pause * 2**self._failures), 0.5, 1.0)
                 else:
                     self._succeeded()
                 self._meters.others(len(self._others), stale=self._failures > 0)

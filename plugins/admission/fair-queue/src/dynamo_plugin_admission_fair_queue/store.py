@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import Any
 
 from dynamo_core.certificates import client_context
-from dynamo_core.directory.tls import TlsConfig
 from dynamo_core.errors import CannotConnect
+from dynamo_leases.tls import TlsConfig
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff

@@ -11,11 +11,11 @@ from typing import Any
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from dynamo_core.certificates import client_context
-from dynamo_core.directory.lines import Lines
-from dynamo_core.directory.patience import Refused
-from dynamo_core.directory.tls import TlsConfig
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.reading import Unreadable, read_json, shown
+from dynamo_leases.lines import Lines
+from dynamo_leases.patience import Refused
+from dynamo_leases.tls import TlsConfig
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.errors import (

@@ -6,8 +6,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
-from dynamo_core.directory.times import check_times
-from dynamo_core.directory.tls import TlsConfig
+from dynamo_leases.times import check_times
+from dynamo_leases.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a member of a cluster listens if its address does not say.

@@ -8,10 +8,9 @@ from urllib.parse import urlsplit
 from aiohttp import ServerDisconnectedError
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.directory.remote import RemoteDiscovery, Session, Tell
-from dynamo_core.directory.starting import wait_for_store
-from dynamo_core.directory.strangers import first_words, quoted
 from dynamo_core.errors import CannotConnect
+from dynamo_core.starting import first_words, quoted, wait_for_store
+from dynamo_leases.remote import RemoteDiscovery, Session, Tell
 
 from dynamo_plugin_discovery_etcd.client import Client, tls_context
 from dynamo_plugin_discovery_etcd.config import EtcdConfig

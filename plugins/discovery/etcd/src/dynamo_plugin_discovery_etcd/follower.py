@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 
+from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.directory.remote import Tell
-from dynamo_core.directory.times import spread
 from dynamo_core.errors import CannotConnect
+from dynamo_leases.remote import Tell
 
 from dynamo_plugin_discovery_etcd.client import Messages
 from dynamo_plugin_discovery_etcd.errors import TokenExpired
@@ -61,7 +61,7 @@ class Follower:
                 await self._follow_changes()
                 if time.monotonic() - begun > self._poll:
                     continue
-            await asyncio.sleep(spread(self._poll, 0.25, 1))
+            await asyncio.sleep(jitter(self._poll, 0.25, 1))
 
     async def _list(self) -> None:
         # One after the other, so that an older one never follows a newer one.

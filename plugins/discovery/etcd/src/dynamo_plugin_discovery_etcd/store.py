@@ -6,8 +6,8 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dynamo_core.directory.records import NO_LEASE
 from dynamo_core.errors import CannotConnect
+from dynamo_leases.records import NO_LEASE
 
 from dynamo_plugin_discovery_etcd.client import Client, Messages
 from dynamo_plugin_discovery_etcd.errors import NOT_FOUND, OUT_OF_RANGE, PRECONDITION, Status

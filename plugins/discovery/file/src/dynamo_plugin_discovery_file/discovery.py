@@ -11,13 +11,13 @@ from pathlib import Path
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.directory.fanout import Fanout
-from dynamo_core.directory.keeper import Keeper
-from dynamo_core.directory.lease import new_id
-from dynamo_core.directory.looking import Looking
-from dynamo_core.directory.records import NO_LEASE, check
-from dynamo_core.directory.times import check_times, check_ttl, heartbeat
 from dynamo_core.errors import ConfigError
+from dynamo_leases.fanout import Fanout
+from dynamo_leases.keeper import Keeper
+from dynamo_leases.lease import new_id
+from dynamo_leases.looking import Looking
+from dynamo_leases.records import NO_LEASE, check
+from dynamo_leases.times import check_times, check_ttl, heartbeat
 from pydantic import Field, field_validator, model_validator
 
 from dynamo_plugin_discovery_file.clock import SYSTEM, Clock

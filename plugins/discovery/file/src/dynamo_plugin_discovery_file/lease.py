@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dynamo_core.directory.lease import BeatingLease
-from dynamo_core.directory.patience import Patience
-from dynamo_core.directory.records import check
-from dynamo_core.directory.times import spread
+from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
+from dynamo_leases.lease import BeatingLease
+from dynamo_leases.patience import Patience
+from dynamo_leases.records import check
 
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.folder import FORMAT, LEASES, RECORDS, Folder, Place, Signature
@@ -229,7 +229,7 @@ class FileLease(BeatingLease):
             self._gone = True
             self._records.clear()
             self.tell_lost()
-        self.due = now + wait + spread(self._heartbeat - wait, 0, 1)
+        self.due = now + wait + jitter(self._heartbeat - wait, 0, 1)
 
 
 def cannot_write(folder: Folder, error: OSError) -> CannotConnect:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from dynamo_core.contracts.discovery import MAX_VALUE
-from dynamo_core.directory.records import MAX_KEY, check
+from dynamo_leases.records import MAX_KEY, check
 
 #: The largest file that can be a record: no more is ever read.
 MAX_RECORD = MAX_VALUE + 3 * MAX_KEY + 64

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.directory.records import NO_LEASE
 from dynamo_core.protocol.left_out import LeftOut
+from dynamo_leases.records import NO_LEASE
 
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.folder import FORMAT, LEASES, RECORDS, Folder, Place, Signature

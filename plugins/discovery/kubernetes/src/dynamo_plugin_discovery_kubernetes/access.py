@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_core.certificates import client_context
-from dynamo_core.directory.tls import TlsConfig
 from dynamo_core.errors import ConfigError
+from dynamo_leases.tls import TlsConfig
 
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
 

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import AddrInfoType, ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
-from dynamo_core.directory.lines import Lines
-from dynamo_core.directory.patience import Refused
-from dynamo_core.directory.times import spread
+from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.reading import Unreadable, read_json, shown
+from dynamo_leases.lines import Lines
+from dynamo_leases.patience import Refused
 
 from dynamo_plugin_discovery_kubernetes.access import Access
 from dynamo_plugin_discovery_kubernetes.errors import NotSpoken, Throttled, Unauthorized, failure, unreachable
@@ -110,7 +110,7 @@ class Client:
                 again = False
             except Throttled as error:
                 pause = min(error.seconds, MAX_PAUSE)
-                self._not_before = asyncio.get_running_loop().time() + spread(pause, 1, 1.25)
+                self._not_before = asyncio.get_running_loop().time() + jitter(pause, 1, 1.25)
             finally:
                 response.release()
 

@@ -8,8 +8,8 @@ import socket
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.directory.remote import RemoteDiscovery, Session, Tell
-from dynamo_core.directory.starting import wait_for_store
+from dynamo_core.starting import wait_for_store
+from dynamo_leases.remote import RemoteDiscovery, Session, Tell
 
 from dynamo_plugin_discovery_kubernetes.access import find_access
 from dynamo_plugin_discovery_kubernetes.client import Client

@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.directory.remote import Tell
-from dynamo_core.directory.times import spread
 from dynamo_core.errors import CannotConnect
 from dynamo_core.tasks import TaskSet
+from dynamo_leases.remote import Tell
 
 from dynamo_plugin_discovery_kubernetes.client import Events, Json, WatchEnded
 from dynamo_plugin_discovery_kubernetes.errors import Status
@@ -74,7 +74,7 @@ class Follower:
                 await self._follow_changes()
                 if time.monotonic() - begun > self._poll:
                     continue
-            await asyncio.sleep(spread(self._poll, 0.25, 1))
+            await asyncio.sleep(jitter(self._poll, 0.25, 1))
 
     async def _list(self) -> None:
         # One after the other, so that an older one never follows a newer one.
@@ -117,7 +117,7 @@ class Follower:
         while True:
             begun = time.monotonic()
             # Not all watches of all processes end together.
-            seconds = spread(self._watch_timeout, 0.75, 1)
+            seconds = jitter(self._watch_timeout, 0.75, 1)
             try:
                 async with self._store.changes(path, newest(), seconds) as events:
                     await self._read(events, take, begun + seconds + self._poll)
@@ -126,7 +126,7 @@ class Follower:
             except Status as error:
                 raise Relist(f"the changes since version {newest()} are forgotten: {error}") from error
             lived = time.monotonic() - begun
-            await asyncio.sleep(spread(self._poll, 0.1, 0.5) if lived < self._poll else 0)
+            await asyncio.sleep(jitter(self._poll, 0.1, 0.5) if lived < self._poll else 0)
 
     async def _read(self, events: Events, take: Callable[[list[Json]], None], until: float) -> None:
         clock = asyncio.get_running_loop()
@@ -182,7 +182,7 @@ class Follower:
             self._report(self._view.tick(time.monotonic()))
             for lease in self._view.left_behind(time.monotonic()):
                 # All processes see it at the same time; one is enough.
-                if spread(1, 0, 1) < self._poll / self._ttl:
+                if jitter(1, 0, 1) < self._poll / self._ttl:
                     await self._clear_away(lease)
 
     async def _clear_away(self, lease: LeaseFact) -> None:

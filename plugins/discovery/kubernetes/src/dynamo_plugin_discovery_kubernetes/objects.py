@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dynamo_core.directory.records import NO_LEASE
 from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import UNREADABLE
+from dynamo_leases.records import NO_LEASE
 
 log = logging.getLogger(__name__)
 

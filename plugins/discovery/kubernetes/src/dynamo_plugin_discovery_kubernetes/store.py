@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from dynamo_core.directory.records import NO_LEASE
 from dynamo_core.errors import CannotConnect
+from dynamo_leases.records import NO_LEASE
 
 from dynamo_plugin_discovery_kubernetes.client import Client, Events, Json
 from dynamo_plugin_discovery_kubernetes.errors import CONFLICT, GONE, NOT_FOUND, Denied, NoNamespace, NotSpoken, Status

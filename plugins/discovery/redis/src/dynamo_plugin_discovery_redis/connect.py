@@ -6,9 +6,9 @@ import ssl
 from typing import Any
 
 from dynamo_core.certificates import client_context
-from dynamo_core.directory.patience import Refused
-from dynamo_core.directory.tls import TlsConfig
 from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_leases.patience import Refused
+from dynamo_leases.tls import TlsConfig
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,

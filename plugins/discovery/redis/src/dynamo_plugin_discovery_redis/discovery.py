@@ -10,19 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TypeVar
 
+from dynamo_core.backoff import jitter
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.directory.fanout import Fanout
-from dynamo_core.directory.keeper import Keeper
-from dynamo_core.directory.lease import new_id
-from dynamo_core.directory.looking import Looking
-from dynamo_core.directory.patience import Refused
-from dynamo_core.directory.records import check
-from dynamo_core.directory.starting import wait_for_store
-from dynamo_core.directory.times import check_ttl, heartbeat, spread
 from dynamo_core.errors import CannotConnect
+from dynamo_core.starting import wait_for_store
 from dynamo_core.tasks import TaskSet
+from dynamo_leases.fanout import Fanout
+from dynamo_leases.keeper import Keeper
+from dynamo_leases.lease import new_id
+from dynamo_leases.looking import Looking
+from dynamo_leases.patience import Refused
+from dynamo_leases.records import check
+from dynamo_leases.times import check_ttl, heartbeat
 
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.connect import as_config_error
@@ -217,4 +218,4 @@ class RedisDiscovery(Discovery):
                 (log.warning if isinstance(error, Refused) else log.debug)("changes are heard of late: %s", error)
             except Exception:
                 log.exception("changes are heard of late")
-            await asyncio.sleep(spread(RETRY))
+            await asyncio.sleep(jitter(RETRY))

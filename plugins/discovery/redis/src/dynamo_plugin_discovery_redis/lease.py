@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dynamo_core.directory.lease import BeatingLease
-from dynamo_core.directory.patience import Patience, Refused
-from dynamo_core.directory.records import check
-from dynamo_core.directory.times import spread
+from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
+from dynamo_leases.lease import BeatingLease
+from dynamo_leases.patience import Patience, Refused
+from dynamo_leases.records import check
 
 from dynamo_plugin_discovery_redis.store import Store
 
@@ -133,4 +133,4 @@ class RedisLease(BeatingLease):
             self.tell_lost()
 
     def _spread(self) -> float:
-        return spread(self._heartbeat, 0.05, 0.5)
+        return jitter(self._heartbeat, 0.05, 0.5)

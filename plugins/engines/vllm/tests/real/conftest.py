@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from dynamo_core import DisaggregationMode, LLMEngineOutput, PreprocessedRequest, WorkerConfig
-from dynamo_core.testing import mock_context
-from dynamo_core.testing.tiny_model import make_tokenizer_folder
 from dynamo_plugin_engine_vllm.config import VllmConfig
 from dynamo_plugin_engine_vllm.engine import VllmEngine
+from dynamo_testing import mock_context
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") is not None else ["test_*.py"]
 

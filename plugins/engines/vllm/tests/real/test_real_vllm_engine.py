@@ -30,10 +30,10 @@ from dynamo_core import (
 from dynamo_core.kv import block_hashes
 from dynamo_core.protocol.request import GuidedDecodingOptions
 from dynamo_core.tasks import TaskSet
-from dynamo_core.testing import mock_context
 from dynamo_plugin_engine_vllm.engine import VllmEngine
 from dynamo_plugin_engine_vllm.events import Translator
 from dynamo_plugin_engine_vllm.subscription import Tale, follow
+from dynamo_testing import mock_context
 from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

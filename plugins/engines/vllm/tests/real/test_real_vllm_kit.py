@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from dynamo_core import EmbedRequest
 from dynamo_core.errors import BackendError
-from dynamo_core.testing import mock_context, run_conformance
 from dynamo_plugin_engine_vllm.engine import VllmEngine
 from dynamo_plugin_engine_vllm.offspring import MARK
+from dynamo_testing import mock_context, run_conformance
 
 
 @pytest.mark.full

@@ -21,9 +21,9 @@ from dynamo_core import (
     SamplingOptions,
     StopConditions,
 )
-from dynamo_core.testing import PrefillPeer, mock_context, run_conformance
 from dynamo_plugin_engine_vllm import handoff
 from dynamo_plugin_engine_vllm.engine import VllmEngine
+from dynamo_testing import PrefillPeer, mock_context, run_conformance
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

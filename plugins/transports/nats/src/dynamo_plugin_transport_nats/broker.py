@@ -1,4 +1,4 @@
-"""The connection with the NATS servers; see `dynamo_core.wire.brokered.broker`."""
+"""The connection with the NATS servers; see `dynamo_wire.brokered.broker`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import nats.errors
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
-from dynamo_core.directory.strangers import first_words, quoted
 from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
-from dynamo_core.wire.brokered.broker import CLOSE_GRACE, Broker, Letter, Listening, Session
+from dynamo_core.starting import first_words, quoted
+from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Letter, Listening, Session
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription

@@ -1,4 +1,4 @@
-"""The connection with a Redis server; see `dynamo_core.wire.brokered.broker`.
+"""The connection with a Redis server; see `dynamo_wire.brokered.broker`.
 
 Messages are published to channels: the server keeps none of them, so that nothing has to be trimmed there, and says of
 each how many got it, so that it is known at once when nobody listens. It may drop a subscriber that falls behind, and
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import DynamoError
 from dynamo_core.tasks import TaskSet
-from dynamo_core.wire.brokered.broker import CLOSE_GRACE, Broker, Letter, Listening, Session
+from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Letter, Listening, Session
 from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError

@@ -15,11 +15,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dynamo_core.directory.loop_thread import LoopThread
 from dynamo_core.errors import ConnectionTimeout, to_wire
+from dynamo_core.loop_thread import LoopThread
 from dynamo_core.tasks import TaskSet
-from dynamo_core.wire.loop_watch import LoopWatch
-from dynamo_core.wire.messages import Bye
+from dynamo_wire.loop_watch import LoopWatch
+from dynamo_wire.messages import Bye
 
 from dynamo_plugin_transport_tcp.messages import pack
 from dynamo_plugin_transport_tcp.probes import PROBE_LENGTH, PROBE_START, ProbeKey

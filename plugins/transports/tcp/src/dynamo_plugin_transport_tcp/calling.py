@@ -18,9 +18,9 @@ from dynamo_core.errors import (
     DynamoError,
 )
 from dynamo_core.tasks import TaskSet
-from dynamo_core.wire.calls import Calls
-from dynamo_core.wire.liveness import ASKED, Liveness, patience
-from dynamo_core.wire.messages import (
+from dynamo_wire.calls import Calls
+from dynamo_wire.liveness import ASKED, Liveness, patience
+from dynamo_wire.messages import (
     ACCEPTED_PROTOS,
     Accepted,
     Ended,

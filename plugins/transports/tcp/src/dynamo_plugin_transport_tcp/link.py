@@ -12,9 +12,9 @@ from typing import Any, ClassVar, cast
 import msgspec
 from dynamo_core.contracts.metrics import CounterLike
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
-from dynamo_core.wire.checksums import checksum
-from dynamo_core.wire.liveness import Act, Liveness
-from dynamo_core.wire.messages import Bye, Ping, Pong, encode
+from dynamo_wire.checksums import checksum
+from dynamo_wire.liveness import Act, Liveness
+from dynamo_wire.messages import Bye, Ping, Pong, encode
 
 from dynamo_plugin_transport_tcp.address import join_host_port
 from dynamo_plugin_transport_tcp.config import TcpConfig

@@ -23,7 +23,7 @@ from dynamo_core.errors import (
     to_wire,
 )
 from dynamo_core.tasks import TaskSet
-from dynamo_core.wire.messages import (
+from dynamo_wire.messages import (
     ACCEPTED_PROTOS,
     UNREADABLE,
     Open,
@@ -35,7 +35,7 @@ from dynamo_core.wire.messages import (
     encode,
     proto_mismatch,
 )
-from dynamo_core.wire.outlets import Outlets
+from dynamo_wire.outlets import Outlets
 
 from dynamo_plugin_transport_tcp.address import NONCE_BYTES, Address
 from dynamo_plugin_transport_tcp.config import TcpConfig

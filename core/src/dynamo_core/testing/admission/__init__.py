@@ -1,1 +1,0 @@
-"""The checks of `dynamo_core.testing.admission_kit`, by promise."""

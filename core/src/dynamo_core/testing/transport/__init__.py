@@ -1,1 +1,0 @@
-"""The checks of the transport kit, by promise; `dynamo_core.testing.transport_kit` puts them together."""

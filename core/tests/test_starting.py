@@ -1,0 +1,53 @@
+"""What a starting process finds out of the service on a port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from dynamo_core import starting
+from dynamo_core.starting import first_words, quoted
+from dynamo_testing.ports import free_port
+
+Serve = Callable[..., Awaitable[int]]
+
+
+@pytest.fixture
+async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
+    """Starts a service that greets, answers what it is asked first, and hangs up or waits; gives its port."""
+    monkeypatch.setattr(starting, "GREETING_TIMEOUT", 0.2)
+    over = asyncio.Event()
+    async with AsyncExitStack() as stack:
+
+        async def start(greeting: bytes = b"", answer: bytes = b"", *, waits: bool = False) -> int:
+            async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writer.write(greeting)
+                if answer and await reader.readline():
+                    writer.write(answer)
+                if waits:
+                    await over.wait()
+                writer.close()
+
+            server = await asyncio.start_server(meet, "127.0.0.1", 0)
+            stack.push_async_callback(server.wait_closed)
+            stack.callback(server.close)
+            stack.callback(over.set)
+            return int(server.sockets[0].getsockname()[1])
+
+        yield start
+
+
+async def test_a_service_is_known_by_its_greeting_or_by_its_answer(serve: Serve) -> None:
+    ssh = await serve(greeting=b"SSH-2.0-x\r\n")
+    web = await serve(answer=b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    assert quoted(await first_words("127.0.0.1", ssh)) == "'SSH-2.0-x'"
+    assert quoted(await first_words("127.0.0.1", web)) == "'HTTP/1.1 400 Bad Request'"
+
+
+async def test_a_service_that_says_nothing_may_be_the_right_one(serve: Serve) -> None:
+    assert await first_words("127.0.0.1", await serve(waits=True)) == b""
+    assert await first_words("127.0.0.1", await serve()) == b""
+    assert await first_words("127.0.0.1", free_port()) == b""

@@ -1,0 +1,166 @@
+"""What one lease holds in a store that answers requests, and how it is kept there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from dynamo_core.backoff import jitter
+from dynamo_core.errors import CannotConnect
+
+from dynamo_leases.patience import Patience, Refused
+
+log = logging.getLogger(__name__)
+
+
+class LeaseStore(Protocol):
+    """A store that keeps leases. Every method raises `CannotConnect` if it cannot be asked, `Refused` if it says no."""
+
+    async def grant(self, lease: int, ttl: float) -> None:
+        """Makes a lease; one that is there is fine. `ttl` in seconds."""
+        ...
+
+    async def keep_alive(self, lease: int) -> set[str] | None:
+        """Renews a lease. The keys that it holds; None if it is gone."""
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """Ends a lease and removes its records; one that is gone is fine."""
+        ...
+
+    async def put(self, lease: int, key: str, value: bytes) -> bool:
+        """Writes a record, whoever held the key; False if there is no such lease."""
+        ...
+
+    async def reclaim(self, lease: int, key: str, value: bytes) -> bool:
+        """Writes a record that is missing; False if somebody else has put the key meanwhile, who keeps it."""
+        ...
+
+    async def remove(self, lease: int, key: str) -> None:
+        """Removes a record if this lease holds it."""
+        ...
+
+
+class Holding:
+    """Lives in one event loop, one step at a time. Times are in seconds.
+
+    What the store has is mended at each heartbeat: a lease that is gone is granted again under its id, a record that is
+    missing is put again unless somebody else has taken its key, and one that was never confirmed is taken back.
+    """
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        lease: int,
+        *,
+        ttl: float,
+        heartbeat: float,
+        lost_after: float,
+        on_lost: Callable[[], None],
+    ) -> None:
+        """`lost_after` is how long the store may refuse the lease; one that is away is waited for."""
+        self._store = store
+        self._id = lease
+        self._ttl = ttl
+        self._heartbeat = heartbeat
+        self._on_lost = on_lost
+        self._patience = Patience(lease, lost_after)
+        self._lock = asyncio.Lock()
+        self._records: dict[str, bytes] = {}
+        self._must_register = False
+        self._closed = False
+        self._lost = False
+
+    async def register(self) -> None:
+        """Makes the lease."""
+        async with self._lock:
+            await self._register()
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Writes a record."""
+        async with self._lock:
+            if self._closed:
+                raise ValueError("the lease is closed")
+            if self._lost:
+                raise CannotConnect("the lease is lost: it was refused for too long")
+            if self._must_register:
+                await self._register()
+            if not await self._store.put(self._id, key, value):
+                await self._register()
+                if not await self._store.put(self._id, key, value):
+                    raise CannotConnect("the store of discovery ends the lease at once")
+            # The newest comes last: that is the order in which they are registered again.
+            self._records.pop(key, None)
+            self._records[key] = value
+
+    async def remove(self, key: str) -> None:
+        """Removes a record of this lease."""
+        async with self._lock:
+            # Forgotten first: should this fail, the next heartbeat finds a record too many, and removes it.
+            if self._records.pop(key, None) is not None and not self._lost:
+                await self._store.remove(self._id, key)
+
+    async def close(self) -> None:
+        """Ends the lease and its records."""
+        self._closed = True
+        async with self._lock:
+            self._records.clear()
+            await self._store.revoke(self._id)
+
+    async def keep(self) -> None:
+        """Keeps the lease alive until it is closed or lost."""
+        pause = self._heartbeat
+        while not (self._closed or self._lost):
+            await asyncio.sleep(pause)
+            try:
+                async with self._lock:
+                    pause = await self._beat()
+            except CannotConnect as error:
+                self._failed(error)
+                pause = self._spread()
+            except Exception:
+                # One wrong answer must not end it.
+                log.exception("the heartbeat of lease %016x failed", self._id)
+                pause = self._spread()
+
+    async def _beat(self) -> float:
+        """Renews and mends; when to come again."""
+        if self._closed:
+            return 0.0
+        if self._must_register:
+            await self._register()
+        elif (held := await self._store.keep_alive(self._id)) is None:
+            # All processes notice at about the same time; they come back spread over half a heartbeat.
+            log.warning("lease %016x is not in the store any more; it registers again", self._id)
+            self._must_register = True
+            return self._spread()
+        else:
+            await self._mend(held)
+        self._patience.succeeded()
+        return self._heartbeat
+
+    async def _register(self) -> None:
+        self._must_register = True
+        await self._store.grant(self._id, self._ttl)
+        await self._mend(set())
+        self._must_register = False
+
+    async def _mend(self, held: set[str]) -> None:
+        for key in held - self._records.keys():
+            await self._store.remove(self._id, key)
+        for key, value in [item for item in self._records.items() if item[0] not in held]:
+            if not await self._store.reclaim(self._id, key, value):
+                log.warning("lease %016x gives up the record %r: another process has put it", self._id, key)
+                del self._records[key]
+
+    def _failed(self, error: CannotConnect) -> None:
+        if self._patience.failed(error, time.monotonic(), counts=isinstance(error, Refused)):
+            self._lost = True
+            self._records.clear()
+            self._on_lost()
+
+    def _spread(self) -> float:
+        return jitter(self._heartbeat, 0.05, 0.5)

@@ -1,0 +1,67 @@
+"""The thread that keeps leases alive while the event loop is busy, such as with an engine that starts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from dynamo_leases.lease import BeatingLease
+
+log = logging.getLogger(__name__)
+
+#: Seconds until the next heartbeat of a lease whose last one failed in a way that nobody had foreseen.
+AFTER_A_SURPRISE = 1.0
+
+
+class Keeper:
+    """Beats for leases when they are due. Its thread runs from the first lease to `stop`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` only counts; in seconds."""
+        self._clock = clock
+        self._leases: list[BeatingLease] = []
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, lease: BeatingLease) -> None:
+        """Keeps a lease alive until it is over."""
+        with self._changed:
+            if self._stopped:
+                raise ValueError("discovery is closed")
+            self._leases.append(lease)
+            if self._thread is None:
+                # A daemon: a process that is killed or fails must not be held up by its heartbeat.
+                self._thread = threading.Thread(target=self._run, name="discovery-heartbeat", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self, timeout: float) -> None:
+        """Ends the thread and waits up to `timeout` seconds for it. Safe twice, and without `add`."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            now = self._clock()
+            with self._changed:
+                self._leases = [lease for lease in self._leases if not lease.over]
+                due = [lease for lease in self._leases if lease.due <= now]
+                if self._stopped:
+                    return
+                if not due:
+                    earliest = min((lease.due for lease in self._leases), default=None)
+                    self._changed.wait(None if earliest is None else earliest - now)
+                    continue
+            for lease in due:
+                try:
+                    lease.beat()
+                except Exception:
+                    # One lease must not take the others with it.
+                    log.exception("the heartbeat of lease %016x failed", lease.id)
+                    lease.due = now + AFTER_A_SURPRISE

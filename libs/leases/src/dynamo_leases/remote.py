@@ -1,0 +1,242 @@
+"""A discovery whose store is asked from a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from typing import Generic, Protocol, TypeVar
+
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.errors import CannotConnect
+from dynamo_core.loop_thread import LoopThread
+from dynamo_core.tasks import TaskSet
+
+from dynamo_leases.fanout import Fanout
+from dynamo_leases.holding import Holding, LeaseStore
+from dynamo_leases.lease import OutsideLease, new_id
+from dynamo_leases.records import check
+from dynamo_leases.times import check_ttl, heartbeat
+
+log = logging.getLogger(__name__)
+
+#: Seconds that ending the thread may take.
+STOP_TIMEOUT = 5.0
+
+#: Told what has changed in a view, and whether it is complete.
+Tell = Callable[[list[WatchEvent], bool], None]
+
+
+class RemoteStore(LeaseStore, Protocol):
+    """What a session asks, beside leases."""
+
+    async def put_value(self, key: str, value: bytes | None) -> None:
+        """Writes a value that outlives its writer; None removes it."""
+        ...
+
+    async def try_out(self) -> None:
+        """Finds out whether everything can be done that will be needed, and leaves nothing behind."""
+        ...
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        ...
+
+
+class Follower(Protocol):
+    """Keeps a view of the store, and tells how it changes."""
+
+    async def look(self) -> None:
+        """Reads what is there, so that it is in the view; keeps the view if that fails."""
+        ...
+
+    async def follow(self) -> None:
+        """Follows the changes until it is cancelled."""
+        ...
+
+
+S = TypeVar("S", bound=RemoteStore)
+
+
+class Session(Generic[S]):
+    """What lives in the thread: the store with its connections, the heartbeats, and the follower."""
+
+    def __init__(self, store: S, follower: Follower, *, lost_after: float) -> None:
+        self.store = store
+        self._follower = follower
+        self._lost_after = lost_after
+        self._tasks = TaskSet()
+        self._following = False
+
+    async def look(self) -> None:
+        """Reads what is there, and follows from the first call on."""
+        await self._follower.look()
+        if not self._following:
+            self._following = True
+            self._tasks.spawn(self._follower.follow(), name="discovery-follow")
+
+    async def hold(self, lease: RemoteLease, ttl: float, heartbeat: float) -> Holding:
+        """Registers a lease and keeps it alive."""
+        holding = Holding(
+            self.store, lease.id, ttl=ttl, heartbeat=heartbeat, lost_after=self._lost_after, on_lost=lease.tell_lost
+        )
+        await holding.register()
+        self._tasks.spawn(holding.keep(), name="discovery-heartbeat")
+        return holding
+
+    async def aclose(self) -> None:
+        """Ends what runs, and closes the connections."""
+        await self._tasks.aclose()
+        await self.store.aclose()
+
+
+class RemoteLease(OutsideLease):
+    """A lease as the process sees it; the work is done in the thread."""
+
+    def __init__(self, thread: LoopThread, lease_id: int, ttl: float) -> None:
+        """`ttl` in seconds."""
+        super().__init__(lease_id, ttl)
+        self._thread = thread
+        self._holding: Holding | None = None
+        self._closed = False
+
+    @property
+    def over(self) -> bool:
+        return self._closed or self._lost.is_set()
+
+    def bind(self, holding: Holding) -> None:
+        """Says what does the work."""
+        self._holding = holding
+
+    async def put(self, key: str, value: bytes) -> None:
+        check(key, value)
+        await self._thread.run(self._held().put(key, value))
+
+    async def remove(self, key: str) -> None:
+        await self._thread.run(self._held().remove(key))
+
+    async def aclose(self) -> None:
+        if self._closed or self._holding is None:
+            return
+        self._closed = True
+        try:
+            await self._thread.run(self._holding.close())
+        except (CannotConnect, ValueError) as error:
+            log.warning("lease %016x expires: %s", self._id, error)
+
+    def _held(self) -> Holding:
+        if self._holding is None or self._closed:
+            raise ValueError("the lease is closed")
+        return self._holding
+
+
+class RemoteDiscovery(Discovery, ABC, Generic[S]):
+    """All that is asked of the store is asked in the thread, so that an engine that blocks the process's loop while it
+    starts is not taken for dead. From the first watch on, the store is followed for all watches.
+    """
+
+    def __init__(
+        self, config: PluginConfig, metrics: MetricsScope, *, ttl: float, heartbeat: float | None, thread: str
+    ) -> None:
+        """`ttl` and `heartbeat` are the configured ones, in seconds; `thread` is the thread's name."""
+        super().__init__(config, metrics)
+        self._ttl = ttl
+        self._heartbeat = heartbeat
+        self._thread = LoopThread(thread, self._end)
+        self._opening = asyncio.Lock()
+        self._session: Session[S] | None = None
+        self._leases: set[RemoteLease] = set()
+        self._fanout = Fanout()
+
+    @abstractmethod
+    async def _connect(self, tell: Tell) -> Session[S]:
+        """Makes the session; called in the thread, once unless it fails.
+
+        Raises:
+            ConfigError: a setting cannot be used.
+        """
+
+    async def lease(self, ttl: float | None = None) -> Lease:
+        """See `Discovery.lease`.
+
+        Raises:
+            CannotConnect: the store cannot be written.
+            ValueError: discovery is closed.
+        """
+        seconds = self._ttl if ttl is None else ttl
+        check_ttl(seconds)
+        session = await self._open()
+        # Drawn here, so that a store that has forgotten it gives it back under the same id.
+        lease = RemoteLease(self._thread, new_id(), seconds)
+        lease.bind(await self._thread.run(session.hold(lease, seconds, heartbeat(seconds, self._heartbeat))))
+        if self._fanout.is_closed():
+            await lease.aclose()
+            self._refuse_if_closed()
+        self._leases = {other for other in self._leases if not other.over} | {lease}
+        return lease
+
+    def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
+        """See `Discovery.watch`. Before a store that cannot be read there is no snapshot: `STALE` until it can."""
+        return self._fanout.watch(prefix, self._look)
+
+    async def put_value(self, key: str, value: bytes | None) -> None:
+        """See `Discovery.put_value`.
+
+        Raises:
+            ValueError: the key or the value is too large, or discovery is closed.
+            CannotConnect: the store cannot be written.
+        """
+        check(key, value or b"")
+        session = await self._open()
+        await self._thread.run(session.store.put_value(key, value))
+
+    async def aclose(self) -> None:
+        self._fanout.close()
+        leases, self._leases = self._leases, set()
+        await asyncio.gather(*(lease.aclose() for lease in leases))
+        await asyncio.to_thread(self._thread.stop, STOP_TIMEOUT)
+
+    async def _try_out(self) -> None:
+        session = await self._open()
+        await self._thread.run(session.store.try_out())
+
+    async def _look(self) -> None:
+        try:
+            await self._thread.run((await self._open()).look())
+        except ValueError:
+            # Closed meanwhile.
+            if not self._fanout.is_closed():
+                raise
+
+    async def _open(self) -> Session[S]:
+        async with self._opening:
+            self._refuse_if_closed()
+            if self._session is None:
+                self._session = await self._thread.run(self._connect(self._telling()))
+            return self._session
+
+    async def _end(self) -> None:
+        """The last thing that happens in the thread."""
+        if self._session is not None:
+            await self._session.aclose()
+
+    def _telling(self) -> Tell:
+        loop = asyncio.get_running_loop()
+
+        def tell(events: list[WatchEvent], synced: bool) -> None:
+            try:
+                loop.call_soon_threadsafe(self._told, events, synced)
+            except RuntimeError:
+                log.debug("discovery changed after the event loop had ended")
+
+        return tell
+
+    def _told(self, events: list[WatchEvent], synced: bool) -> None:
+        self._fanout.tell(events, synced=synced)
+
+    def _refuse_if_closed(self) -> None:
+        if self._fanout.is_closed():
+            raise ValueError("discovery is closed")

@@ -1,0 +1,297 @@
+"""The small parts that discoveries share: keeper, looks, patience, times, lines, threads, the start."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from dynamo_core.backoff import jitter
+from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_core.loop_thread import LoopThread
+from dynamo_core.starting import wait_for_store
+from dynamo_leases.keeper import Keeper
+from dynamo_leases.lease import BeatingLease, new_id
+from dynamo_leases.lines import Lines
+from dynamo_leases.looking import Looking
+from dynamo_leases.patience import Patience
+from dynamo_leases.records import MAX_KEY, check
+from dynamo_leases.times import check_times, check_ttl, heartbeat
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Counting(BeatingLease):
+    """Beats as fast as it is let, until a test closes it."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(new_id(), ttl=1.0)
+        self.fails = fails
+        self.beats = 0
+        self.enough = threading.Event()
+
+    def beat(self) -> None:
+        self.beats += 1
+        self.due = time.monotonic() + 0.001
+        if self.beats >= 3:
+            self.enough.set()
+        if self.fails:
+            raise RuntimeError("surprise")
+
+    async def put(self, key: str, value: bytes) -> None:
+        raise NotImplementedError
+
+    async def remove(self, key: str) -> None:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+
+async def test_the_keeper_beats_while_the_event_loop_is_blocked() -> None:
+    keeper, lease = Keeper(), Counting()
+    keeper.add(lease)
+
+    # The loop cannot run meanwhile.
+    assert lease.enough.wait(5)
+
+    keeper.stop(5)
+    keeper.stop(5)
+    with pytest.raises(ValueError, match="closed"):
+        keeper.add(lease)
+
+
+async def test_a_lease_that_fails_does_not_take_the_others_with_it() -> None:
+    keeper, good, bad = Keeper(), Counting(), Counting(fails=True)
+    keeper.add(bad)
+    keeper.add(good)
+
+    assert good.enough.wait(5)
+
+    keeper.stop(5)
+    assert bad.beats == 1
+
+
+async def test_a_lease_that_is_over_is_beaten_for_no_more() -> None:
+    keeper, goes, stays = Keeper(), Counting(), Counting()
+    await goes.aclose()
+    keeper.add(goes)
+    keeper.add(stays)
+
+    assert stays.enough.wait(5)
+
+    keeper.stop(5)
+    assert goes.beats == 0
+
+
+async def test_lost_can_be_told_from_any_thread_and_after_the_loop() -> None:
+    lease = Counting()
+    await asyncio.to_thread(lease.tell_lost)
+    async with asyncio.timeout(5):
+        await lease.lost.wait()
+
+    def in_a_loop_that_ends() -> Counting:
+        async def make() -> Counting:
+            return Counting()
+
+        return asyncio.run(make())
+
+    (await asyncio.to_thread(in_a_loop_that_ends)).tell_lost()
+
+
+async def test_a_look_returns_after_one_that_began_after_the_call() -> None:
+    begun, gates = 0, [asyncio.Event(), asyncio.Event()]
+
+    async def look_once() -> None:
+        nonlocal begun
+        begun += 1
+        await gates[begun - 1].wait()
+
+    looking = Looking(look_once, 60.0)
+    first = asyncio.ensure_future(looking.look())
+    while not begun:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    second = asyncio.ensure_future(looking.look())
+    await asyncio.sleep(0)
+    gates[0].set()
+
+    async with asyncio.timeout(5):
+        await first
+        while begun < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not second.done()
+        gates[1].set()
+        await second
+    await looking.aclose()
+
+
+async def test_a_look_that_fails_lets_go_of_those_that_wait_and_the_next_one_comes() -> None:
+    looks = asyncio.Queue[None]()
+
+    async def look_once() -> None:
+        looks.put_nowait(None)
+        raise RuntimeError("surprise")
+
+    looking = Looking(look_once, 0.01)
+    async with asyncio.timeout(5):
+        await looking.look()
+        for _ in range(3):
+            await looks.get()
+    await looking.aclose()
+    await looking.look()
+
+
+async def test_closing_lets_go_of_those_that_wait_for_a_look() -> None:
+    async def look_once() -> None:
+        await asyncio.Event().wait()
+
+    looking = Looking(look_once, 60.0)
+    waiting = [asyncio.ensure_future(looking.look()) for _ in range(2)]
+    await asyncio.sleep(0.01)
+
+    await looking.aclose()
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+
+
+def test_only_failures_that_count_in_a_row_exhaust_the_patience() -> None:
+    patience, error = Patience(1, 10.0), CannotConnect("no")
+
+    assert not patience.failed(error, 0.0, counts=True)
+    assert not patience.failed(error, 10.0, counts=True)
+    assert not patience.failed(error, 11.0, counts=False)
+    assert not patience.failed(error, 12.0, counts=True)
+    patience.succeeded()
+    assert not patience.failed(error, 30.0, counts=True)
+    assert not patience.failed(error, 40.0, counts=True)
+    assert patience.failed(error, 40.1, counts=True)
+
+
+@given(st.floats(0.001, 1000), st.floats(0, 2), st.floats(0, 2))
+def test_a_spread_lies_between_its_ends(seconds: float, least: float, more: float) -> None:
+    assert least * seconds * 0.999 <= jitter(seconds, least, least + more) <= (least + more) * seconds * 1.001
+
+
+def test_heartbeats_come_at_least_twice_in_a_ttl() -> None:
+    assert heartbeat(9.0, None) == 3.0
+    assert heartbeat(9.0, 1.0) == 1.0
+    assert heartbeat(1.0, 3.0) == 0.5
+
+
+def test_settings_that_do_not_fit_into_the_ttl_are_named() -> None:
+    check_times(9.0, 3, poll=3.0, heartbeat=None)
+    with pytest.raises(ValueError, match=r"^poll \(3\.1 s\) must be at most a third of ttl \(9 s\)$"):
+        check_times(9.0, 3, heartbeat=1.0, poll=3.1)
+    with pytest.raises(ValueError, match=r"^heartbeat \(5 s\) must be at most half of ttl \(9 s\)$"):
+        check_times(9.0, 2, heartbeat=5.0)
+    for ttl in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="more than 0 seconds"):
+            check_ttl(ttl)
+
+
+def test_what_cannot_be_a_record_is_refused() -> None:
+    check("k" * MAX_KEY, b"")
+    with pytest.raises(ValueError, match="must not be empty"):
+        check("", b"")
+    with pytest.raises(ValueError, match="longer than 1024 bytes"):
+        check("é" * 513, b"")
+    with pytest.raises(ValueError, match="has 65537 bytes, more than 65536"):
+        check("a", b"x" * 65537)
+
+
+@given(st.lists(st.binary(max_size=20)), st.integers(1, 7))
+def test_lines_are_the_same_in_whatever_pieces_they_come(parts: list[bytes], size: int) -> None:
+    data = b"\n".join(part.replace(b"\n", b"") for part in parts) + b"\n"
+    lines, found = Lines(), list[bytes]()
+
+    for start in range(0, len(data), size):
+        found += lines.feed(data[start : start + size])
+
+    assert found == [line for line in data.split(b"\n") if line.strip()]
+
+
+def test_a_line_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynamo_leases import lines
+
+    monkeypatch.setattr(lines, "MAX_LINE", 10)
+    reader = Lines()
+    reader.feed(b"12345678\n")
+    with pytest.raises(ValueError, match="more than 10 bytes"):
+        reader.feed(b"12345678901")
+
+
+async def test_a_loop_thread_runs_while_the_callers_loop_is_blocked_and_ends_what_runs() -> None:
+    closed = threading.Event()
+
+    async def closing() -> None:
+        closed.set()
+
+    thread, done = LoopThread("directory-test", closing), threading.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+        done.set()
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    background = asyncio.ensure_future(thread.run(work()))
+    await asyncio.sleep(0)
+    assert done.wait(5)
+    await background
+    endless = asyncio.ensure_future(thread.run(forever()))
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(thread.stop, 5)
+
+    with pytest.raises(ValueError, match="closed"):
+        await endless
+    with pytest.raises(ValueError, match="closed"):
+        await thread.run(work())
+    assert closed.is_set()
+    assert not any(other.name == "directory-test" for other in threading.enumerate())
+
+
+async def test_a_starting_process_waits_for_a_store_that_comes() -> None:
+    tries = 0
+
+    async def try_out() -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 2:
+            raise CannotConnect("not there yet")
+
+    await wait_for_store(try_out, timeout=10, hopeless=lambda error: None, unreachable="url: {}")
+
+    assert tries == 2
+
+
+async def test_a_starting_process_does_not_wait_for_what_waiting_would_not_mend() -> None:
+    async def try_out() -> None:
+        raise CannotConnect("wrong password")
+
+    with pytest.raises(ConfigError, match="set the password"):
+        await wait_for_store(
+            try_out, timeout=60, hopeless=lambda error: ConfigError("set the password"), unreachable="url: {}"
+        )
+    with pytest.raises(CannotConnect, match=r"^url: wrong password; start it$"):
+        await wait_for_store(try_out, timeout=0, hopeless=lambda error: None, unreachable="url: {}; start it")
+
+
+async def test_a_starting_process_says_what_it_waits_for_and_once_per_reason_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reasons = ["refused", "refused", "loading", "refused", "loading"]
+    told: list[str] = []
+
+    async def try_out() -> str:
+        if reasons:
+            raise CannotConnect(reasons.pop(0))
+        return "there"
+
+    found = await wait_for_store(try_out, timeout=20, what="a store", unreachable="url: {}", tell=told.append)
+
+    assert found == "there"
+    assert told == ["refused", "refused", "loading", "refused", "loading", ""]
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["refused", "loading"]

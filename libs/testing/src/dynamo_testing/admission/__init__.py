@@ -1,0 +1,1 @@
+"""The checks of `dynamo_testing.admission_kit`, by promise."""

@@ -1,0 +1,108 @@
+"""Who is let in, and what somebody is told who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from dynamo_core.contracts.admission import Principal
+from dynamo_core.protocol.records import DECODE, PREFILL
+
+from dynamo_testing.admission.harness import (
+    EQUAL,
+    IDLE,
+    OTHER,
+    OVER_BLOCKS,
+    OVER_TOKENS,
+    AdmissionFactory,
+    AdmissionHarness,
+    Hall,
+    running,
+)
+
+_SHORTEST, _LONGEST = 1.0, 60.0
+
+
+class EntryChecks(AdmissionHarness):
+    """While a worker is free a request is let in, and while none is it is refused in time."""
+
+    async def test_a_request_is_let_in_while_workers_are_free(self, hall: Hall) -> None:
+        permit = await hall.admit()
+
+        permit.release(3)
+
+    async def test_one_free_worker_is_enough(self, hall: Hall) -> None:
+        hall.load(OVER_BLOCKS, workers=(1,))
+
+        permit = await hall.admit()
+
+        permit.release(0)
+
+    async def test_a_request_is_refused_while_all_workers_are_busy(self, hall: Hall) -> None:
+        hall.load(OVER_BLOCKS)
+
+        await hall.refusal()
+
+    async def test_a_refusal_says_when_to_come_back(self, hall: Hall) -> None:
+        hall.load(OVER_TOKENS)
+
+        refused = await hall.refusal()
+
+        assert math.isfinite(refused.retry_after)
+        assert _SHORTEST <= refused.retry_after <= _LONGEST
+
+    async def test_every_pool_that_is_needed_must_have_a_free_worker(self, hall: Hall) -> None:
+        prefill, decode = hall.pool(PREFILL), hall.pool(DECODE)
+        for full in (prefill, decode):
+            hall.load(OVER_BLOCKS, pool=full)
+            await hall.refusal(prefill, decode)
+            hall.load(IDLE, pool=full)
+
+        permit = await hall.admit(prefill, decode)
+
+        permit.release(0)
+
+    async def test_a_pool_without_workers_is_not_an_overload(self, hall: Hall) -> None:
+        """The router tells that there is nobody; coming back later is no advice then."""
+        permit = await hall.admit(hall.pool(workers=0))
+
+        permit.release(0)
+
+    async def test_a_model_is_not_refused_for_the_load_of_another(self, hall: Hall) -> None:
+        hall.load(OVER_BLOCKS)
+
+        permit = await hall.admit(hall.pool(model=OTHER))
+
+        permit.release(0)
+
+    async def test_it_lets_in_again_once_a_worker_is_free(self, hall: Hall) -> None:
+        hall.load(OVER_BLOCKS)
+        await hall.refusal()
+
+        hall.load(IDLE, workers=(2,))
+
+        permit = await hall.admit()
+        permit.release(0)
+
+    async def test_the_deadline_of_who_asks_bounds_a_wait(self, hall: Hall) -> None:
+        hall.load(OVER_BLOCKS)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + hall.wait / 20
+
+        await hall.refusal(principal=Principal(deadline=deadline))
+
+        assert loop.time() < deadline + hall.wait / 4, "a wait went on past the deadline of who asked"
+
+    async def test_it_can_be_closed_twice_and_without_a_start(self, make_admission: AdmissionFactory) -> None:
+        async with running(make_admission, self.WAIT) as hall:
+            await hall.admission.aclose()
+            unstarted = make_admission(hall.admission.services)
+
+            await unstarted.aclose()
+
+    async def test_a_load_at_the_threshold_is_not_over_it(self, hall: Hall) -> None:
+        hall.load(EQUAL)
+
+        permit = await hall.admit()
+
+        permit.release(0)

@@ -1,0 +1,315 @@
+"""``dynamo conformance``: holds an installed plugin to its contract."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+from dynamo_core.cli.options import json_option
+from dynamo_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_core.contracts.config import PluginConfig
+    from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
+    from dynamo_core.plugins.metadata import Offer
+
+    from dynamo_testing.engine.bench import Prefill
+    from dynamo_testing.engine.checks import Check
+    from dynamo_testing.engine.report import CheckResult, Report
+
+#: Switches on the checks of every stream that an engine yields, for engines that have others within them.
+VALIDATOR = "DYN_STREAM_VALIDATOR"
+#: Seconds between two beats of the event loop; well below the watchdog's slack.
+BEAT = 0.5
+#: Seconds for what the engine has left running to end, before the process ends without it; and the watchdog's slack.
+FAREWELL = 5.0
+
+SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+@click.group()
+def command() -> None:
+    """Hold an installed plugin to its contract.
+
+    Engines have a command. Plugins of other kinds are held to theirs by classes of tests, for a test file of theirs:
+
+    \b
+    transport  dynamo_testing.transport_kit.TransportKit
+    events     dynamo_testing.events_kit.EventsKit
+    discovery  dynamo_testing.discovery_kit.DiscoveryKit
+    router     dynamo_testing.router_kit.RouterKit
+    admission  dynamo_testing.admission_kit.AdmissionKit
+    """
+
+
+@command.command("engine")
+@click.argument("name")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one key of the engine; repeatable.")
+@click.option("--model-name", metavar="NAME", help="What the model is called; the engine's name by default.")
+@click.option("--model-path", metavar="FOLDER", help="A model folder in the Hugging Face layout.")
+@click.option(
+    "--mode", metavar="ROLE", default="agg", show_default=True, help="The role of the worker: agg, prefill or decode."
+)
+@click.option(
+    "--prefill-result",
+    metavar="JSON",
+    help="With --mode decode: what each request is given, such as '{\"disaggregated_params\": {}}'.",
+)
+@click.option(
+    "--with-prefill",
+    is_flag=True,
+    help="With --mode decode: run a prefill engine of the same settings beside it, and give each request its result.",
+)
+@click.option("--token-ids", metavar="IDS", default="1,2,3", show_default=True, help="The prompt, divided by commas.")
+@click.option("--start-timeout", type=SECONDS, default=120.0, show_default=True, help="Seconds for the start.")
+@click.option("--request-timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds for one request.")
+@json_option
+@click.pass_context
+def engine(ctx: click.Context, /, name: str, as_json: bool, **options: Any) -> None:
+    """Run an engine through every promise of the engine contract.
+
+    NAME is what `use:` says in a config file. Prints one line per check. Exit code 0: the engine keeps its contract; 1:
+    it does not, and the last lines say what was seen, what the contract says and what to do; 2: it could not be tried.
+    """
+    os.environ.setdefault(VALIDATOR, "1")
+    ctx.exit(_Trial(name, as_json=as_json, **options).run())
+
+
+class _Trial:
+    """One run of the kit, and what is printed of it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        as_json: bool,
+        sets: Sequence[str],
+        model_name: str | None,
+        model_path: str | None,
+        mode: str,
+        prefill_result: str | None,
+        with_prefill: bool,
+        token_ids: str,
+        start_timeout: float,
+        request_timeout: float,
+    ) -> None:
+        from dynamo_core.contracts.engine import DisaggregationMode
+
+        from dynamo_testing.engine.watchdog import Watchdog
+
+        self._as_json = as_json
+        self._mode = _mode(mode)
+        decodes = self._mode is DisaggregationMode.DECODE
+        if (prefill_result is not None or with_prefill) and not decodes:
+            raise ConfigError("--prefill-result and --with-prefill are for --mode decode")
+        if prefill_result is not None and with_prefill:
+            raise ConfigError("--prefill-result and --with-prefill exclude each other")
+        self._with_prefill = with_prefill
+        self._prefill_result = _prefill_result(prefill_result)
+        self._token_ids = _token_ids(token_ids)
+        self._start_timeout = start_timeout
+        self._request_timeout = request_timeout
+        self._cls, self._config, self._offer = _load(name, sets)
+        self._model_name = model_name or name
+        self._model_path = _folder(model_path)
+        self._watchdog = Watchdog(self._stuck)
+        self._check: Check | None = None
+        self._results: list[CheckResult] = []
+
+    def run(self) -> int:
+        """The exit code.
+
+        Raises:
+            ConfigError: the engine cannot be made with these settings.
+        """
+        offer = self._offer
+        self._say(f"engine {offer.name} ({offer.origin}), mode {self._mode.value}")
+        self._watchdog.patience = self._start_timeout
+        self._watchdog.start()
+        try:
+            return asyncio.run(self._run())
+        finally:
+            self._watchdog.stop()
+
+    async def _run(self) -> int:
+        from dynamo_core.tasks import TaskSet
+
+        from dynamo_testing.engine.failures import ConformanceFailure
+
+        tasks = TaskSet()
+        tasks.spawn(self._beat(), name="heartbeat")
+        try:
+            report = await self._conform()
+        except ConformanceFailure as failure:
+            # A wrong setting that only a start can find is no fault of the engine.
+            if isinstance(failure.__cause__, ConfigError):
+                raise failure.__cause__ from None
+            if failure.report is None:
+                raise ConfigError(f"the prefill engine beside it: {failure.name}: {failure.seen}") from failure
+            report = failure.report
+        finally:
+            await tasks.aclose()
+        code = 0 if report.passed else 1
+        self._finish(report)
+        # Tasks and threads that the engine has left running must not keep the process.
+        self._watchdog.beat()
+        self._watchdog.patience = FAREWELL
+        self._watchdog.stuck = lambda seen, seconds: _leave(code)
+        return code
+
+    async def _conform(self) -> Report:
+        from dynamo_core.contracts.engine import DisaggregationMode
+
+        from dynamo_testing.engine.peer import PrefillPeer
+        from dynamo_testing.engine.run import run_conformance
+
+        timeouts = {"start_timeout": self._start_timeout, "request_timeout": self._request_timeout}
+        async with AsyncExitStack() as stack:
+            prefill: Prefill = self._prefill_result
+            if self._with_prefill:
+                peer = PrefillPeer(lambda: self._make(DisaggregationMode.PREFILL), **timeouts)
+                prefill = await stack.enter_async_context(peer)
+            return await run_conformance(
+                lambda: self._make(self._mode),
+                token_ids=self._token_ids,
+                prefill_result=prefill,
+                on_begin=self._begin,
+                on_result=self._result,
+                **timeouts,
+            )
+
+    def _make(self, mode: DisaggregationMode) -> LLMEngine:
+        from dynamo_core.contracts.boundary import make_engine
+        from dynamo_core.contracts.engine import WorkerConfig
+
+        worker = WorkerConfig(
+            model_name=self._model_name,
+            model_path=self._model_path,
+            worker="conformance",
+            disaggregation_mode=mode,
+        )
+        return make_engine(self._cls, self._config, worker)
+
+    async def _beat(self) -> None:
+        while True:
+            self._watchdog.beat()
+            await asyncio.sleep(BEAT)
+
+    def _begin(self, check: Check) -> None:
+        from dynamo_testing.engine.bench import Plan
+
+        self._check = check
+        plan = Plan(start_timeout=self._start_timeout, request_timeout=self._request_timeout)
+        self._watchdog.patience = check.patience(plan)
+
+    def _result(self, result: CheckResult) -> None:
+        from dynamo_testing.engine.report import line_of
+
+        self._results.append(result)
+        self._say(line_of(result))
+
+    def _finish(self, report: Report) -> None:
+        if self._as_json:
+            offer = self._offer
+            about = {"name": offer.name, "distribution": offer.distribution, "version": offer.version}
+            click.echo(json.dumps(about | report.as_dict(), indent=2))
+        else:
+            click.echo(report.summary())
+
+    def _stuck(self, seen: str, seconds: float) -> None:
+        """Called in the watchdog's thread: the loop will not come back, so this is the end of the process."""
+        from dynamo_testing.engine.report import Report
+        from dynamo_testing.engine.run import blocked
+
+        if self._check is None:
+            click.echo(f"dynamo: the prefill engine beside it: {seen}", err=True)
+            _leave(2)
+        else:
+            self._result(blocked(self._check, seen, seconds))
+            self._finish(Report(self._cls.__name__, self._mode.value, checks=self._results))
+            _leave(1)
+
+    def _say(self, text: str) -> None:
+        if not self._as_json:
+            click.echo(text)
+
+
+def _leave(code: int) -> None:
+    """Ends the process, whatever still runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _load(name: str, sets: Sequence[str]) -> tuple[type[LLMEngine], PluginConfig, Offer]:
+    """The class of an installed engine with its settings, and where it comes from.
+
+    Raises:
+        ConfigError: it cannot be loaded, or a setting is wrong.
+    """
+    from dataclasses import replace
+    from typing import cast
+
+    from dynamo_core.plugins.loader import PluginLoader
+    from dynamo_core.settings.redaction import resolve
+    from dynamo_core.settings.shape import shape_of
+    from dynamo_core.settings.sources import set_layer
+    from dynamo_core.settings.validation import Subject, validate
+
+    loader = PluginLoader()
+    cls = cast("type[LLMEngine]", loader.load("engine", name))
+    # As in the engine's section of a config file: what is not known is told by the engine's own settings.
+    shape = replace(shape_of(cls.Config), is_section=True)
+    layer = resolve(set_layer(sets, shape), os.environ)
+    subject = Subject(shape, owner=f"engine {name!r}", origin="--set")
+    config, _ = validate(cls.Config.model_validate, layer, subject)
+    return cls, config, loader.find("engine", name)
+
+
+def _mode(text: str) -> DisaggregationMode:
+    from dynamo_core.contracts.engine import DisaggregationMode
+
+    try:
+        return DisaggregationMode(text)
+    except ValueError:
+        known = ", ".join(mode.value for mode in DisaggregationMode)
+        raise ConfigError(f"--mode: there is no role {text!r}: it is one of {known}") from None
+
+
+def _folder(path: str | None) -> str | None:
+    from dynamo_core.text.folder import load_folder
+
+    if path is not None:
+        load_folder(path)
+    return path
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--token-ids: expected numbers divided by commas, such as 1,2,3, got {text!r}") from None
+
+
+def _prefill_result(text: str | None) -> Prefill:
+    import msgspec
+    from dynamo_core.protocol.reading import Unreadable, read
+    from dynamo_core.protocol.request import PrefillResult
+
+    from dynamo_testing.engine.bench import NOTHING_PREFILLED
+
+    if text is None:
+        return NOTHING_PREFILLED
+    try:
+        result = read(msgspec.json.Decoder(PrefillResult), text)
+    except Unreadable as error:
+        raise ConfigError(f"--prefill-result: is not what a decode engine is given: {error}") from None
+    fields: dict[str, Any] = msgspec.to_builtins(result)
+    return fields

@@ -1,0 +1,69 @@
+"""Checks of an engine's life: start, metrics, drain, cleanup."""
+
+from __future__ import annotations
+
+from dynamo_core.contracts.boundary import ask
+
+from dynamo_testing.engine.bench import Bench
+from dynamo_testing.engine.deadline import told, within
+from dynamo_testing.engine.failures import (
+    CleanupFailed,
+    CleanupWithoutStartFailed,
+    DrainFailed,
+    MetricsFailed,
+    SecondCleanupFailed,
+)
+
+
+async def start(bench: Bench) -> str:
+    """`start` succeeds and names the model."""
+    await bench.started()
+    assert bench.config is not None
+    capabilities = ", ".join(sorted(bench.config.capabilities))
+    return f"model {bench.config.model!r}{f', capabilities: {capabilities}' if capabilities else ''}"
+
+
+async def metrics(bench: Bench) -> str:
+    """The engine's metrics can be registered and scraped."""
+    await bench.running()
+    try:
+        text = bench.metrics.render_now()
+    except Exception as error:
+        raise MetricsFailed(f"scraping {told(error)}") from error
+    families = sum(line.startswith(b"# TYPE") for line in text.splitlines())
+    return f"{families} metrics of its own" if families else "no metrics of its own"
+
+
+async def drain(bench: Bench) -> str:
+    """`drain` returns when nothing runs."""
+    engine, _ = await bench.running()
+    try:
+        await within(ask(engine, "drain"), bench.plan.request_timeout)
+    except Exception as error:
+        raise DrainFailed(f"drain {told(error)}") from error
+    return "drained"
+
+
+async def cleanup(bench: Bench) -> str:
+    """`cleanup` succeeds, and once more."""
+    engine, _ = await bench.running()
+    bench.cleaned = True
+    try:
+        await within(ask(engine, "cleanup"), bench.plan.cleanup_timeout)
+    except Exception as error:
+        raise CleanupFailed(f"cleanup {told(error)}") from error
+    try:
+        await within(ask(engine, "cleanup"), bench.plan.cleanup_timeout)
+    except Exception as error:
+        raise SecondCleanupFailed(f"the second cleanup {told(error)}") from error
+    return "cleaned up twice"
+
+
+async def cleanup_without_start(bench: Bench) -> str:
+    """`cleanup` of a fresh engine succeeds."""
+    engine = await bench.fresh()
+    try:
+        await within(ask(engine, "cleanup"), bench.plan.cleanup_timeout)
+    except Exception as error:
+        raise CleanupWithoutStartFailed(f"cleanup without start {told(error)}") from error
+    return "cleaned up"

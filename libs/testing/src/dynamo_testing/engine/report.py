@@ -1,0 +1,100 @@
+"""What a run of the kit has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynamo_testing.engine.failures import ConformanceFailure
+
+OK, SKIPPED, FAILED = "ok", "skipped", "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One check: what it holds the engine to, how it ended, and what was seen. `duration` is in seconds."""
+
+    name: str
+    promise: str
+    #: `OK`, `SKIPPED` or `FAILED`.
+    outcome: str
+    seen: str
+    duration: float
+    failure: ConformanceFailure | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        result: dict[str, Any] = {
+            "check": self.name,
+            "promise": self.promise,
+            "outcome": self.outcome.lower(),
+            "seen": self.seen,
+            "duration": round(self.duration, 3),
+        }
+        if self.failure is not None:
+            result["failure"] = self.failure.name
+            result["contract"] = self.failure.CONTRACT
+            result["remedy"] = self.failure.REMEDY
+        return result
+
+
+@dataclass(slots=True)
+class Report:
+    """A run: the engine's class, its role and model, and every check that was made. `duration` is in seconds."""
+
+    engine: str = ""
+    mode: str = ""
+    model: str = ""
+    checks: list[CheckResult] = field(default_factory=list)
+    duration: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.outcome != FAILED for check in self.checks)
+
+    def count(self, outcome: str) -> int:
+        """How many checks ended so."""
+        return sum(check.outcome == outcome for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "engine": self.engine,
+            "mode": self.mode,
+            "model": self.model,
+            "passed": self.passed,
+            "duration": round(self.duration, 3),
+            "checks": [check.as_dict() for check in self.checks],
+        }
+
+    def as_text(self) -> str:
+        """One line per check, with the contract and a remedy where one failed, and a line that sums up."""
+        return "\n".join([*(line_of(check) for check in self.checks), self.summary()])
+
+    def summary(self) -> str:
+        """The last line of the text."""
+        if not self.passed:
+            return f"The engine does not keep its contract: {self.count(OK)} checks were ok before one failed."
+        skipped = f", {self.count(SKIPPED)} skipped" if self.count(SKIPPED) else ""
+        return f"The engine keeps its contract: {self.count(OK)} checks ok{skipped}, in {self.duration:.1f} s."
+
+
+#: As wide as the longest outcome and the longest name of a check.
+_OUTCOME_WIDTH, _NAME_WIDTH = 7, 21
+
+
+def line_of(check: CheckResult) -> str:
+    """A check as text: one line, or three if it failed."""
+    start = f"{check.outcome:{_OUTCOME_WIDTH}}  "
+    if check.failure is None:
+        return f"{start}{check.name:{_NAME_WIDTH}}  {check.seen}"
+    indent = " " * len(start)
+    return "\n".join(
+        [
+            f"{start}{check.failure.name}: {check.seen}",
+            f"{indent}the check:    {check.name}: {check.promise}",
+            f"{indent}the contract: {check.failure.CONTRACT}",
+            f"{indent}what to do:   {check.failure.REMEDY}",
+        ]
+    )

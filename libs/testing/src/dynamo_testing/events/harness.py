@@ -1,0 +1,148 @@
+"""What the checks of an event plane work with: publishers, and subscriptions that remember."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from dynamo_core.contracts.discovery import Discovery, Lease, WatchKind
+from dynamo_core.contracts.events import EventPlane, Publisher
+from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
+from dynamo_core.tasks import TaskSet
+
+PROBE = b"probe"
+
+
+@dataclass(frozen=True, slots=True)
+class EventPlanes:
+    """Where events are sent from and where they are received, and the directory in which the two meet."""
+
+    sender: EventPlane
+    receiver: EventPlane
+    directory: Discovery
+
+
+class Listener:
+    """A subscription, and all that came over it."""
+
+    def __init__(self, subscription: AsyncGenerator[tuple[int, int, bytes], None], tasks: TaskSet, wait: float) -> None:
+        self._subscription = subscription
+        self._wait = wait
+        self._news = asyncio.Event()
+        self.log: list[tuple[int, int, bytes]] = []
+        self._reading = tasks.spawn(self._read(), name="listen")
+
+    async def _read(self) -> None:
+        async with aclosing(self._subscription) as events:
+            async for event in events:
+                self.log.append(event)
+                self._news.set()
+
+    def of(self, source: int) -> list[tuple[int, bytes]]:
+        """Numbers and payloads of one source, probes included."""
+        return [(number, payload) for who, number, payload in self.log if who == source]
+
+    def payloads(self, source: int) -> list[bytes]:
+        """The payloads of one source, without probes."""
+        return [payload for _, payload in self.of(source) if payload != PROBE]
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Returns once the condition holds; it is looked at whenever something arrives."""
+        try:
+            async with asyncio.timeout(self._wait):
+                while not condition():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"{what} within {self._wait} s; {len(self.log)} events came") from None
+
+    async def has(self, source: int, payload: bytes) -> None:
+        """Returns once the payload has come from the source."""
+        await self.until(lambda: payload in self.payloads(source), f"an event {payload[:40]!r} expected")
+
+    async def close(self) -> None:
+        """Unsubscribes."""
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A publisher and the lease it was made with."""
+
+    publisher: Publisher
+    lease: Lease
+
+    @property
+    def source(self) -> int:
+        """Its source id."""
+        return self.lease.id
+
+    def send(self, *payloads: bytes) -> list[bool]:
+        """Sends one event after the other."""
+        return [self.publisher.send(payload) for payload in payloads]
+
+
+class Market:
+    """Makes publishers and subscribers over the planes under test; all subjects are this check's own."""
+
+    def __init__(self, planes: EventPlanes, wait: float) -> None:
+        self.planes = planes
+        self.wait = wait
+        self._tasks = TaskSet()
+        self._senders: list[Sender] = []
+        self._prefix = secrets.token_hex(6)
+
+    async def sender(self, subject: str = "loads", *, lease: Lease | None = None) -> Sender:
+        """A new publisher, with a lease of its own if none is given."""
+        lease = lease or await self.planes.directory.lease()
+        publisher = await self.planes.sender.publisher(self.subject(subject), lease)
+        self._senders.append(made := Sender(publisher, lease))
+        return made
+
+    def listener(self, subject: str = "loads") -> Listener:
+        """A new subscription; see `settle`."""
+        subscription = self.planes.receiver.subscribe(self.subject(subject), self.planes.directory)
+        return Listener(subscription, self._tasks, self.wait)
+
+    async def settle(self, senders: Sequence[Sender], listeners: Sequence[Listener]) -> None:
+        """Sends probes until every listener hears every sender: a subscription may take a while to reach them."""
+
+        def deaf() -> list[Listener]:
+            return [listener for listener in listeners if any(not listener.of(sender.source) for sender in senders)]
+
+        try:
+            async with asyncio.timeout(self.wait):
+                while deaf():
+                    for sender in senders:
+                        sender.send(PROBE)
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"{len(deaf())} subscriptions heard nothing within {self.wait} s") from None
+
+    def subject(self, name: str) -> str:
+        """A subject of this check."""
+        return f"{self._prefix}-{name}"
+
+    async def sources(self, subject: str = "loads") -> set[int]:
+        """The sources on a subject that have a record in the directory now."""
+        found: set[int] = set()
+        async with aclosing(self.planes.directory.watch(EVENT_SOURCES)) as events:
+            async for event in events:
+                if event.kind is WatchKind.SYNCED:
+                    break
+                record = msgspec.json.decode(event.value, type=EventSource)
+                if record.subject == self.subject(subject):
+                    found.add(record.source)
+        return found
+
+    async def aclose(self) -> None:
+        """Unsubscribes and stops publishing."""
+        await self._tasks.aclose()
+        for sender in self._senders:
+            await sender.publisher.aclose()
+            await sender.lease.aclose()

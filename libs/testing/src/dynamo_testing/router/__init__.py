@@ -1,0 +1,1 @@
+"""The checks of `dynamo_testing.router_kit`, by promise."""

@@ -1,0 +1,127 @@
+"""Bits that flip on the way: answers may fail, but what comes of them is what was sent.
+
+`flip_bits` calls a worker again and again over a wire on which one frame of some has a bit changed, wherever that is:
+in a handshake, in what a broker is told, in heads, numbers and payloads. Each answer is known from its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import msgspec
+from dynamo_core.contracts.call import Endpoint, ServedContext, Source
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.transport import Transport
+from dynamo_core.errors import Disconnected, DynamoError
+from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
+from dynamo_core.protocol.records import Instance
+
+from dynamo_testing.faults import FaultPlan, Flip
+from dynamo_testing.transport.harness import Recorder
+
+#: Of so many frames one is damaged, and an answer has so many tokens.
+RARITY = 12
+TOKENS = 24
+
+#: Seconds that one call may take, and that a client waits after one that failed.
+WAIT = 10.0
+PAUSE = 0.01
+
+
+class Prompt(msgspec.Struct):
+    """What the answer depends on."""
+
+    seed: int
+    tokens: list[int]
+
+
+TEXT = Endpoint("text", Prompt, LLMEngineOutput, merge_outputs)
+
+
+@dataclass
+class Damage:
+    """What came of it."""
+
+    #: Bits that were flipped.
+    flips: int = 0
+    whole: int = 0
+    failed: int = 0
+    #: Answers that had no end.
+    hung: int = 0
+    #: Answers of which something came that was not sent, or that ended too early and as if they were complete.
+    wrong: list[str] = field(default_factory=list)
+
+
+def prompt(seed: int) -> Prompt:
+    """A prompt of its own for every seed."""
+    dice = Random(seed)  # noqa: S311 - not a secret
+    return Prompt(seed, [dice.randrange(100_000) for _ in range(TOKENS)])
+
+
+def answer(asked: Prompt) -> list[int]:
+    """The tokens that answer a prompt: each depends on all of it."""
+    dice = Random(f"{asked.seed} {asked.tokens}")  # noqa: S311 - not a secret
+    return [dice.randrange(100_000) for _ in range(TOKENS)]
+
+
+async def speak(asked: Prompt, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
+    """The handler."""
+
+    async def items() -> AsyncGenerator[LLMEngineOutput, None]:
+        for token in answer(asked):
+            yield LLMEngineOutput([token])
+            await asyncio.sleep(0)
+
+    return items()
+
+
+async def flip_bits(
+    clients: Sequence[Transport], instance: Instance, plan: FaultPlan, *, flips: int, seed: int
+) -> Damage:
+    """Has every client call a worker that serves `TEXT` with `speak`, until so many bits were flipped.
+
+    `instance` is its record; `plan` is that of the wire between the clients and what they call.
+    """
+    dice, damage = Random(seed), Damage()  # noqa: S311 - not a secret
+    rule = plan.inject(Flip(dice), when=lambda body: not dice.randrange(RARITY), times=None)
+
+    async def call_again_and_again(client: Transport) -> None:
+        while rule.fired < flips:
+            await _ask(client, instance, dice.randrange(2**31), damage)
+
+    async with asyncio.TaskGroup() as group:
+        for client in clients:
+            group.create_task(call_again_and_again(client))
+    damage.flips = rule.fired
+    plan.remove(rule)
+    return damage
+
+
+async def _ask(client: Transport, there: Instance, seed: int, damage: Damage) -> None:
+    asked, sink = prompt(seed), Recorder(WAIT)
+    source: Source | None = None
+    try:
+        async with asyncio.timeout(WAIT):
+            source = await client.call(there, TEXT, asked, EngineContext(f"request-{seed}"), sink)
+            await sink.end()
+        error = sink.outcome()
+    except DynamoError as failure:
+        error = failure
+    except (TimeoutError, AssertionError):
+        damage.hung += 1
+        error = Disconnected("it had no end")
+    finally:
+        if source is not None:
+            await source.aclose()
+    tokens = [token for item in sink.items for token in item.token_ids]
+    expected = answer(asked)
+    if tokens != expected[: len(tokens)] or (error is None and len(tokens) != len(expected)):
+        damage.wrong.append(f"seed {seed}: {len(tokens)} tokens, ended with {error!r}")
+    if error is None:
+        damage.whole += 1
+    else:
+        damage.failed += 1
+        await asyncio.sleep(PAUSE)

@@ -1,0 +1,212 @@
+"""The caller gives up: by its context, by the source, by closing, or before it was accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+from dynamo_core.contracts import serving
+from dynamo_core.contracts.call import ServedContext
+from dynamo_core.errors import DynamoError
+
+from dynamo_testing.extra import pytest
+from dynamo_testing.transport.harness import Ask, Recorder, Stage, Tick, TransportHarness, count, turns
+
+#: What a handler says last once it has been stopped.
+LAST = Tick(-1)
+
+
+async def obedient(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
+    """Counts until it is stopped, then says so and ends."""
+    async for tick in count(ask, ctx):
+        yield tick
+    yield LAST
+
+
+async def deaf(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
+    """Yields one item and never looks at its context."""
+    yield Tick(0)
+    await asyncio.Event().wait()
+
+
+class StopChecks(TransportHarness):
+    """Every way of giving up reaches the handler, once."""
+
+    async def test_stopping_the_callers_context_stops_the_handlers(self, stage: Stage) -> None:
+        await stage.serve(obedient)
+        call = await stage.call()
+        await call.sink.arrived()
+
+        call.ctx.stop_generating()
+        call.ctx.stop_generating()
+        await call.sink.end()
+
+        visit = stage.visits[0]
+        assert visit.stops == 1
+        assert not visit.ctx.is_killed()
+
+    async def test_killing_the_callers_context_kills_the_handlers(self, stage: Stage) -> None:
+        await stage.serve(obedient)
+        call = await stage.call()
+        await call.sink.arrived()
+
+        call.ctx.kill()
+        await call.sink.end()
+
+        visit = stage.visits[0]
+        assert visit.stops == 1
+        assert visit.ctx.is_killed()
+
+    async def test_after_source_stop_the_stream_ends_by_itself(self, stage: Stage) -> None:
+        await stage.serve(obedient)
+        call = await stage.call()
+        await call.sink.arrived()
+
+        call.source.stop()
+        call.source.stop()
+        await call.sink.end()
+
+        assert stage.visits[0].stops == 1
+        assert not stage.visits[0].ctx.is_killed()
+        assert call.sink.items[-1] == LAST
+        assert call.sink.error() is None
+
+    async def test_closing_an_unfinished_call_stops_the_handler_once(self, stage: Stage) -> None:
+        await stage.serve(obedient)
+        call = await stage.call()
+        await call.sink.arrived()
+        visit = stage.visits[0]
+
+        await stage.close(call.source)
+        await stage.happens(visit.over, "the end of the handler")
+
+        assert visit.stops == 1
+
+    async def test_closing_runs_every_finally_of_the_handler(self, stage: Stage) -> None:
+        await stage.serve(obedient)
+        call = await stage.call()
+        await call.sink.arrived()
+        visit = stage.visits[0]
+
+        await stage.close(call.source)
+        if stage.planes.server.CROSS_PROCESS:
+            await stage.happens(visit.left, "the end of the handler")
+
+        assert visit.left.is_set(), "the handler still runs after Source.aclose has returned"
+
+    async def test_after_closing_the_sink_is_told_the_end_once_and_no_more(self, stage: Stage) -> None:
+        await stage.serve(obedient)
+        call = await stage.call()
+        await call.sink.arrived()
+
+        await stage.close(call.source)
+        await call.sink.end()
+        told = list(call.sink.log)
+        await stage.collect(Ask(limit=3))
+        await turns()
+
+        assert len(call.sink.ends) == 1
+        assert call.sink.log == told
+
+    async def test_closing_twice_at_once_and_later_is_safe(self, stage: Stage) -> None:
+        await stage.serve(obedient)
+        call = await stage.call()
+        await call.sink.arrived()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.close(call.source))
+            group.create_task(stage.close(call.source))
+        await stage.close(call.source)
+
+        await call.sink.end()
+        assert len(call.sink.ends) == 1
+
+    async def test_a_handler_that_does_not_stop_is_cancelled(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving, "STOP_GRACE", 0.05)
+        await stage.serve(deaf)
+        call = await stage.call()
+        await call.sink.arrived()
+
+        call.source.stop()
+
+        await stage.happens(stage.visits[0].left, "the end of a handler that ignores its context")
+        await call.sink.end()
+
+    async def test_closing_does_not_wait_for_ever_on_a_handler_that_does_not_stop(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving, "STOP_GRACE", 0.05)
+        await stage.serve(deaf)
+        call = await stage.call()
+        await call.sink.arrived()
+
+        await stage.close(call.source)
+
+        await stage.happens(stage.visits[0].left, "the end of a handler that ignores its context")
+
+    async def test_a_stop_before_the_acceptance_reaches_the_handler(self, stage: Stage) -> None:
+        async def door(request: Any, ctx: ServedContext) -> None:
+            await ctx.stopped()
+
+        await stage.serve(obedient, door=door)
+        ctx = stage.context()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_give_up(stage, Recorder(stage.wait), ctx))
+            visit = await stage.visit()
+            ctx.stop_generating()
+
+        await stage.happens(visit.over, "the end of the handler")
+        assert visit.stops == 1
+
+    async def test_a_context_that_is_stopped_already_never_runs_a_handler_unstopped(self, stage: Stage) -> None:
+        await stage.serve(obedient)
+        ctx = stage.context()
+        ctx.stop_generating()
+        sink = Recorder(stage.wait)
+
+        await _give_up(stage, sink, ctx)
+
+        for visit in stage.visits:
+            await stage.happens(visit.over, "the end of the handler")
+            assert visit.stops == 1
+
+    async def test_a_call_cancelled_before_its_acceptance_ends_its_handler(self, stage: Stage) -> None:
+        async def door(request: Any, ctx: ServedContext) -> None:
+            await ctx.stopped()
+
+        await stage.serve(obedient, door=door)
+        sink = Recorder(stage.wait)
+        async with asyncio.TaskGroup() as group:
+            calling = group.create_task(stage.call(sink=sink))
+            visit = await stage.visit()
+            calling.cancel()
+
+        await stage.happens(visit.over, "the end of the handler")
+        assert visit.stops <= 1
+        assert visit.deferred == 1
+
+    async def test_a_call_cancelled_before_its_acceptance_leaves_the_sink_untouched(self, stage: Stage) -> None:
+        async def door(request: Any, ctx: ServedContext) -> None:
+            await ctx.stopped()
+
+        await stage.serve(obedient, door=door)
+        sink = Recorder(stage.wait)
+        async with asyncio.TaskGroup() as group:
+            calling = group.create_task(stage.call(sink=sink))
+            visit = await stage.visit()
+            calling.cancel()
+        await stage.happens(visit.over, "the end of the handler")
+        await turns()
+
+        assert sink.log == []
+
+
+async def _give_up(stage: Stage, sink: Recorder, ctx: Any) -> None:
+    """A call whose context is stopped: refused, or accepted and soon over."""
+    with suppress(DynamoError):
+        await stage.call(sink=sink, ctx=ctx)
+        await sink.end()

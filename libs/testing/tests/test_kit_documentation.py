@@ -1,0 +1,30 @@
+"""The page for authors names every kit and everything an author may answer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from dynamo_testing.admission_kit import AdmissionKit
+from dynamo_testing.discovery_kit import DiscoveryKit
+from dynamo_testing.engine_kit import EngineConformance
+from dynamo_testing.events_kit import EventsKit
+from dynamo_testing.router_kit import RouterKit
+from dynamo_testing.transport_kit import TransportKit
+
+PAGE = (Path(__file__).parents[3] / "docs" / "write-a-plugin.md").read_text().split("\n## Kits\n")[1]
+
+KITS: list[type] = [EngineConformance, TransportKit, EventsKit, DiscoveryKit, AdmissionKit, RouterKit]
+
+
+@pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.__name__)
+def test_a_kit_is_named_with_its_module(kit: type) -> None:
+    assert f"| `{kit.__module__}.{kit.__name__}` |" in PAGE
+
+
+def test_every_answer_of_an_author_is_in_the_table_and_no_other() -> None:
+    answers = {name for kit in KITS for name in dir(kit) if name.isupper()}
+
+    cells = re.findall(r"^\| (`[A-Z_]+`.*?) \|", PAGE, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`([A-Z_]+)`", cell)} == answers

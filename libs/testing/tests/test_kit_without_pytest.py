@@ -1,0 +1,54 @@
+"""Where pytest is not installed, whoever asks for a class of tests is told what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+#: As a Python without these packages finds nothing under their names.
+WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+{line}
+"""
+
+CLASSES = [
+    "from dynamo_testing import EngineConformance",
+    "import dynamo_testing; dynamo_testing.EngineConformance",
+    "from dynamo_testing.engine_kit import EngineConformance",
+    "from dynamo_testing.transport_kit import TransportKit",
+    "from dynamo_testing.events_kit import EventsKit",
+    "from dynamo_testing.discovery_kit import DiscoveryKit",
+    "from dynamo_testing.router_kit import RouterKit",
+    "from dynamo_testing.admission_kit import AdmissionKit",
+]
+
+
+def run(absent: str, line: str) -> subprocess.CompletedProcess[str]:
+    code = WITHOUT.format(absent=absent, line=line)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=45, check=False)
+
+
+@pytest.mark.parametrize("absent", ["pytest", "pytest_asyncio"])
+@pytest.mark.parametrize("line", CLASSES)
+def test_a_class_of_tests_says_what_to_install(absent: str, line: str) -> None:
+    done = run(absent, line)
+
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {absent} is not installed, and the kits that are classes of tests need it: ")
+    assert "pip install 'dynamo-testing[pytest]'" in last
+
+
+def test_the_function_needs_nothing_more_than_core() -> None:
+    done = run("pytest", "from dynamo_testing import run_conformance, mock_context, StartFailed")
+
+    assert done.returncode == 0, done.stderr

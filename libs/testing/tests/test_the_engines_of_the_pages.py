@@ -1,0 +1,49 @@
+"""The complete engines that the pages show keep the contract that the pages teach."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_core import LLMEngine, WorkerConfig
+from dynamo_testing import run_conformance
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def engine_of(page: str, file: str, folder: Path) -> Any:
+    """The class of the engine in a file that a page shows."""
+    shown = re.search(rf"```python\n# file: {re.escape(file)}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert shown is not None
+    path = folder / "shown_engine.py"
+    path.write_text(shown[1])
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    [found] = [
+        cls
+        for cls in vars(module).values()
+        if isinstance(cls, type) and cls.__module__ == path.stem and issubclass(cls, LLMEngine)
+    ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [
+        ("write-a-plugin.md", "hello/src/dynamo_plugin_engine_hello/engine.py"),
+        ("engine-contract.md", "my_engine.py"),
+        ("write-an-engine.md", "dynamo-plugin-engine-shout/words.py"),
+    ],
+)
+async def test_an_engine_that_a_page_shows_passes_the_kit(page: str, file: str, tmp_path: Path) -> None:
+    cls = engine_of(page, file, tmp_path)
+
+    assert (await run_conformance(lambda: cls(cls.Config(), WorkerConfig(model_name="a-model")))).passed

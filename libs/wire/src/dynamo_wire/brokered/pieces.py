@@ -1,0 +1,177 @@
+"""What travels over a link: numbered pieces, and in them messages. All are msgpack arrays.
+
+The first messages are `Hello` of the caller and `Welcome` of the worker, for which nobody waits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated as Constrained
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from dynamo_core.errors import Disconnected
+
+from dynamo_wire.checksums import checksum
+from dynamo_wire.messages import (
+    UNREADABLE,
+    Accepted,
+    Bye,
+    Ended,
+    Open,
+    Pause,
+    Ping,
+    Pong,
+    Refused,
+    Resume,
+    Rows,
+    Stop,
+    Taken,
+    encode,
+)
+
+#: The number of a piece that says: the link you sent something over is not known here.
+UNKNOWN_LINK: Final = -1
+
+#: The number of a piece that says how many bytes of bodies have arrived in all. Who asks for life gets one back.
+ARRIVED: Final = -2
+
+#: The number of a piece that is a probe, and of the answer: the seconds for which the worker's event loop has not run.
+PROBED: Final = -3
+
+#: More than what a piece takes beside its body.
+PIECE_OVERHEAD: Final = 48
+
+_ALL_BITS: Final = 2**64 - 1
+
+Size: TypeAlias = Constrained[int, msgspec.Meta(ge=1024, lt=2**32)]
+
+
+class LinkError(Disconnected):
+    """The other end sent what cannot be understood; the link is of no more use."""
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """What one message of the broker carries. `body` is an array of messages, or with `more` a part of it.
+
+    `number` counts the pieces of one direction of the link from 0; what has none may be lost. `check` is a checksum of
+    all of it, and of where it belongs; see `Checksums`. The version before has none.
+    """
+
+    number: Constrained[int, msgspec.Meta(ge=PROBED, le=2**63 - 1)]
+    more: bool
+    body: memoryview
+    check: int | None = None
+
+
+class Damaged(LinkError):
+    """What came is not what was sent."""
+
+
+class Checksums:
+    """The checksums of the pieces of one direction of a link: also of what the broker is told, and not the piece."""
+
+    __slots__ = ("_seed",)
+
+    def __init__(self, link: str, address: str) -> None:
+        self._seed = checksum(f"{link} {address}".encode())
+
+    def of(self, number: int, more: bool, body: bytes | memoryview) -> int:
+        """The checksum of a piece."""
+        return checksum(body, (self._seed + 2 * number + more) & _ALL_BITS)
+
+
+class Hello(msgspec.Struct, array_like=True, tag=0):
+    """Caller, before anything else: its version, and the largest body it takes."""
+
+    proto: int
+    max_message: Size
+
+
+class Welcome(msgspec.Struct, array_like=True, tag=1):
+    """Worker, before anything else: the same."""
+
+    proto: int
+    max_message: Size
+    #: Whether a thread of the process answers probes.
+    probes: bool = False
+
+
+ToWorker: TypeAlias = Hello | Open | Stop | Pause | Resume | Taken | Ping | Pong | Bye
+ToCaller: TypeAlias = Welcome | Accepted | Refused | Rows | Ended | Ping | Pong | Bye
+
+worker_decoder: msgspec.msgpack.Decoder[list[ToWorker]] = msgspec.msgpack.Decoder(list[ToWorker])
+caller_decoder: msgspec.msgpack.Decoder[list[ToCaller]] = msgspec.msgpack.Decoder(list[ToCaller])
+_count_decoder: msgspec.msgpack.Decoder[int] = msgspec.msgpack.Decoder(
+    Constrained[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+)
+_busy_decoder: msgspec.msgpack.Decoder[float] = msgspec.msgpack.Decoder(Constrained[float, msgspec.Meta(ge=0)])
+_piece_decoder = msgspec.msgpack.Decoder(Piece)
+
+#: Says that a link is not known.
+UNKNOWN_PIECE: Final = encode((UNKNOWN_LINK, False, b""))
+
+#: Asks whether a process lives.
+PROBE_PIECE: Final = encode((PROBED, False, b""))
+
+
+def read_piece(data: bytes) -> Piece:
+    """The piece in a message of the broker.
+
+    Raises:
+        LinkError: there is none.
+    """
+    try:
+        return _piece_decoder.decode(data)
+    except UNREADABLE as error:
+        raise LinkError(f"a message of {len(data)} bytes cannot be understood: {error}") from None
+
+
+def arrived_piece(count: int) -> bytes:
+    """Says that so many bytes have arrived."""
+    return encode((ARRIVED, False, encode(count)))
+
+
+def read_count(body: memoryview) -> int:
+    """How many bytes have arrived, as the body of such a piece says.
+
+    Raises:
+        LinkError: it does not.
+    """
+    try:
+        return _count_decoder.decode(body)
+    except UNREADABLE as error:
+        raise LinkError(f"a count cannot be understood: {error}") from None
+
+
+def answer_piece(busy: float) -> bytes:
+    """Answers a probe: the event loop has not run for so many seconds, 0 if it runs."""
+    return encode((PROBED, False, encode(busy)))
+
+
+def read_answer(body: memoryview) -> float:
+    """The seconds for which an event loop has not run, as the body of such a piece says.
+
+    Raises:
+        LinkError: it does not.
+    """
+    try:
+        return _busy_decoder.decode(body)
+    except UNREADABLE as error:
+        raise LinkError(f"the answer to a probe cannot be understood: {error}") from None
+
+
+def bundle(messages: list[bytes]) -> bytes:
+    """Encoded messages as the body of a piece."""
+    return encode([msgspec.Raw(message) for message in messages])
+
+
+def read_bundle(decoder: msgspec.msgpack.Decoder[list[Any]], body: memoryview | bytes) -> list[Any]:
+    """The messages in a body.
+
+    Raises:
+        LinkError: they are not those that this end expects.
+    """
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise LinkError(f"a body of {len(body)} bytes cannot be understood: {error}") from None

@@ -1,0 +1,417 @@
+"""The calling end of a link's calls: opening them, handing on what arrives, and the grip on each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextvars import copy_context
+from time import monotonic
+from typing import Any, Protocol
+
+import msgspec
+from dynamo_core.contracts.call import Endpoint, Sink, Source
+from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.serving import STOP_GRACE
+from dynamo_core.errors import (
+    CannotConnect,
+    ConnectionTimeout,
+    Disconnected,
+    DynamoError,
+    EngineShutdown,
+    InvalidArgument,
+    StreamIncomplete,
+    from_wire,
+)
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import LLMEngineOutput
+
+from dynamo_wire.messages import (
+    UNREADABLE,
+    Accepted,
+    Ended,
+    Open,
+    Pause,
+    Refused,
+    Resume,
+    Rows,
+    Stop,
+    Taken,
+    encode,
+    item_decoder,
+)
+
+log = logging.getLogger(__name__)
+
+#: Seconds that closing a call waits for the handler to end: a little more than the handler is given.
+CLOSE_BOUND = STOP_GRACE + 1.0
+
+#: Seconds from the arrival of rows to the end of their readers' turn, from which on the process counts as busy.
+BUSY = 0.0004
+#: Seconds that a busy process rests from rows at most before it asks for more; the first of a stream never wait.
+LONGEST_REST = 0.004
+
+
+class CallingLink(Protocol):
+    """What the calls over a link need of it."""
+
+    #: Whom it leads to, for messages of errors.
+    peer: str
+    #: Whether a call was given up that did not end, which is warned of once.
+    abandons: bool
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will be sent."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker's event loop does not run now, and its process does."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether so much waits to be sent that calls should wait, too."""
+
+    @property
+    def writable(self) -> asyncio.Event:
+        """Set while it is not blocked."""
+
+    @property
+    def limit(self) -> int:
+        """The largest message that may be sent, in bytes."""
+
+    def send(self, message: Any) -> None:
+        """Sends a message at the end of this turn of the loop."""
+
+    def send_call(self, message: bytes) -> None:
+        """Sends an encoded `Open` at the end of this turn of the loop."""
+
+
+class Calls:
+    """All calls made over one link."""
+
+    def __init__(self, link: CallingLink, accept_timeout: float) -> None:
+        self.link = link
+        self._accept_timeout = accept_timeout
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, Call] = {}
+        self._last = 0
+        #: Portions of rows of which the other end has not been told yet that they were taken.
+        self._taken = 0
+        self._began_taking = 0.0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    async def open(self, instance_id: int, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink) -> Call:
+        """Opens a stream and returns once the handler has accepted.
+
+        Raises:
+            InvalidArgument: the request cannot travel.
+            ConnectionTimeout: it was not accepted in time.
+            DynamoError: the refusal, or the loss of the link.
+        """
+        link = self.link
+        sid = self._last = self._last + 1
+        try:
+            message = encode(
+                Open(
+                    sid,
+                    instance_id,
+                    endpoint.name,
+                    ctx.id,
+                    ctx.attempt_id,
+                    ctx.metadata,
+                    msgspec.Raw(encode(request)),
+                    ctx.gather,
+                )
+            )
+        except Exception as error:  # whatever a caller put into a request that cannot travel
+            raise InvalidArgument(f"the request for {endpoint.name!r} cannot be sent: {error}", cause=error) from error
+        if len(message) > link.limit:
+            raise InvalidArgument(f"the request has {len(message)} bytes, more than the {link.limit} that may be sent")
+        call = Call(self, sid, endpoint)
+        # A bare timer: `asyncio.timeout` would be a part of a short request that can be measured.
+        call.timer = self._loop.call_later(self._accept_timeout, self._too_late, call)
+        try:
+            if link.blocked:
+                await self._until_writable()
+            if link.closed:
+                raise CannotConnect(f"the link with {link.peer} is over")
+            self._calls[sid] = call
+            link.send_call(message)
+            call.watch(ctx)
+            verdict = await call.verdict
+        except BaseException:
+            call.abandon()
+            raise
+        finally:
+            call.timer.cancel()
+        if verdict is not None:
+            call.abandon()
+            raise verdict
+        call.deliver_to(sink)
+        return call
+
+    async def _until_writable(self) -> None:
+        try:
+            async with asyncio.timeout(self._accept_timeout):
+                await self.link.writable.wait()
+        except TimeoutError as error:
+            raise self._late(error) from error
+
+    def _too_late(self, call: Call) -> None:
+        if self.link.busy:
+            # The worker's engine holds its event loop, which will get to the call: that is not for a wire to judge.
+            call.timer = self._loop.call_later(self._accept_timeout, self._too_late, call)
+        elif not call.verdict.done():
+            call.verdict.set_result(self._late())
+
+    def _late(self, cause: BaseException | None = None) -> ConnectionTimeout:
+        return ConnectionTimeout(
+            f"{self.link.peer} did not accept the call within {self._accept_timeout} s", cause=cause
+        )
+
+    def forget(self, sid: int) -> bool:
+        """Rows of this stream are dropped from now on; whether there still was one."""
+        return self._calls.pop(sid, None) is not None
+
+    def lost(self, error: DynamoError) -> None:
+        """The link is over, and with it all calls."""
+        calls, self._calls = self._calls, {}
+        lost = Disconnected(error.message, cause=error) if isinstance(error, CannotConnect) else error
+        for call in calls.values():
+            # Nothing was begun by a call that was not accepted, if the worker has not even got it.
+            call.over(lost if call.begun else error)
+
+    # What the worker says.
+
+    def on_accepted(self, accepted: Accepted) -> None:
+        """A handler took a call."""
+        call = self._calls.get(accepted.sid)
+        if call is not None:
+            call.accepted()
+
+    def on_refused(self, refused: Refused) -> None:
+        """A handler did not take a call."""
+        call = self._calls.pop(refused.sid, None)
+        if call is not None:
+            call.over(from_wire(refused.error))
+
+    def on_ended(self, ended: Ended) -> None:
+        """A handler has run to its end."""
+        call = self._calls.pop(ended.sid, None)
+        if call is not None:
+            call.over(None if ended.error is None else from_wire(ended.error))
+
+    def on_rows(self, message: Rows) -> None:
+        """Items of any number of streams."""
+        calls = self._calls
+        for row in message.rows:
+            call = calls.get(row.sid)
+            if call is None:
+                # Closed here while rows were under way.
+                continue
+            if row.number != call.expected:
+                lost = f"row {row.number} of the stream came where row {call.expected} was due"
+                self._break(call, StreamIncomplete(lost))
+                continue
+            call.expected += 1
+            try:
+                what = row.what
+                if what is None:
+                    call.data(call.decode(row.item))
+                elif not isinstance(what, list):
+                    call.event(what)
+                elif call.compact:
+                    call.data(LLMEngineOutput(what))
+                else:
+                    self._break(call, StreamIncomplete("token ids came in a stream of other items"))
+            except UNREADABLE as error:
+                self._break(call, StreamIncomplete(f"an item of the stream cannot be understood: {error}"))
+            except Exception as error:
+                log.exception("what was received could not be delivered")
+                self._break(call, StreamIncomplete("an item could not be delivered", cause=error))
+        if message.ask:
+            if not self._taken:
+                # After the readers' turn, which the rows have asked for: so the next rows find them free.
+                self._began_taking = monotonic()
+                self._loop.call_soon(self._rest)
+            self._taken += 1
+
+    def _rest(self) -> None:
+        """Asks for more rows: at once if these took little time, else only when there was as much time for the rest.
+
+        A process that is busy with rows gets fewer and larger ones.
+        """
+        took = monotonic() - self._began_taking
+        if took < BUSY:
+            self._tell_taken()
+        else:
+            self._loop.call_later(min(took, LONGEST_REST), self._tell_taken)
+
+    def _tell_taken(self) -> None:
+        taken, self._taken = self._taken, 0
+        self.link.send(Taken(taken))
+
+    def _break(self, call: Call, error: DynamoError) -> None:
+        call.abandon()
+        call.over(error)
+
+
+class Call(Source):
+    """One call. Until the caller has its grip on it, what arrives is held back."""
+
+    __slots__ = (
+        "_context",
+        "_error",
+        "_forget_ctx",
+        "_held",
+        "_link",
+        "_over",
+        "_paused",
+        "_siblings",
+        "_sid",
+        "_sink",
+        "compact",
+        "data",
+        "decode",
+        "event",
+        "expected",
+        "timer",
+        "verdict",
+    )
+
+    def __init__(self, siblings: Calls, sid: int, endpoint: Endpoint) -> None:
+        self._siblings = siblings
+        self._link = siblings.link
+        self._sid = sid
+        self._sink: Sink | None = None
+        #: What is told of this call alone is told in its own context, so that log lines carry its ids.
+        self._context = copy_context()
+        self._held: list[tuple[bool, Any]] = []
+        self._over = asyncio.Event()
+        self._paused = False
+        self._error: DynamoError | None = None
+        self._forget_ctx: Callable[[], None] = _nothing
+        #: When it is too late to be accepted.
+        self.timer: asyncio.TimerHandle
+        self.compact = endpoint.item_type is LLMEngineOutput
+        self.decode = item_decoder(endpoint).decode
+        #: The number of the next row; none may come before the call was accepted.
+        self.expected = -1
+        #: None once accepted, else why not.
+        self.verdict: asyncio.Future[DynamoError | None] = asyncio.get_running_loop().create_future()
+        self.data: Callable[[Any], None] = self._hold_data
+        self.event: Callable[[Annotated[Any]], None] = self._hold_event
+
+    # The link's side.
+
+    @property
+    def begun(self) -> bool:
+        """Whether the worker has accepted it."""
+        return self.expected >= 0
+
+    def watch(self, ctx: EngineContext) -> None:
+        """Stopping the context stops the call."""
+        self._forget_ctx = ctx.on_stop(lambda: self._stop(kill=ctx.is_killed()))
+
+    def accepted(self) -> None:
+        """The handler took the call."""
+        if not self.verdict.done():
+            self.expected = 0
+            self.verdict.set_result(None)
+
+    def deliver_to(self, sink: Sink) -> None:
+        """Gives `sink` what was held back, and everything that follows."""
+        self._sink = sink
+        self.data, self.event = sink.data, self._event
+        held, self._held = self._held, []
+        for is_event, item in held:
+            if is_event:
+                sink.event(item)
+            else:
+                sink.data(item)
+        if self._over.is_set():
+            self._tell()
+
+    def over(self, error: DynamoError | None) -> None:
+        """Nothing more will come."""
+        if self._over.is_set():
+            return
+        self._forget_ctx()
+        if not self.verdict.done():
+            self.verdict.set_result(error or EngineShutdown("the call ended before it was accepted"))
+        self._error = error
+        self._over.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            self.data = self.event = _drop
+            self._context.copy().run(sink.closed, self._error)
+
+    def _event(self, item: Annotated[Any]) -> None:
+        if self._sink is not None:
+            # A copy, since one that is entered cannot be entered again, and a sink may do anything.
+            self._context.copy().run(self._sink.event, item)
+
+    def abandon(self) -> None:
+        """Nobody listens any more: tells the other end, if it does not know, and drops what it still sends."""
+        self._forget_ctx()
+        if self._siblings.forget(self._sid):
+            self._link.send(Stop(self._sid, True))
+
+    def _hold_data(self, item: Any) -> None:
+        self._held.append((False, item))
+
+    def _hold_event(self, item: Annotated[Any]) -> None:
+        self._held.append((True, item))
+
+    # The caller's side.
+
+    def stop(self) -> None:
+        self._stop(kill=False)
+
+    def pause(self) -> None:
+        if not self._paused and not self._over.is_set():
+            self._paused = True
+            self._link.send(Pause(self._sid))
+
+    def resume(self) -> None:
+        if self._paused and not self._over.is_set():
+            self._link.send(Resume(self._sid))
+        self._paused = False
+
+    async def aclose(self) -> None:
+        sink, self._sink = self._sink, None
+        self.data = self.event = _drop
+        try:
+            if not self._over.is_set():
+                self.stop()
+                async with asyncio.timeout(CLOSE_BOUND):
+                    await self._over.wait()
+        except TimeoutError:
+            if not self._link.abandons:
+                self._link.abandons = True
+                log.warning("calls of %s do not end within %s s and are abandoned", self._link.peer, CLOSE_BOUND)
+        finally:
+            self.abandon()
+            self.over(None)
+            if sink is not None:
+                sink.closed(None)
+
+    def _stop(self, *, kill: bool) -> None:
+        if not self._over.is_set():
+            # The other end takes the wish to stop as the end of any pause.
+            self._paused = False
+            self._link.send(Stop(self._sid, kill))
+
+
+def _drop(_: Any) -> None:
+    return None
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,118 @@
+"""Whether the worker at the other end of a link lives: what callers ask, and when they give the link up.
+
+Two things are asked. A *ping* goes over the link, and the worker's event loop answers it. A *probe* goes to a thread of
+the worker's process that needs neither its event loop nor its engine; see `dynamo_wire.loop_watch`. An event loop
+that an engine blocks answers no ping, but its process is alive as long as the thread says that the loop is busy.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+#: Seconds that a worker of the version before may be silent: it has no thread that answers.
+WITHOUT_PROBES: Final = 60.0
+#: Seconds that a worker may be silent whose record does not say how long its lease lives.
+WITHOUT_TTL: Final = 10.0
+#: Seconds that a worker may be silent beyond the life of its lease.
+BEYOND_LEASE: Final = 1.0
+
+#: A worker is asked this often at least before it is given up, however long the configured heartbeat.
+ASKED: Final = 3
+#: The part of a heartbeat that a ping has for its answer before the probe goes out.
+PROBE_AFTER: Final = 0.25
+
+#: Seconds by which an event loop may call too early.
+RESOLUTION: Final = 0.001
+
+
+def patience(silence: float | None, lease_ttl: float | None, *, probes: bool) -> float:
+    """Seconds that a worker may be silent.
+
+    `silence` is the configured number, None for the life of the worker's lease: `lease_ttl` seconds, None if its record
+    does not say. `probes` says whether a thread of the worker answers probes.
+    """
+    if silence is not None:
+        return silence
+    if not probes:
+        return WITHOUT_PROBES
+    return WITHOUT_TTL if lease_ttl is None else lease_ttl + BEYOND_LEASE
+
+
+class Act(enum.Enum):
+    """What is to be done now."""
+
+    NOTHING = enum.auto()
+    PING = enum.auto()
+    PROBE = enum.auto()
+    GIVE_UP = enum.auto()
+
+
+class Liveness:
+    """Judges one link. Knows no clock: times are those of the caller's event loop, in seconds.
+
+    `look` is called at `due`, or later; it says what to do, and sets the next `due`. Silence counts from the last sign
+    of life: anything that arrived over the link, or the answer of the thread that the event loop is busy. That the loop
+    answers the thread is none: if the link's pings still stay without an answer, the link is half open. Time in which
+    this process itself did not run is not counted.
+    """
+
+    __slots__ = ("_last", "_pinged", "busy", "due", "heartbeat", "silence")
+
+    def __init__(self, heartbeat: float, silence: float, now: float) -> None:
+        self.silence = silence
+        #: Seconds of silence after which the other end is asked, and between two pings.
+        self.heartbeat = heartbeat
+        #: When to look again.
+        self.due = now + self._step
+        #: Whether the thread said that the event loop is busy, and nothing has come over the link since.
+        self.busy = False
+        self._last = now
+        self._pinged = False
+
+    @property
+    def _step(self) -> float:
+        return min(self.heartbeat, self.silence / ASKED)
+
+    def begin(self, now: float) -> None:
+        """Judges anew from now on, such as after `heartbeat` or `silence` have changed."""
+        self._last, self._pinged = now, False
+        self.due = now + self._step
+
+    def heard(self, now: float) -> None:
+        """Something has arrived over the link. Called for every read, so it only notes the time."""
+        self._last = now
+        self.busy = False
+
+    def told_busy(self, now: float) -> bool:
+        """The thread says that the event loop is busy; whether that is news."""
+        self._last = max(self._last, now)
+        self._pinged = False
+        news, self.busy = not self.busy, True
+        return news
+
+    def silent(self, now: float) -> float:
+        """Seconds without a sign of life."""
+        return now - self._last
+
+    def look(self, now: float, *, used: bool) -> Act:
+        """What is to be done; a link that is not `used` is not judged."""
+        step = self._step
+        late = max(0.0, now - self.due)
+        if not used or late > step:
+            # In the second case this process slept, and what came meanwhile is still in the socket.
+            self._last, self._pinged = now, False
+        else:
+            self._last = min(now, self._last + late)
+        if not used:
+            self.busy = False
+        if now - self._last < step - RESOLUTION:
+            self._pinged = False
+            self.due = self._last + step
+            return Act.NOTHING
+        end = self._last + self.silence
+        if now >= end - RESOLUTION:
+            return Act.GIVE_UP
+        probes, self._pinged = self._pinged, not self._pinged
+        self.due = min(end, now + step * ((1 - PROBE_AFTER) if probes else PROBE_AFTER))
+        return Act.PROBE if probes else Act.PING

@@ -1,0 +1,370 @@
+"""The serving end of a link's calls: what handlers yield leaves as rows, many streams in one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+from dynamo_core.contracts.call import Endpoint, Handler, ServedContext
+from dynamo_core.contracts.serving import ServedCall
+from dynamo_core.errors import Disconnected, DynamoError, Unknown, to_wire
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.tasks import TaskSet
+
+from dynamo_wire.messages import ROWS_TAG, Accepted, Ended, Open, Pause, Refused, Resume, Stop, Taken, encode
+
+#: Items of one stream that may wait for the end of the loop's turn: a handler that never waits is made to. Items that
+#: cannot be merged may be large, so fewer of them.
+PENDING = 64
+PENDING_UNMERGED = 4
+
+#: Portions of rows that may be under way. Until the caller has taken them, rows that can be merged wait for each other,
+#: as bytes do with Nagle's algorithm; the first row of a stream never waits.
+WINDOW = 1
+
+
+class OutgoingLink(Protocol):
+    """What the outlets of a link need of it."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will be sent."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether so much waits to be sent that handlers should wait, too."""
+
+    @property
+    def writable(self) -> asyncio.Event:
+        """Set while it is not blocked."""
+
+    def send(self, message: Any) -> None:
+        """Sends a message at the end of this turn of the loop."""
+
+    def schedule(self) -> None:
+        """Has `Outlets.gather` called at the end of this turn of the loop."""
+
+    async def sent(self) -> None:
+        """Returns when what was given to `send` has left this process, unless much waits before it."""
+
+
+class Outlets:
+    """All calls that are served over one link."""
+
+    def __init__(self, link: OutgoingLink) -> None:
+        self.link = link
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, Outlet] = {}
+        self._dirty: list[Outlet] = []
+        #: Calls whose rows are wanted as they come, and can be merged.
+        self._hurried = 0
+        #: Portions of rows that the caller has not taken yet, of those it was asked to tell about.
+        self.under_way = 0
+        #: Awaited by handlers whose items wait to be collected; None while nobody does.
+        self._collected: asyncio.Future[None] | None = None
+        self._tail: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __contains__(self, sid: int) -> bool:
+        return sid in self._calls
+
+    # What the caller says.
+
+    def open(self, opening: Open, endpoint: Endpoint, handler: Handler, request: Any, owner: TaskSet) -> None:
+        """Starts a call; `owner` keeps its task."""
+        ctx = ServedContext(opening.request_id, attempt_id=opening.attempt_id, metadata=opening.metadata)
+        outlet = self._calls[opening.sid] = Outlet(self, opening.sid, endpoint, opening.gather)
+        self._hurried += outlet.hurried
+        outlet.call = ServedCall(handler, request, ctx, outlet)
+        outlet.call.start(owner)
+
+    def on_stop(self, stop: Stop) -> None:
+        """The caller wants a stream to end."""
+        outlet = self._calls.get(stop.sid)
+        if outlet is not None:
+            outlet.resume()
+            outlet.call.stop(kill=stop.kill)
+
+    def on_pause(self, pause: Pause) -> None:
+        """The caller wants no more of a stream for now."""
+        outlet = self._calls.get(pause.sid)
+        if outlet is not None:
+            outlet.pause()
+
+    def on_resume(self, resume: Resume) -> None:
+        """The caller wants more of a stream."""
+        outlet = self._calls.get(resume.sid)
+        if outlet is not None:
+            outlet.resume()
+
+    def on_taken(self, taken: Taken) -> None:
+        """The caller has taken portions of rows.
+
+        Raises:
+            Disconnected: more than were sent; the link is of no more use.
+        """
+        if taken.portions > self.under_way:
+            raise Disconnected("more portions were taken than sent")
+        self.under_way -= taken.portions
+        if self._dirty:
+            self.link.schedule()
+
+    def lost(self) -> None:
+        """The link is over: handlers are closed, without being told that the caller gave up."""
+        for outlet in list(self._calls.values()):
+            outlet.drop()
+            outlet.call.lost()
+        self._tell_collected()
+
+    # What outlets say.
+
+    def dirty(self, outlet: Outlet) -> None:
+        """The outlet has something; it is asked for it at the end of this turn, or when the caller has taken more."""
+        self._dirty.append(outlet)
+        self.link.schedule()
+
+    async def collected(self) -> None:
+        """Returns when what waits has been collected, or never will be."""
+        if self._collected is None:
+            self._collected = self._loop.create_future()
+        await asyncio.shield(self._collected)
+
+    def ended(self, sid: int, error: DynamoError | None, *, told: bool) -> None:
+        """A call has run to its end; after its rows the caller learns of it, unless it was `told`."""
+        outlet = self._calls.pop(sid, None)
+        if outlet is not None:
+            self._hurried -= outlet.hurried
+        if not told and not self.link.closed:
+            self._tail.append(encode(Ended(sid, None if error is None else to_wire(error))))
+            self.link.schedule()
+
+    def cut(self, sid: int, error: DynamoError) -> None:
+        """The caller learns that the stream is over, though the handler may still run."""
+        self._tail.append(encode(Ended(sid, to_wire(error))))
+        self.link.schedule()
+
+    # What the link asks for.
+
+    def gather(self, out: list[bytes], limit: int) -> None:
+        """Appends the messages that wait, each of `limit` bytes at most. Called at the end of a turn of the loop."""
+        dirty, self._dirty = self._dirty, []
+        if self.link.closed:
+            for outlet in dirty:
+                outlet.drop()
+            return
+        if dirty and self.under_way >= WINDOW:
+            # The caller is busy with what it has: what may be merged waits, and grows, until it asks for more.
+            self._dirty = [outlet for outlet in dirty if not outlet.urgent]
+            dirty = [outlet for outlet in dirty if outlet.urgent]
+        if dirty:
+            rows: list[tuple[Any, ...]] = []
+            for outlet in dirty:
+                outlet.collect(rows)
+            self._pack(rows, out, limit)
+            self._tell_collected()
+        if self._tail:
+            out += self._tail
+            self._tail = []
+
+    def _tell_collected(self) -> None:
+        collected, self._collected = self._collected, None
+        if collected is not None and not collected.done():
+            collected.set_result(None)
+
+    def _pack(self, rows: list[tuple[Any, ...]], out: list[bytes], limit: int) -> None:
+        """All rows in one message; in several if they are too large, or if one of them cannot be sent at all."""
+        if not rows:
+            return
+        ask = self._hurried > 0 and self.under_way < WINDOW
+        try:
+            message = encode((ROWS_TAG, rows, ask))
+        except Exception as error:  # whatever an engine put into an item that cannot travel
+            message, problem = b"", str(error)
+        else:
+            if len(message) <= limit:
+                out.append(message)
+                self.under_way += ask
+                return
+            problem = f"it has {len(message)} bytes, more than the {limit} that may be sent"
+        if len(rows) == 1:
+            outlet = self._calls.get(rows[0][0])
+            if outlet is not None:
+                outlet.fail(Unknown(f"an item could not be sent: {problem}"))
+            return
+        half = len(rows) // 2
+        self._pack(rows[:half], out, limit)
+        self._pack([row for row in rows[half:] if not self._failed(row[0])], out, limit)
+
+    def _failed(self, sid: int) -> bool:
+        outlet = self._calls.get(sid)
+        return outlet is not None and outlet.failed
+
+
+class Outlet:
+    """Where one call puts what its handler yields; see `dynamo_core.contracts.serving.Outlet`."""
+
+    __slots__ = (
+        "_compact",
+        "_gather",
+        "_later",
+        "_limit",
+        "_link",
+        "_merge",
+        "_number",
+        "_over",
+        "_pending",
+        "_queued",
+        "_resumed",
+        "_siblings",
+        "_sid",
+        "call",
+        "failed",
+        "hurried",
+    )
+
+    def __init__(self, siblings: Outlets, sid: int, endpoint: Endpoint, gather: int) -> None:
+        self._siblings = siblings
+        self._link = siblings.link
+        self._sid = sid
+        self._merge = endpoint.merge
+        self._compact = endpoint.item_type is LLMEngineOutput
+        self._limit = PENDING if endpoint.merge is not None else PENDING_UNMERGED
+        #: Items after which the link is told. The first goes at once, and so does what cannot be merged.
+        self._gather = 1
+        self._later = 1 if endpoint.merge is None else max(1, min(gather, PENDING))
+        self.hurried = endpoint.merge is not None and gather == 1
+        self._pending: list[Any] = []
+        #: Whether the link was told.
+        self._queued = False
+        self._number = 0
+        #: Whether the handler has run to its end.
+        self._over = False
+        #: Set while the caller wants rows; None stands for an event that is set.
+        self._resumed: asyncio.Event | None = None
+        self.failed = False
+        self.call: ServedCall
+
+    # What the call does.
+
+    async def accepted(self) -> None:
+        self._link.send(Accepted(self._sid))
+        await self._link.sent()
+
+    def refused(self, error: DynamoError) -> None:
+        self.failed = True
+        self._link.send(Refused(self._sid, to_wire(error)))
+
+    def data(self, item: Any) -> None:
+        pending = self._pending
+        pending.append(item)
+        if len(pending) >= self._gather and not self._queued:
+            self._tell()
+
+    def event(self, item: Annotated[Any]) -> None:
+        self._pending.append(item)
+        # The end of the handler is told in the next turn, and takes this flag along.
+        if not self._queued and not item.is_complete_final():
+            self._tell()
+
+    def room(self) -> Awaitable[None] | None:
+        if self._resumed is None and len(self._pending) < self._limit and not self._link.blocked:
+            return None
+        return self._wait()
+
+    def ended(self, error: DynamoError | None) -> None:
+        self._over = True
+        if self._pending and not self._queued:
+            self._tell()
+        self._siblings.ended(self._sid, error, told=self.failed)
+
+    def _tell(self) -> None:
+        self._queued = True
+        self._siblings.dirty(self)
+
+    async def _wait(self) -> None:
+        while True:
+            if self._resumed is not None:
+                await self._resumed.wait()
+            elif self._link.blocked:
+                await self._link.writable.wait()
+            elif len(self._pending) >= self._limit:
+                await self._siblings.collected()
+            else:
+                return
+
+    # What the link does.
+
+    @property
+    def urgent(self) -> bool:
+        """Whether what waits should not wait for the caller: it is the first or last of its stream, or cannot be
+        merged."""
+        return not self._number or self._over or self._merge is None
+
+    def pause(self) -> None:
+        """The caller wants no more for now."""
+        if self._resumed is None:
+            self._resumed = asyncio.Event()
+
+    def resume(self) -> None:
+        """The caller wants more."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            resumed.set()
+
+    def drop(self) -> None:
+        """Forgets what waits: nobody is there to take it."""
+        self._pending.clear()
+
+    def fail(self, error: DynamoError) -> None:
+        """Ends the stream at once, and then the handler."""
+        self.failed = True
+        self._siblings.cut(self._sid, error)
+        self.resume()
+        self.call.stop(kill=True)
+
+    def collect(self, rows: list[tuple[Any, ...]]) -> None:
+        """Appends what waits, merged and then numbered, as rows."""
+        items, self._pending = self._pending, []
+        self._queued = False
+        self._gather = self._later
+        if self.failed:
+            return
+        if len(items) > 1 and self._merge is not None:
+            try:
+                items = self._merged(items)
+            except Exception as error:  # items of an engine that are not what the endpoint says
+                self.fail(Unknown(f"items could not be merged: {error}"))
+                return
+        sid, number, compact = self._sid, self._number, self._compact
+        for item in items:
+            kind = type(item)
+            if kind is Annotated:
+                rows.append((sid, number, item))
+            # Comparing with an item that has tokens only is as cheap as looking at each field, and forgets none.
+            elif compact and kind is LLMEngineOutput and item == LLMEngineOutput(item.token_ids):
+                rows.append((sid, number, item.token_ids))
+            else:
+                rows.append((sid, number, None, item))
+            number += 1
+        self._number = number
+
+    def _merged(self, items: list[Any]) -> list[Any]:
+        merge = self._merge
+        assert merge is not None  # noqa: S101 - only called with one
+        merged: list[Any] = []
+        run: list[Any] = []
+        for item in items:
+            if type(item) is Annotated:
+                if run:
+                    merged += merge(run)
+                    run = []
+                merged.append(item)
+            else:
+                run.append(item)
+        if run:
+            merged += merge(run)
+        return merged

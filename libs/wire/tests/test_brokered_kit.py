@@ -1,0 +1,60 @@
+"""The kits for transports and event planes, on everything but a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_testing.events_kit import EventPlanes, EventsKit
+from dynamo_testing.transport_kit import Planes, TransportKit
+from dynamo_wire.brokered.broker import Letter
+from dynamo_wire.messages import ROWS_TAG
+
+
+def carries_rows(letter: Letter) -> bool:
+    """Whether a letter is a piece with rows in it."""
+    try:
+        _, _, messages, *_ = msgspec.msgpack.decode(letter.data)
+        return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))
+    except (msgspec.MsgspecError, ValueError, TypeError):
+        return False
+
+
+class TestBrokered(TransportKit):
+    CAN_BREAK_CONNECTION: ClassVar[bool] = True
+    CAN_LOSE_AN_ITEM: ClassVar[bool] = True
+    ITEM_LIMIT: ClassVar[int | None] = 2 * 1024 * 1024
+
+    @pytest.fixture
+    async def planes(self, make_transport: Any, office: Any) -> Planes:
+        self.office = office
+        return Planes(server=await make_transport(max_message_mb=2), client=await make_transport(max_message_mb=2))
+
+    async def break_connection(self, planes: Planes) -> None:
+        client: Any = planes.client
+        client.break_connection()
+
+    async def lose_an_item(self, planes: Planes) -> None:
+        lost: list[Letter] = []
+
+        def loses(letter: Letter) -> bool:
+            if lost or not carries_rows(letter):
+                return False
+            lost.append(letter)
+            return True
+
+        self.office.loses = loses
+
+
+class TestBrokeredEvents(EventsKit):
+    @pytest.fixture
+    async def events(self, make_transport: Any) -> AsyncIterator[EventPlanes]:
+        sender, receiver = await make_transport(), await make_transport()
+        directory = MemoryDiscovery(PluginConfig(), Metrics())
+        yield EventPlanes(sender.events(), receiver.events(), directory)
+        await directory.aclose()

@@ -1,0 +1,151 @@
+"""When a link is given up: after its silence, never before, and never while the worker is only busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dynamo_wire.liveness import (
+    ASKED,
+    BEYOND_LEASE,
+    RESOLUTION,
+    WITHOUT_PROBES,
+    WITHOUT_TTL,
+    Act,
+    Liveness,
+    patience,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+HEARTBEATS = st.floats(0.05, 10)
+SILENCES = st.floats(0.2, 60)
+
+
+@dataclass
+class Life:
+    """A link whose looks come in time, and what it asked for."""
+
+    heartbeat: float
+    silence: float
+    start: float = 0.0
+    acts: list[tuple[float, Act]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.liveness = Liveness(self.heartbeat, self.silence, self.start)
+        self.now = self.start
+
+    def until(self, end: float, *, used: bool = True) -> bool:
+        """Looks whenever that is due, up to a time; False once the link is given up."""
+        while self.liveness.due <= end:
+            self.now = self.liveness.due
+            act = self.liveness.look(self.now, used=used)
+            self.acts.append((self.now, act))
+            if act is Act.GIVE_UP:
+                return False
+            assert self.liveness.due > self.now
+        self.now = end
+        return True
+
+    def count(self, act: Act) -> int:
+        return sum(done is act for _, done in self.acts)
+
+
+@given(HEARTBEATS, SILENCES, st.floats(0, 1e6))
+def test_silence_without_an_answer_ends_the_link_in_time_and_not_before_it_was_asked(
+    heartbeat: float, silence: float, start: float
+) -> None:
+    life = Life(heartbeat, silence, start)
+
+    assert not life.until(start + 2 * silence)
+
+    assert abs(life.now - start - silence) <= 2 * RESOLUTION
+    assert life.count(Act.PING) >= ASKED - 1
+    assert life.count(Act.PROBE) >= ASKED - 1
+
+
+@given(
+    HEARTBEATS, SILENCES, st.lists(st.tuples(st.floats(0.01, 0.99), st.sampled_from(["heard", "busy"])), max_size=20)
+)
+def test_a_link_with_signs_of_life_is_kept_and_given_up_after_the_last_of_them(
+    heartbeat: float, silence: float, signs: list[tuple[float, str]]
+) -> None:
+    life = Life(heartbeat, silence)
+
+    for part, kind in signs:
+        assert life.until(life.now + part * silence)
+        if kind == "heard":
+            life.liveness.heard(life.now)
+        else:
+            life.liveness.told_busy(life.now)
+    last = life.now
+
+    assert not life.until(last + 2 * silence)
+    assert abs(life.now - last - silence) <= 2 * RESOLUTION
+
+
+@given(HEARTBEATS, SILENCES, st.floats(1.01, 1000))
+def test_while_this_process_sleeps_nothing_is_counted(heartbeat: float, silence: float, steps: float) -> None:
+    life = Life(heartbeat, silence)
+    assert life.until(0.9 * silence)
+
+    woken = life.liveness.due + steps * min(heartbeat, silence / ASKED)
+    act = life.liveness.look(woken, used=True)
+
+    assert act is Act.NOTHING
+    life.now = woken
+    assert life.until(woken + 0.99 * silence)
+    assert not life.until(woken + 1.01 * silence)
+
+
+@given(HEARTBEATS, SILENCES, st.floats(0.01, 0.5))
+def test_looks_that_come_a_little_late_make_it_no_less_patient(heartbeat: float, silence: float, late: float) -> None:
+    liveness, lag = Liveness(heartbeat, silence, 0.0), late * min(heartbeat, silence / ASKED)
+    now, slept = 0.0, 0.0
+    for _ in range(10_000):
+        now = liveness.due + lag
+        slept += lag
+        if liveness.look(now, used=True) is Act.GIVE_UP:
+            break
+
+    assert silence - 2 * RESOLUTION <= now - slept + lag
+    assert now - slept <= silence + lag
+
+
+@given(HEARTBEATS, SILENCES)
+def test_a_link_that_is_not_used_is_neither_asked_nor_given_up(heartbeat: float, silence: float) -> None:
+    life = Life(heartbeat, silence)
+
+    assert life.until(10 * silence, used=False)
+    assert {act for _, act in life.acts} == {Act.NOTHING}
+
+    begun = life.now
+    assert life.until(begun + 0.6 * silence)
+    assert not life.until(begun + 1.1 * silence)
+
+
+@given(HEARTBEATS, SILENCES)
+def test_a_link_over_which_something_comes_is_not_asked(heartbeat: float, silence: float) -> None:
+    life, step = Life(heartbeat, silence), min(heartbeat, silence / ASKED)
+
+    for _ in range(50):
+        assert life.until(life.now + 0.5 * step)
+        life.liveness.heard(life.now)
+
+    assert life.count(Act.PING) == life.count(Act.PROBE) == 0
+
+
+def test_a_spell_of_being_busy_is_news_once_until_something_comes() -> None:
+    liveness = Liveness(1.0, 4.0, 0.0)
+
+    assert [liveness.told_busy(now) for now in (1.0, 2.0, 3.0)] == [True, False, False]
+    during = liveness.busy
+    liveness.heard(4.0)
+    assert (during, liveness.busy) == (True, False)
+    assert liveness.told_busy(5.0)
+
+
+def test_patience_is_the_life_of_the_lease_unless_a_number_says_otherwise() -> None:
+    assert patience(None, 3.0, probes=True) == 3.0 + BEYOND_LEASE
+    assert patience(None, None, probes=True) == WITHOUT_TTL
+    assert patience(None, 3.0, probes=False) == WITHOUT_PROBES
+    assert patience(2.0, 3.0, probes=True) == patience(2.0, None, probes=False) == 2.0

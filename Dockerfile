@@ -1,4 +1,4 @@
-# One image for every part: `dynamo frontend CONFIG` or `dynamo worker NAME CONFIG`. docs/deploy.md explains it.
+# One image for every part: `dynamo frontend CONFIG` or `dynamo worker NAME CONFIG`. docs/how-to/deploy.md explains it.
 #
 #   docker build -t dynamo .
 #   docker build -t dynamo:nats --build-arg PLUGINS="engines/mocker transports/nats discovery/etcd frontends/openai routers/round-robin" .

@@ -1,4 +1,4 @@
-"""docs/api.md says what the frontend does with every field."""
+"""docs/reference/api.md says what the frontend does with every field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
 from dynamo_plugin_frontend_openai.requests.embeddings import EmbeddingRequest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
 REQUESTS = (ChatRequest, CompletionRequest, EmbeddingRequest)
 PASSIVE = {**fields.CHAT, **fields.COMPLETIONS, **fields.EMBEDDINGS}
 

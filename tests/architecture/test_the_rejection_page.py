@@ -1,4 +1,4 @@
-"""docs/request-rejection.md links to files that exist; its client and its alert rules are what it says."""
+"""docs/how-to/request-rejection.md links to files that exist; its client and its alert rules are what it says."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import yaml
 from dynamo_core.dispatch.models.gauges import FrontGauges
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "request-rejection.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "request-rejection.md").read_text()
 
 
 def test_the_files_that_the_page_links_to_are_there() -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)\)", PAGE)
 
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
-    assert "../examples/overload/client.py" in links
+    assert [link for link in links if not (ROOT / "docs" / "how-to" / link).exists()] == []
+    assert "../../examples/overload/client.py" in links
 
 
 def test_alert_rules_are_about_metrics_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""docs/transports.md names every transport and store, and all of them run their kits in full."""
+"""docs/reference/transports.md names every transport and store, and all of them run their kits in full."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "transports.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "transports.md").read_text()
 
 #: What a kit leaves out unless a plugin's class says that it can.
 TRANSPORT_POWERS = ("CAN_BREAK_CONNECTION", "CAN_GO_DEAF", "CAN_LOSE_AN_ITEM", "CAN_SERVE_ELSEWHERE", "ITEM_LIMIT")

@@ -1,4 +1,4 @@
-"""Holds docs/clients.md to what the clients are: versions, settings, and snippets that run as they stand."""
+"""Holds docs/how-to/clients.md to what the clients are: versions, settings, and snippets that run as they stand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.clients.programs_of import NODE, OWN, command, printed
 from tests.clients.test_coding_agents import AGENTS, MODEL, Agent
 
 REPOSITORY = HERE.parents[1]
-PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
+PAGE = (REPOSITORY / "docs" / "how-to" / "clients.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
 HELLO = "Hello from the script."
 EXAMPLE = "examples/agents.yaml"

@@ -180,7 +180,7 @@ def test_the_metrics_that_an_autoscaler_is_to_go_by_are_there(
 
     names = {pod: metrics(pod.probes["liveness"].removesuffix("/live") + "/metrics") for pod in (worker, frontend)}
 
-    page = (REPOSITORY / "docs" / "deploy.md").read_text().partition("### Autoscaling")[2]
+    page = (REPOSITORY / "docs" / "how-to" / "deploy.md").read_text().partition("### Autoscaling")[2]
     rows = dict(re.findall(r"^\| `(dynamo_\w+)` \| (each worker|frontends)", page, re.M))
     assert scaled in rows
     for name, where in rows.items():

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.conftest import Server
 
-PAGE = (Path(__file__).parents[2] / "docs" / "engine-contract.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "engine-contract.md").read_text()
 
 CONFIG = """
 workers:

@@ -70,7 +70,7 @@ ORIGINAL: dict[str, tuple[str, set[str]]] = {
 #: Those that have no line before a worker fails in mid-answer; their labels are tested where workers do.
 SILENT = {name for name in ORIGINAL if "_migration_" in name} - {"model_migration_limit"}
 
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 
 
 @pytest.fixture(scope="module")

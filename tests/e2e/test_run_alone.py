@@ -267,7 +267,7 @@ def test_the_mocker_runs_by_its_module_with_flags_over_variables(frontend: Any, 
 
 
 def test_the_program_of_the_documentation_runs_as_it_stands(frontend: Any, alone: Start, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "engine-contract.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "engine-contract.md").read_text()
     files = dict(re.findall(r"```\w+\n# file: (\S+)\n(.*?)```", page, re.DOTALL))
     (tmp_path / "fleet.yaml").write_text(files["fleet.yaml"])
 

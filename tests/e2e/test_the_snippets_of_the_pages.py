@@ -37,9 +37,9 @@ def run(command: list[str]) -> str:
 @pytest.mark.parametrize(
     ("page", "heading", "said"),
     [
-        ("tools-and-reasoning.md", "Try it", 'weather {"city": "Paris"}\nIt is sunny.\n'),
-        ("api.md", "Messages", "I do not know.\n"),
-        ("api.md", "Responses", "I do not know.\n"),
+        ("how-to/tools-and-reasoning.md", "Try it", 'weather {"city": "Paris"}\nIt is sunny.\n'),
+        ("reference/api.md", "Messages", "I do not know.\n"),
+        ("reference/api.md", "Responses", "I do not know.\n"),
     ],
 )
 def test_the_lines_for_an_sdk_print_the_answer(server: Any, page: str, heading: str, said: str) -> None:
@@ -51,9 +51,9 @@ def test_the_lines_for_an_sdk_print_the_answer(server: Any, page: str, heading: 
 @pytest.mark.parametrize(
     ("page", "heading", "said"),
     [
-        ("tools-and-reasoning.md", "Try it", '"name":"weather"'),
-        ("api.md", "Messages", '"text":"I do not know."'),
-        ("api.md", "Responses", '"text":"I do not know."'),
+        ("how-to/tools-and-reasoning.md", "Try it", '"name":"weather"'),
+        ("reference/api.md", "Messages", '"text":"I do not know."'),
+        ("reference/api.md", "Responses", '"text":"I do not know."'),
     ],
 )
 def test_the_command_beside_them_is_answered(server: Any, page: str, heading: str, said: str) -> None:
@@ -63,6 +63,6 @@ def test_the_command_beside_them_is_answered(server: Any, page: str, heading: st
 
 
 def test_the_example_of_tools_is_the_one_of_the_page() -> None:
-    [shown] = blocks("tools-and-reasoning.md", "Try it", "yaml")
+    [shown] = blocks("how-to/tools-and-reasoning.md", "Try it", "yaml")
 
     assert shown.removeprefix("# file: examples/tools.yaml\n") == CONFIG

@@ -49,7 +49,7 @@ def test_the_test_is_there(shown: str) -> None:
 
 
 def test_what_the_page_on_transports_promises_is_what_the_table_shows() -> None:
-    page = (ROOT / "docs" / "transports.md").read_text()
+    page = (ROOT / "docs" / "reference" / "transports.md").read_text()
     tables = re.findall(r"^\| What happens \| What is promised \|\n.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     promised = [line.strip("| ").split(" | ")[0] for table in tables for line in table.splitlines()]
 

@@ -1,4 +1,4 @@
-"""Follows `docs/write-an-engine.md` literally: writes its files, types its commands, and compares what comes back."""
+"""Follows `docs/tutorials/write-an-engine.md` literally: writes files, types commands, compares what comes back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from dynamo_testing.ports import free_port
 
-PAGE = (Path(__file__).parents[2] / "docs" / "write-an-engine.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "write-an-engine.md").read_text()
 
 #: Commands that go on until they are told to end, and what their log says when they are ready.
 READY = {

@@ -1,4 +1,4 @@
-"""Holds `docs/write-a-plugin.md` to what the code does."""
+"""Holds `docs/how-to/write-a-plugin.md` to what the code does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dynamo_core.plugins.loader import CONTRACTS, PluginLoader
 from dynamo_core.protocol.records import RequestRecord
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs" / "write-a-plugin.md").read_text()
+PAGE = (REPOSITORY / "docs" / "how-to" / "write-a-plugin.md").read_text()
 
 HOOKS = {
     name: list(inspect.signature(function).parameters)

@@ -1,4 +1,4 @@
-"""Holds `docs/engine-contract.md` to the contract: nothing is missing, and nothing is described that is not there."""
+"""Holds `docs/reference/engine-contract.md` to the contract: nothing is missing, nothing is invented."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynamo_core.protocol import output, request
 from dynamo_core.runtime.args import TAKEN
 from dynamo_core.settings import FLAGS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "engine-contract.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "engine-contract.md").read_text()
 
 
 def table(heading: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the code does: its tables are equal to the code's, its examples load."""
+"""docs/reference/configuration.md says what the code does: its tables are equal to the code's, its examples load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamo_core.settings import FLAGS, PROCESS_NAMES, config_schema, load_setti
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_router_kv.config import KvConfig
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 def table_under(heading: str) -> list[tuple[str, ...]]:
@@ -154,4 +154,4 @@ def test_the_plugins_that_the_profiles_of_the_page_need_are_there() -> None:
 
     assert said is not None
     for name in set(re.findall(r"`(\w+)`", said[1])) - {"production"}:
-        assert list(PAGE.parents[1].glob(f"plugins/*/{name}")), name
+        assert list(PAGE.parents[2].glob(f"plugins/*/{name}")), name

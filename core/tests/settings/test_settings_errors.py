@@ -196,11 +196,11 @@ def test_a_missing_profile_is_told_with_a_suggestion(config_file: ConfigFile) ->
         ("DYN_WORKERS__MOCK__REPLICA", "1", "unknown setting; did you mean DYN_WORKERS__MOCK__REPLICAS?"),
         ("DYN_STREAM_VALIDATE", "1", "unknown setting; did you mean DYN_STREAM_VALIDATOR?"),
         ("DYN_TRANSPROT__USE", "", "unknown setting; did you mean DYN_TRANSPORT__USE?"),
-        ("DYN_PROFILES__P__NAMESPACE", "x", "unknown setting; see docs/configuration.md for the names"),
+        ("DYN_PROFILES__P__NAMESPACE", "x", "unknown setting; see docs/reference/configuration.md for the names"),
         ("DYN_NAMESPACE__", "x", "unknown setting; did you mean DYN_NAMESPACE?"),
         ("DYN_TRANSPORT____A", "x", "unknown setting; did you mean DYN_TRANSPORT__USE?"),
-        ("DYN_XYZ", "1", "unknown setting; see docs/configuration.md for the names"),
-        ("DYN_FOO", "1", "unknown setting; see docs/configuration.md for the names"),
+        ("DYN_XYZ", "1", "unknown setting; see docs/reference/configuration.md for the names"),
+        ("DYN_FOO", "1", "unknown setting; see docs/reference/configuration.md for the names"),
         ("DYN_WORKERS__MOKC__REPLICAS", "2", "unknown worker 'mokc'; did you mean 'mock'?"),
         ("DYN_WORKERS__MOCK__REPLICAS", "two", "workers.mock.replicas: expected an integer, got 'two'"),
         ("DYN_LOG", "loud", "log.level: expected 'debug', 'info', 'warning' or 'error', got 'loud'"),
@@ -249,7 +249,7 @@ def test_a_mistake_in_a_flag_is_told_with_the_flag() -> None:
 
 
 def test_a_flag_that_is_like_no_other_gets_no_suggestion() -> None:
-    assert error_of(flags={"--zzz": 1}) == "flag --zzz: unknown flag; see docs/configuration.md for the names"
+    assert error_of(flags={"--zzz": 1}) == "flag --zzz: unknown flag; see docs/reference/configuration.md for the names"
 
 
 def test_the_keys_of_core_are_suggested_in_a_section_of_a_plugin() -> None:

@@ -1,4 +1,4 @@
-"""docs/telemetry.md names everything that a collector gets to see."""
+"""docs/reference/telemetry.md names everything that a collector gets to see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamo_core.telemetry import export
 from dynamo_core.worker import generate_span
 from dynamo_core.worker.generate_span import GenerateSpan
 
-PAGE = (Path(__file__).parents[3] / "docs" / "telemetry.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "telemetry.md").read_text()
 
 
 def named(heading: str) -> set[str]:

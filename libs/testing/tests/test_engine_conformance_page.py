@@ -1,4 +1,4 @@
-"""docs/conformance.md names every check, every failure, and everything that can be set."""
+"""docs/reference/conformance.md names every check, every failure, and everything that can be set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dynamo_testing import ConformanceFailure, EngineConformance
 from dynamo_testing.command import engine
 from dynamo_testing.engine.checks import CHECKS, Check
 
-PAGE = (Path(__file__).parents[3] / "docs" / "conformance.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "conformance.md").read_text()
 
 FAILURES = list(dict.fromkeys(failure for check in CHECKS for failure in check.failures))
 

@@ -13,7 +13,7 @@ from dynamo_testing.events_kit import EventsKit
 from dynamo_testing.router_kit import RouterKit
 from dynamo_testing.transport_kit import TransportKit
 
-PAGE = (Path(__file__).parents[3] / "docs" / "write-a-plugin.md").read_text().split("\n## Kits\n")[1]
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "write-a-plugin.md").read_text().split("\n## Kits\n")[1]
 
 KITS: list[type] = [EngineConformance, TransportKit, EventsKit, DiscoveryKit, AdmissionKit, RouterKit]
 

@@ -38,9 +38,9 @@ def engine_of(page: str, file: str, folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("page", "file"),
     [
-        ("write-a-plugin.md", "hello/src/dynamo_plugin_engine_hello/engine.py"),
-        ("engine-contract.md", "my_engine.py"),
-        ("write-an-engine.md", "dynamo-plugin-engine-shout/words.py"),
+        ("how-to/write-a-plugin.md", "hello/src/dynamo_plugin_engine_hello/engine.py"),
+        ("reference/engine-contract.md", "my_engine.py"),
+        ("tutorials/write-an-engine.md", "dynamo-plugin-engine-shout/words.py"),
     ],
 )
 async def test_an_engine_that_a_page_shows_passes_the_kit(page: str, file: str, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class WorkerConfig:
     enable_kv_routing: bool = True
     #: More labels for all metrics of the worker. Only `run` takes them.
     metrics_labels: Mapping[str, str] = field(default_factory=dict)
-    #: The request to probe the engine with, in place of what the settings or the engine say; see docs/worker.md.
+    #: The request to probe the engine with, in place of what the settings or the engine say (docs/reference/worker.md).
     health_check_payload: Mapping[str, Any] | str | None = None
     #: What surrounds the engine. Only `run` looks at it.
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)

@@ -185,7 +185,7 @@ def _closest(name: str, known: Iterable[str]) -> str:
     # What all names begin with makes none of them near.
     by_rest = {_rest(right): right for right in sorted(known)}
     close = difflib.get_close_matches(_rest(name), by_rest, n=1, cutoff=0.7)
-    return f"; did you mean {by_rest[close[0]]}?" if close else "; see docs/configuration.md for the names"
+    return f"; did you mean {by_rest[close[0]]}?" if close else "; see docs/reference/configuration.md for the names"
 
 
 def _rest(name: str) -> str:

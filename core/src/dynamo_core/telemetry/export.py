@@ -1,6 +1,6 @@
 """The switch of span export: off unless ``OTEL_EXPORT_ENABLED`` says so, and then by OTLP over HTTP.
 
-OpenTelemetry is imported only when it is on. Which variables are honoured is told in docs/telemetry.md.
+OpenTelemetry is imported only when it is on. Which variables are honoured is told in docs/reference/telemetry.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Migration: a request whose worker has failed goes on at another one, under the same stream.
 
 Before anything of an answer is there the request is simply asked again. In mid-answer another worker is given the
-prompt and the tokens so far, and lower limits. docs/migration.md says what can move and what cannot.
+prompt and the tokens so far, and lower limits. docs/explanation/migration.md says what can move and what cannot.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_plugin_router_load_aware.routers import LoadAwareConfig, PowerOfTwoRouter
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_text.load import load_tokenizer
 
 from benchmarks.plots import Curve, Panel, curves_svg
 from benchmarks.stats import percentile
@@ -197,6 +198,7 @@ async def _start(stack: AsyncExitStack, make_router: Callable[[RouterServices], 
             )
         ),
         announce=_announce,
+        load_tokenizer=load_tokenizer,
         load_parsers=partial(load_parsers, PluginLoader()),
     )
     models.start()

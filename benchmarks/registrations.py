@@ -33,6 +33,7 @@ from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_text.load import load_tokenizer
 
 from benchmarks.loops import LOOP_NAME, run
 
@@ -113,7 +114,12 @@ class Watcher:
         self.make_router = make_router
         self.announced: list[str] = []
         self.models = Models(
-            discovery=directory, pipeline=pipeline, caller=caller, make_router=make_router, announce=self._announce
+            discovery=directory,
+            pipeline=pipeline,
+            caller=caller,
+            make_router=make_router,
+            announce=self._announce,
+            load_tokenizer=load_tokenizer,
         )
         #: How many requests each worker answered.
         self.answered: dict[int, int] = {}

@@ -31,7 +31,6 @@ PUBLIC = (
     "starting",
     "tasks",
     "telemetry",
-    "text",
 )
 
 #: Import names of distributions whose names differ.

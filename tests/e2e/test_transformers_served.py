@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.text.load import load_tokenizer
 from dynamo_testing.tiny_model import make_tokenizer_folder
+from dynamo_text.load import load_tokenizer
 
 pytestmark = [
     pytest.mark.full,

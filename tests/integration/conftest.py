@@ -32,6 +32,7 @@ from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_text.load import load_tokenizer
 
 
 @dataclass
@@ -76,6 +77,7 @@ class House:
                 ),
             ),
             announce=self.announce,
+            load_tokenizer=load_tokenizer,
             load_parsers=partial(load_parsers, PluginLoader()),
         )
         self.models.start()

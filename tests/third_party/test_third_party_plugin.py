@@ -25,6 +25,8 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 NEEDED = (
     "core",
+    "libs/text",
+    "libs/testing",
     "plugins/discovery/memory",
     "plugins/frontends/openai",
     "plugins/routers/round-robin",

@@ -34,7 +34,12 @@ INSTANCE = Instance(instance_id=1, address={"tcp": "127.0.0.1:1/" + "0" * 32}, p
 def _models() -> Models:
     nothing = cast(Any, None)
     return Models(
-        discovery=nothing, pipeline=nothing, caller=nothing, make_router=nothing, announce=lambda *a, **k: None
+        discovery=nothing,
+        pipeline=nothing,
+        caller=nothing,
+        make_router=nothing,
+        announce=lambda *a, **k: None,
+        load_tokenizer=nothing,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from dynamo_core.contracts.model_folder import MODEL_CONFIG, TOKENIZER
 from dynamo_core.errors import BackendError, ConfigError, InvalidArgument, Unknown
 from dynamo_core.protocol.events import (
     KvEvent,
@@ -17,18 +18,17 @@ from dynamo_core.protocol.events import (
 from dynamo_core.protocol.reading import UNREADABLE
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest
-from dynamo_core.text.calls import CallArray
-from dynamo_core.text.folder import MODEL_CONFIG, TOKENIZER
-from dynamo_core.text.hf import HFTokenizer
 from dynamo_core.worker.probe import probe_request
 from dynamo_testing.tiny_model import make_tokenizer_folder
+from dynamo_text.calls import CallArray
+from dynamo_text.hf import HFTokenizer
 from dynamo_wire.messages import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json
 
 
-@reader("dynamo_core.text.hf:_json reading.read_json", good=[b'{"eos_token_id": 3}'], raises=[ConfigError])
+@reader("dynamo_text.hf:_json reading.read_json", good=[b'{"eos_token_id": 3}'], raises=[ConfigError])
 async def model_settings() -> AsyncGenerator[Feed, None]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = (make_tokenizer_folder(Path(folder), vocab_size=300) / TOKENIZER).read_bytes()
@@ -98,8 +98,8 @@ async def probes() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_core.text.calls:CallObject._take json.loads",
-    "dynamo_core.text.calls:_text json.loads",
+    "dynamo_text.calls:CallObject._take json.loads",
+    "dynamo_text.calls:_text json.loads",
     good=[b'[{"name": "f", "arguments": {}}]', b'[{"name": "f", "arguments": "{}"}]'],
 )
 async def calls_in_answers() -> AsyncGenerator[Feed, None]:

@@ -7,7 +7,7 @@ import enum
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -21,12 +21,12 @@ from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.thresholds import ThresholdControl
+from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.protocol.request_ids import clients_request_id, new_request_id
-from dynamo_core.text.tokenizer import Tokenizer
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -316,6 +316,8 @@ class FrontendServices:
     metrics_prefix: str = "dynamo_frontend"
     #: The HTTP status of a request that is refused for load.
     overload_status: int = 503
+    #: How many bytes of prompts a tokenizer may remember together with their tokens; 0 for none.
+    token_cache: int = 0
     #: When workers are busy, to be looked at and changed by operators; None where that is not offered.
     thresholds: ThresholdControl | None = None
     #: All routes of a listener, core's own too, for a description of them. Known once the listeners are made.
@@ -335,6 +337,16 @@ class Frontend(Plugin, ABC):
 
         Where there is no admin listener, its routes are served by the public one; of two with the same method and path
         the public one is kept.
+        """
+
+    @abstractmethod
+    def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
+        """Makes the tokenizer of a model that has appeared. Called in a thread, once per model.
+
+        `kind` is what the model's card says; `files` maps the bare names of its files to their contents.
+
+        Raises:
+            ConfigError: the kind is not known, or a file is missing or broken.
         """
 
     async def start(self) -> None:

@@ -42,7 +42,6 @@ from dynamo_core.runtime.roles import Role
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.inflight import OVERLOAD, Requests
 from dynamo_core.telemetry.loop_lag import LoopLag
-from dynamo_core.text.prefix_cache import TokenMemory
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +74,9 @@ class Front:
             caller=self._caller,
             make_router=self._make_router,
             announce=plane.announce,
+            load_tokenizer=lambda kind, files: self._frontend.load_tokenizer(kind, files),
             expected={worker.model.name for worker in self._settings.workers.values()},
             model_cache=self._make_model_cache(),
-            token_memory=self._make_token_memory(),
             load_parsers=partial(load_parsers, plane.loader),
         )
         self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)
@@ -222,24 +221,6 @@ class Front:
             return None
         return ModelCache.from_setting(self._settings.client.model_cache)
 
-    def _make_token_memory(self) -> TokenMemory | None:
-        limit = self._settings.client.token_cache_mb
-        if not limit:
-            return None
-        metrics, name = self._plane.metrics, f"{self._settings.http.metrics_prefix}_tokenizer_cache"
-        return TokenMemory(
-            limit * MB,
-            hit=metrics.counter(f"{name}_hits_total", "Prompts and pieces of prompts whose tokens were known.")
-            .labels()
-            .inc,
-            miss=metrics.counter(f"{name}_misses_total", "Prompts and pieces of prompts that were tokenized.")
-            .labels()
-            .inc,
-            level=metrics.gauge(f"{name}_bytes", "Bytes of the prompts that are remembered, with their tokens.")
-            .labels()
-            .set,
-        )
-
     def _make_pipeline(self) -> Pipeline:
         client = self._settings.client
         return Pipeline(
@@ -310,6 +291,7 @@ class Front:
             keep_alive=settings.client.keep_alive,
             metrics_prefix=settings.http.metrics_prefix,
             overload_status=settings.http.overload_status,
+            token_cache=settings.client.token_cache_mb * MB,
             thresholds=self._thresholds,
             routes=lambda name: self._listeners[-1 if name is ListenerName.ADMIN else 0].routes,
         )

@@ -15,6 +15,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.frontend import Frontend
+from dynamo_core.contracts.model_folder import TOKENIZER
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.transport import Transport
@@ -31,7 +32,6 @@ from dynamo_core.plugins.loader import (
 )
 from dynamo_core.settings import LoadedSettings, Settings
 from dynamo_core.settings.tree import place
-from dynamo_core.text.folder import TOKENIZER
 
 PluginT_co = TypeVar("PluginT_co", bound=Plugin, covariant=True)
 

@@ -9,6 +9,7 @@ import socket
 import msgspec
 
 from dynamo_core.contracts.engine import EMBED, DisaggregationMode, EngineConfig, WorkerConfig
+from dynamo_core.contracts.model_folder import TOKENIZER
 from dynamo_core.kv.hashes import SCHEME
 from dynamo_core.protocol.records import (
     AGGREGATED,
@@ -20,7 +21,6 @@ from dynamo_core.protocol.records import (
     ModelFile,
     RuntimeConfig,
 )
-from dynamo_core.text.folder import TOKENIZER
 
 _WORKER_TYPE = {
     DisaggregationMode.AGGREGATED: AGGREGATED,

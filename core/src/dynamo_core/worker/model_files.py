@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Mapping
 
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.engine import WorkerConfig
+from dynamo_core.contracts.model_folder import CHAT_TEMPLATE, load_folder, load_template
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol.files import ModelFileChunk, ModelFileRequest
 from dynamo_core.protocol.records import ModelFile
-from dynamo_core.text.folder import CHAT_TEMPLATE, load_folder, load_template
 
 #: Bytes per piece.
 PIECE = 256 * 1024

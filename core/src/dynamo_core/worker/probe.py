@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from dynamo_core.contracts.model_folder import GENERATION_CONFIG, MODEL_CONFIG
 from dynamo_core.protocol.reading import UNREADABLE, read_json, shown
 from dynamo_core.protocol.records import CHAT, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.text.folder import GENERATION_CONFIG, MODEL_CONFIG
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from dynamo_core.contracts.boundary import (
     waiting_at,
 )
 from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.model_folder import MODEL_CONFIG, TOKENIZER
+from dynamo_core.contracts.tokenizer import BYTES_VOCAB_SIZE
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.reading import read_json
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.text.bytes import ByteTokenizer
-from dynamo_core.text.folder import MODEL_CONFIG, TOKENIZER
 
 #: 1 switches it on, 0 off. Unset, it is on under pytest.
 VARIABLE = "DYN_STREAM_VALIDATOR"
@@ -41,7 +41,7 @@ def validator_enabled(env: Mapping[str, str] | None = None) -> bool:
 def vocabulary_of(files: Mapping[str, bytes]) -> int | None:
     """How many token ids a model has, by the files of its folder; None if they do not say. No files: bytes."""
     if TOKENIZER not in files:
-        return ByteTokenizer.vocab_size
+        return BYTES_VOCAB_SIZE
     try:
         config = read_json(files[MODEL_CONFIG])
         size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")

@@ -284,7 +284,7 @@ def _mode(text: str) -> DisaggregationMode:
 
 
 def _folder(path: str | None) -> str | None:
-    from dynamo_core.text.folder import load_folder
+    from dynamo_core.contracts.model_folder import load_folder
 
     if path is not None:
         load_folder(path)

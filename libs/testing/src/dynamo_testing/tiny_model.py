@@ -7,7 +7,13 @@ import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dynamo_core.text.folder import GENERATION_CONFIG, MODEL_CONFIG, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG
+from dynamo_core.contracts.model_folder import (
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
 
 BEGIN = "<|begin|>"
 END_OF_TURN = "<|im_end|>"

@@ -14,10 +14,10 @@ from dynamo_core import (
 )
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_core.protocol.request import OutputOptions
-from dynamo_core.text.bytes import EOS, ByteTokenizer
 from dynamo_plugin_engine_mocker.answers import Answers
 from dynamo_plugin_engine_mocker.config import MockerConfig, ScriptEntry
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG, Sequence
+from dynamo_text.bytes import EOS, ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -26,7 +26,6 @@ from dynamo_core.protocol.events import ActiveLoad, KvCleared, KvEvent, KvRemove
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_core.protocol.request import RoutingHints
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.text.bytes import ByteTokenizer
 from dynamo_plugin_engine_mocker.answers import Answers
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
@@ -34,6 +33,7 @@ from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_engine_mocker.handoff import Handoff
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
+from dynamo_text.bytes import ByteTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule

@@ -26,9 +26,9 @@ from dynamo_core.protocol.records import ModelCard, RequestRecord
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.telemetry.inflight import Requests
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.text.bytes import ByteTokenizer
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
+from dynamo_text.bytes import ByteTokenizer
 
 WAIT = 10.0
 

@@ -482,10 +482,10 @@ async def test_paths_can_be_changed(cold_server: Any) -> None:
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(1, 7), max_size=30))
 def test_any_text_survives_any_chunking(text: str, cuts: list[int]) -> None:
     from dynamo_core.protocol.request import PreprocessedRequest
-    from dynamo_core.text.bytes import ByteTokenizer
     from dynamo_plugin_frontend_openai.choices import Piece, TokenChoice
     from dynamo_plugin_frontend_openai.render import Collected, Identity
     from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
+    from dynamo_text.bytes import ByteTokenizer
 
     data = text.encode()
     choice = TokenChoice(0, PreprocessedRequest(token_ids=[1]), ByteTokenizer())

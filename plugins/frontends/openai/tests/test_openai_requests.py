@@ -21,8 +21,8 @@ from dynamo_core.errors import (
     Unknown,
     WorkerOverloaded,
 )
-from dynamo_core.text import stops
 from dynamo_plugin_frontend_openai.errors import problem_of
+from dynamo_text import stops
 
 OVERLOADED = "Service temporarily unavailable: All workers are busy, please retry later"
 LOST = "The worker of this request was lost, please retry"

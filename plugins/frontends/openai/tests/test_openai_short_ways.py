@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import OutputOptions, PreprocessedRequest, StopConditions
-from dynamo_core.text.bytes import ByteTokenizer
 from dynamo_plugin_frontend_openai.choices import Choice, Piece, TokenChoice
 from dynamo_plugin_frontend_openai.plain import PlainPath
 from dynamo_plugin_frontend_openai.render import ChunkRenderer, Identity
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
+from dynamo_text.bytes import ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,6 +10,7 @@ from dynamo_core.contracts.endpoints import EMBED
 from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
+from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.dispatch.execution.pipeline import Pipeline
 from dynamo_core.dispatch.execution.stream import ResponseStream
 from dynamo_core.dispatch.pools.explain import explain_side
@@ -17,7 +18,6 @@ from dynamo_core.dispatch.pools.side import Side, Way
 from dynamo_core.errors import DynamoError, NotSupported, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, Instance, ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
-from dynamo_core.text.tokenizer import Tokenizer
 
 
 class Model:

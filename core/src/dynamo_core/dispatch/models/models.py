@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.router import Router
+from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Pipeline
 from dynamo_core.dispatch.models.cache import ModelCache
@@ -25,13 +26,13 @@ from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable, shown
 from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
 from dynamo_core.tasks import TaskSet
-from dynamo_core.text.load import load_tokenizer
-from dynamo_core.text.prefix_cache import TokenMemory
 
 log = logging.getLogger(__name__)
 
 #: Makes the router of a pool.
 RouterFactory = Callable[[Pool], Router]
+#: Makes the tokenizer of a model from its kind and the model's files.
+TokenizerLoader = Callable[[str, Mapping[str, bytes]], Tokenizer]
 #: The parsers that a card names.
 ParserLoader = Callable[[ModelCard], Parsers]
 #: Announces a hook: its name and its arguments.
@@ -85,8 +86,8 @@ class Models:
         caller: Caller,
         make_router: RouterFactory,
         announce: Announce,
+        load_tokenizer: TokenizerLoader,
         model_cache: ModelCache | None = None,
-        token_memory: TokenMemory | None = None,
         expected: Collection[str] = (),
         load_parsers: ParserLoader = _no_parsers,
     ) -> None:
@@ -96,7 +97,7 @@ class Models:
         self._make_router = make_router
         self._announce = announce
         self._model_cache = model_cache
-        self._token_memory = token_memory
+        self._load_tokenizer = load_tokenizer
         self._load_parsers = load_parsers
         #: Models of the config, and models that were there before: they may be back soon.
         self._expected = set(expected)
@@ -407,7 +408,7 @@ class Models:
         try:
             files = await fetch_files(card, instance, self._caller, self._model_cache)
             # Reading a large tokenizer takes a while; the loop must not stand still for it.
-            tokenizer = await asyncio.to_thread(load_tokenizer, card.tokenizer, files, self._token_memory)
+            tokenizer = await asyncio.to_thread(self._load_tokenizer, card.tokenizer, files)
             parsers = self._load_parsers(card)
         except Exception as error:
             log.warning("model %r cannot be loaded from worker %016x: %s", card.name, card.instance_id, error)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.text.load import HF, load_tokenizer
 from dynamo_plugin_engine_vllm.offspring import MARK
+from dynamo_text.load import HF, load_tokenizer
 
 #: A busy machine takes minutes for two engines.
 START = 280.0

@@ -24,7 +24,7 @@ from dynamo_plugin_frontend_openai.template import TemplateStore
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
     from dynamo_core.protocol.request import PreprocessedRequest
-    from dynamo_core.text.stops import StopStrings
+    from dynamo_text.stops import StopStrings
 
     from dynamo_plugin_frontend_openai.render import Identity
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dynamo_core.contracts.parsers import DeltaWriter, ParserDelta
-from dynamo_core.text.calls import CallArguments, CallArray, CallReader, skip_space
-from dynamo_core.text.json_value import Progress
+from dynamo_text.calls import CallArguments, CallArray, CallReader, skip_space
+from dynamo_text.json_value import Progress
 
 from dynamo_plugin_frontend_openai.parsed import TextParser
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute
+from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.tasks import TaskSet
+from dynamo_text.load import load_tokenizer
 
 from dynamo_plugin_frontend_openai import answers
 from dynamo_plugin_frontend_openai.answering import Answering
@@ -33,6 +35,7 @@ from dynamo_plugin_frontend_openai.openapi import Description, Operation
 from dynamo_plugin_frontend_openai.responses import InputTokensEndpoint, ResponsesEndpoint
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
 from dynamo_plugin_frontend_openai.template import TemplateStore
+from dynamo_plugin_frontend_openai.token_memory import token_memory
 from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
 
 #: Seconds that streams of ended requests get to let go of what they hold.
@@ -50,8 +53,13 @@ class OpenAIFrontend(Frontend):
     def __init__(self, config: PluginConfig, services: FrontendServices) -> None:
         super().__init__(config, services)
         self._tasks = TaskSet()
+        self._token_memory = token_memory(services)
         templates = TemplateStore(self.config.template_timeout)
         self._chats = Chats(templates, hide_tools=self.config.exclude_tools_when_tool_choice_none)
+
+    def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
+        """The tokenizer of a model; all of them share one memory of prompts."""
+        return load_tokenizer(kind, files, self._token_memory)
 
     def routes(self) -> Iterable[HttpRoute]:
         """The routes, with their paths from the settings."""

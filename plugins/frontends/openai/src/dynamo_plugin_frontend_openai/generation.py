@@ -13,7 +13,7 @@ from dynamo_core.contracts.admission import SharedPermit
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import MULTI_CHOICE
 from dynamo_core.errors import NotSupported
-from dynamo_core.text.stops import StopStrings, compile_stops
+from dynamo_text.stops import StopStrings, compile_stops
 
 from dynamo_plugin_frontend_openai.annotations import as_events, closing, opening, single, unary_extension
 from dynamo_plugin_frontend_openai.answer import Answer, close_all

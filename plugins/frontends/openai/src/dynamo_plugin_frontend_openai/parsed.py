@@ -13,11 +13,11 @@ from dynamo_core.contracts.parsers import (
     ToolCallArguments,
     ToolCallStart,
 )
+from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.text.calls import is_object
-from dynamo_core.text.stops import StopStrings
-from dynamo_core.text.tokenizer import Tokenizer
+from dynamo_text.calls import is_object
+from dynamo_text.stops import StopStrings
 
 from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.errors import BrokenCall

@@ -15,7 +15,7 @@ from dynamo_core.protocol.request import (
     SamplingOptions,
     StopConditions,
 )
-from dynamo_core.text.encode import encode_async
+from dynamo_text.encode import encode_async
 
 from dynamo_plugin_frontend_openai.requests.bounds import is_long
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, raw_prompt, template_messages

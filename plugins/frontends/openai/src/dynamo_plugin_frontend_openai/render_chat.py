@@ -12,7 +12,7 @@ from dynamo_core.contracts.parsers import (
     ToolCallArguments,
     ToolCallStart,
 )
-from dynamo_core.text.tokenizer import Tokenizer
+from dynamo_core.contracts.tokenizer import Tokenizer
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import ChatLogprobs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
 from dynamo_core.errors import DynamoError
-from dynamo_core.text.encode import INLINE, encode_async
+from dynamo_text.encode import INLINE, encode_async
 
 from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
 from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
@@ -28,7 +28,7 @@ from dynamo_plugin_frontend_openai.requests.tokens import (
 if TYPE_CHECKING:
     from dynamo_core.contracts.admission import Principal
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
-    from dynamo_core.text.tokenizer import Tokenizer
+    from dynamo_core.contracts.tokenizer import Tokenizer
 
 
 class _OfTokenizer(ModelEndpoint[AskT]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.text.calls import CallObject
+from dynamo_text.calls import CallObject
 
 from dynamo_plugin_parsers.markup import MarkupParser
 from dynamo_plugin_parsers.scan import may_begin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dynamo_core.text.calls import CallObject
+from dynamo_text.calls import CallObject
 
 from dynamo_plugin_parsers.markup import MarkupParser
 from dynamo_plugin_parsers.names import known_names

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dynamo_core.contracts.parsers import DeltaWriter, ParserDelta, ToolCallParser, new_call_id
-from dynamo_core.text.calls import CallReader
-from dynamo_core.text.json_value import Progress
+from dynamo_text.calls import CallReader
+from dynamo_text.json_value import Progress
 
 from dynamo_plugin_parsers.scan import Scanner, State, find_tag, may_begin, skip_white
 

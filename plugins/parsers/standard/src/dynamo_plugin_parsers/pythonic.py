@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_core.text.calls import CallSink
-from dynamo_core.text.json_value import MAX_DEPTH, Progress
+from dynamo_text.calls import CallSink
+from dynamo_text.json_value import MAX_DEPTH, Progress
 
 from dynamo_plugin_parsers.markup import MarkupParser
 from dynamo_plugin_parsers.names import known_names
@@ -75,7 +75,7 @@ class PythonicParser(MarkupParser):
 
 
 class PythonCall:
-    """Reads one call up to its closing parenthesis; a `dynamo_core.text.calls.CallReader`."""
+    """Reads one call up to its closing parenthesis; a `dynamo_text.calls.CallReader`."""
 
     def __init__(self, sink: CallSink, before: str, accepts: Callable[[str], bool]) -> None:
         self.progress = Progress.OPEN

@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from dynamo_core.kv import ActivePrefixes, ActiveSequence, prefix_keys
-
 from dynamo_plugin_router_slot_tracker.bodies import (
     U32_MAX,
     Addition,
@@ -22,6 +20,7 @@ from dynamo_plugin_router_slot_tracker.bodies import (
     Unregistration,
 )
 from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed, Refusal, Unknown
+from dynamo_plugin_router_slot_tracker.sequences import ActivePrefixes, ActiveSequence, prefix_keys
 
 #: Seconds after which a request may be taken for one that nobody will free.
 EXPIRY = 300.0

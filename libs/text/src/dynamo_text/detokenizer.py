@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_core.text.stops import StopMatcher, StopStrings
-from dynamo_core.text.tokenizer import StreamDecoder
+from dynamo_core.contracts.tokenizer import StreamDecoder
+
+from dynamo_text.stops import StopMatcher, StopStrings
 
 
 class Detokenizer:

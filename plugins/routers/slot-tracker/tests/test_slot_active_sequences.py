@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.kv import ActivePrefixes, ActiveSequences, prefix_keys, sequence_hashes
+from dynamo_core.kv import sequence_hashes
+from dynamo_plugin_router_slot_tracker.sequences import ActivePrefixes, ActiveSequences, prefix_keys
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 

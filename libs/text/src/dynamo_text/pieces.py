@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dynamo_core.text.utf8 import Utf8Stream
+from dynamo_text.utf8 import Utf8Stream
 
 
 @dataclass(frozen=True, slots=True)

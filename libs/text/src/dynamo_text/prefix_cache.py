@@ -1,6 +1,6 @@
 """Remembers the ids of texts that were encoded before, whole or in pieces.
 
-A short text is remembered whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_core.text.cuts`),
+A short text is remembered whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_text.cuts`),
 and each piece is remembered for itself. As the cuts depend only on the text before them, texts that begin alike share
 their first pieces, and what was said before in a long conversation is not tokenized again. Pieces are found by their
 whole content, never by a digest, and their ids put together are the ids of the text: what comes out is what the
@@ -17,8 +17,8 @@ from operator import itemgetter
 from sys import getsizeof
 from typing import Protocol
 
-from dynamo_core.text.cuts import Cuts
-from dynamo_core.text.utf8 import to_utf8
+from dynamo_text.cuts import Cuts
+from dynamo_text.utf8 import to_utf8
 
 #: Encodes texts, each to its ids.
 EncodeMany = Callable[[Sequence[str], bool], list[list[int]]]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core.contracts.tokenizer import StreamDecoder
 from dynamo_core.errors import ConfigError, InvalidArgument
-from dynamo_core.text.generic import LibraryStream
-from dynamo_core.text.hf import HFTokenizer
-from dynamo_core.text.pieces import PieceStream
-from dynamo_core.text.tokenizer import StreamDecoder
 from dynamo_testing.tiny_model import make_tokenizer_folder
+from dynamo_text.generic import LibraryStream
+from dynamo_text.hf import HFTokenizer
+from dynamo_text.pieces import PieceStream
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
@@ -361,7 +361,7 @@ def test_a_missing_library_is_told_with_the_remedy(
 
     monkeypatch.setattr(builtins, "__import__", without_library)
 
-    with pytest.raises(ConfigError, match=r"pip install 'dynamo-core\[text\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'dynamo-text\[hf\]'"):
         HFTokenizer(tiny_files)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import ConfigError
-from dynamo_core.text.prefix_cache import TokenMemory
-from dynamo_core.text.tokenizer import Tokenizer
+
+from dynamo_text.prefix_cache import TokenMemory
 
 #: `ModelCard.tokenizer` of models without files.
 BYTES = "bytes"
@@ -21,14 +22,14 @@ def load_tokenizer(kind: str, files: Mapping[str, bytes], memory: TokenMemory | 
     encodes is remembered in `memory`, unless it is as fast as looking it up.
 
     Raises:
-        ConfigError: the kind is not known, a file is missing or broken, or the extra `text` is not installed.
+        ConfigError: the kind is not known, a file is missing or broken, or the extra `hf` is not installed.
     """
     if kind == BYTES:
-        from dynamo_core.text.bytes import ByteTokenizer
+        from dynamo_text.bytes import ByteTokenizer
 
         return ByteTokenizer()
     if kind == HF:
-        from dynamo_core.text.hf import HFTokenizer
+        from dynamo_text.hf import HFTokenizer
 
         return HFTokenizer(files, memory)
     raise ConfigError(f"tokenizer kind {kind!r} is not known; known kinds: {BYTES}, {HF}")

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from dynamo_core.text.json_value import MAX_DEPTH, JsonValue, Progress
+from dynamo_text.json_value import MAX_DEPTH, JsonValue, Progress
 from hypothesis import given
 from hypothesis import strategies as st
 

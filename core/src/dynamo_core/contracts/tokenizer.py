@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+#: How many token ids a model without files has: the bytes, and one id each to begin and to end a sequence.
+BYTES_VOCAB_SIZE = 258
+
 
 class StreamDecoder(Protocol):
     """Decodes one stream of token ids piece by piece.

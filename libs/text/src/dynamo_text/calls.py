@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-from dynamo_core.text.json_value import JsonValue, Progress
+from dynamo_text.json_value import JsonValue, Progress
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 

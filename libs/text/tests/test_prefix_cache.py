@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.text import encode as encode_module
-from dynamo_core.text.bytes import ByteTokenizer
-from dynamo_core.text.encode import INLINE, encode_async
-from dynamo_core.text.hf import HFTokenizer
-from dynamo_core.text.load import load_tokenizer
-from dynamo_core.text.prefix_cache import TokenMemory
-from dynamo_core.text.split_pattern import ends_words
+from dynamo_text import encode as encode_module
+from dynamo_text.bytes import ByteTokenizer
+from dynamo_text.encode import INLINE, encode_async
+from dynamo_text.hf import HFTokenizer
+from dynamo_text.load import load_tokenizer
+from dynamo_text.prefix_cache import TokenMemory
+from dynamo_text.split_pattern import ends_words
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded
-from dynamo_core.text import encode as encode_module
-from dynamo_core.text.bytes import ByteTokenizer
-from dynamo_core.text.encode import INLINE, encode_async
-from dynamo_core.text.hf import HFTokenizer
+from dynamo_text import encode as encode_module
+from dynamo_text.bytes import ByteTokenizer
+from dynamo_text.encode import INLINE, encode_async
+from dynamo_text.hf import HFTokenizer
 
 
 class GatedTokenizer(ByteTokenizer):

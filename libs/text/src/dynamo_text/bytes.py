@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_core.text.utf8 import Utf8Stream, to_utf8
+from dynamo_core.contracts.tokenizer import BYTES_VOCAB_SIZE
+
+from dynamo_text.utf8 import Utf8Stream, to_utf8
 
 BOS = 256
 EOS = 257
@@ -22,7 +24,7 @@ class ByteTokenizer:
     text encodes to a special id either. Ids are shown as ``<s>`` and ``</s>`` where special tokens are wanted.
     """
 
-    vocab_size = 258
+    vocab_size = BYTES_VOCAB_SIZE
     bos_token_id: int | None = BOS
     eos_token_ids: tuple[int, ...] = (EOS,)
 

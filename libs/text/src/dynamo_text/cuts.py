@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dynamo_core.text.split_pattern import ends_words
+from dynamo_text.split_pattern import ends_words
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.text.folder import load_folder
-from dynamo_core.text.hf import HFTokenizer
+from dynamo_core.contracts.model_folder import load_folder
 from dynamo_testing.tiny_model import make_tokenizer_folder
+from dynamo_text.hf import HFTokenizer
 
 
 @pytest.fixture(scope="session")

@@ -7,28 +7,29 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dynamo_core.errors import ConfigError
-from dynamo_core.protocol.reading import Unreadable, read_json, shown
-from dynamo_core.text.cuts import affixes, repeats, safe_cuts
-from dynamo_core.text.folder import (
+from dynamo_core.contracts.model_folder import (
     GENERATION_CONFIG,
     MODEL_CONFIG,
     SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
 )
-from dynamo_core.text.generic import LibraryStream
-from dynamo_core.text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
-from dynamo_core.text.prefix_cache import TokenCache, TokenMemory, Work
-from dynamo_core.text.tokenizer import StreamDecoder
-from dynamo_core.text.utf8 import to_utf8
+from dynamo_core.contracts.tokenizer import StreamDecoder
+from dynamo_core.errors import ConfigError
+from dynamo_core.protocol.reading import Unreadable, read_json, shown
+
+from dynamo_text.cuts import affixes, repeats, safe_cuts
+from dynamo_text.generic import LibraryStream
+from dynamo_text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
+from dynamo_text.prefix_cache import TokenCache, TokenMemory, Work
+from dynamo_text.utf8 import to_utf8
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
 
 class HFTokenizer:
-    """A tokenizer of the library ``tokenizers`` (extra `text`).
+    """A tokenizer of the library ``tokenizers`` (extra `hf`).
 
     `files` maps bare file names to contents; ``tokenizer.json`` must be among them, the rest says which ids begin and
     end a sequence. The end-of-sequence ids are those of ``generation_config.json`` and ``config.json``, then the
@@ -36,7 +37,7 @@ class HFTokenizer:
     texts that were encoded before are not tokenized again.
 
     Raises:
-        ConfigError: a file is missing or broken, or the extra `text` is not installed.
+        ConfigError: a file is missing or broken, or the extra `hf` is not installed.
     """
 
     def __init__(self, files: Mapping[str, bytes], memory: TokenMemory | None = None) -> None:
@@ -171,7 +172,7 @@ def _parse(files: Mapping[str, bytes]) -> Library:
         from tokenizers import Tokenizer as Library
     except ImportError as error:
         raise ConfigError(
-            "a model with tokenizer files needs the library tokenizers; pip install 'dynamo-core[text]'", cause=error
+            "a model with tokenizer files needs the library tokenizers; pip install 'dynamo-text[hf]'", cause=error
         ) from error
     data = files.get(TOKENIZER)
     if data is None:

@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from dynamo_core.contracts import model_folder as folder_module
+from dynamo_core.contracts.model_folder import load_folder
 from dynamo_core.errors import ConfigError
-from dynamo_core.text import folder as folder_module
-from dynamo_core.text.bytes import ByteTokenizer
-from dynamo_core.text.folder import load_folder
-from dynamo_core.text.hf import HFTokenizer
-from dynamo_core.text.load import load_tokenizer
+from dynamo_text.bytes import ByteTokenizer
+from dynamo_text.hf import HFTokenizer
+from dynamo_text.load import load_tokenizer
 
 
 def test_only_known_files_are_read(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import cast
 
+from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.text.prefix_cache import Remembers
-from dynamo_core.text.tokenizer import Tokenizer
+
+from dynamo_text.prefix_cache import Remembers
 
 #: Up to this many characters a text is encoded at once: handing it to a thread would take longer.
 INLINE = 4096

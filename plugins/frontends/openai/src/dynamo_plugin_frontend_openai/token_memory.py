@@ -1,0 +1,17 @@
+"""What the tokenizers of all models remember together: the tokens of prompts that came before."""
+
+from __future__ import annotations
+
+from dynamo_core.contracts.frontend import FrontendServices
+from dynamo_text.prefix_cache import TokenMemory
+
+
+def token_memory(services: FrontendServices) -> TokenMemory | None:
+    """What tokenizers remember of prompts, with its metrics; None if nothing is to be remembered."""
+    if not services.token_cache:
+        return None
+    metrics, name = services.metrics, f"{services.metrics_prefix}_tokenizer_cache"
+    hits = metrics.counter(f"{name}_hits_total", "Prompts and pieces of prompts whose tokens were known.")
+    misses = metrics.counter(f"{name}_misses_total", "Prompts and pieces of prompts that were tokenized.")
+    level = metrics.gauge(f"{name}_bytes", "Bytes of the prompts that are remembered, with their tokens.")
+    return TokenMemory(services.token_cache, hit=hits.labels().inc, miss=misses.labels().inc, level=level.labels().set)

@@ -90,7 +90,7 @@ def test_a_plugins_four_names_agree(plugin: Path) -> None:
         assert target == module
         kind = name.split("-")[0]
         # The two kinds of parsers belong together.
-        family = "parsers" if kind.endswith("_parser") else f"{kind}-"
+        family = "parsers-" if kind.endswith("_parser") else f"{kind}-"
         assert project["name"].startswith(f"dynamo-plugin-{family}")
 
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, Parsers, PreprocessedRequest
 from dynamo_core.cli.main import cli
-from dynamo_plugin_parsers.hermes import HermesParser
-from dynamo_plugin_parsers.think import Qwen3Parser
+from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.think import Qwen3Parser
 
 MODEL = "workers.mock.model"
 
@@ -47,7 +47,7 @@ def test_parsers_that_are_installed_can_be_named() -> None:
                 f"{MODEL}.reasoning_parser",
                 "no reasoning parser 'aloud'",
                 "installed: deepseek_r1, qwen3, think",
-                "ours is dynamo-plugin-parsers",
+                "ours is dynamo-plugin-parsers-standard",
             ],
         ),
         ("tool_call_parser=", [f"{MODEL}.tool_call_parser", "must not be empty"]),

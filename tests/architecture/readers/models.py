@@ -121,9 +121,9 @@ async def calls_in_answers() -> AsyncGenerator[Feed, None]:
     assert begun[-2:] == ["f", "f"]
 
 
-@reader("dynamo_plugin_parsers.pythonic:_arguments ast.parse", bodies=plain_bodies, good=[b"(a=1)"])
+@reader("dynamo_plugin_parsers_standard.pythonic:_arguments ast.parse", bodies=plain_bodies, good=[b"(a=1)"])
 async def pythonic_calls() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_parsers.pythonic import _arguments
+    from dynamo_plugin_parsers_standard.pythonic import _arguments
 
     found: list[Any] = []
 

@@ -146,7 +146,7 @@ class PluginLoader:
         listed = [*(f"{word} (built in)" for word in built_in), *names]
         known = f"installed: {', '.join(listed)}" if listed else "none is installed"
         close = difflib.get_close_matches(name, [*built_in, *names], n=1)
-        ours = "ours is dynamo-plugin-parsers"
+        ours = "ours is dynamo-plugin-parsers-standard"
         if kind not in PARSER_KINDS:
             ours = f"ours are called dynamo-plugin-{kind}-NAME"
         # A name that is nearly right is a slip: advice to install it would lead to a package of a stranger.

@@ -17,8 +17,8 @@ from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngine
 from dynamo_plugin_frontend_openai.blocks import Blocks, Change
 from dynamo_plugin_frontend_openai.requests import fields as fields_table
 from dynamo_plugin_frontend_openai.requests.messages import CountTokensRequest, MessagesRequest
-from dynamo_plugin_parsers.hermes import HermesParser
-from dynamo_plugin_parsers.think import ThinkParser
+from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.think import ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

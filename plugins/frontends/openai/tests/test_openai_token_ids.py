@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
-from dynamo_plugin_parsers.hermes import HermesParser
+from dynamo_plugin_parsers_standard.hermes import HermesParser
 
 END = 257
 PROMPT = list(b"user: Hi\nassistant: ")

@@ -13,9 +13,9 @@ from dynamo_core.contracts.parsers import Parsers, ToolCallArguments, ToolCallSt
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.forced import ForcedCalls
-from dynamo_plugin_parsers.hermes import HermesParser
-from dynamo_plugin_parsers.mistral import MistralParser
-from dynamo_plugin_parsers.think import ThinkParser
+from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.think import ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -15,8 +15,8 @@ from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_plugin_frontend_openai.requests import fields as fields_table
 from dynamo_plugin_frontend_openai.requests.responses import InputTokensRequest, ResponsesRequest
-from dynamo_plugin_parsers.hermes import HermesParser
-from dynamo_plugin_parsers.think import ThinkParser
+from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.think import ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import input_token_count_params, response_create_params

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
-from dynamo_plugin_parsers.hermes import HermesParser
-from dynamo_plugin_parsers.llama3_json import Llama3JsonParser
-from dynamo_plugin_parsers.mistral import MistralParser
-from dynamo_plugin_parsers.pythonic import PythonicParser
-from dynamo_plugin_parsers.think import ThinkParser
+from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
+from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.pythonic import PythonicParser
+from dynamo_plugin_parsers_standard.think import ThinkParser
 
 MB = 1024 * 1024
 #: Characters in a piece of text.

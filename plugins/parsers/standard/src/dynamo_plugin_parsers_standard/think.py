@@ -6,7 +6,7 @@ import re
 
 from dynamo_core.contracts.parsers import DeltaWriter, ParserDelta, ReasoningParser
 
-from dynamo_plugin_parsers.scan import Scanner, State, find_tag, may_begin, skip_white
+from dynamo_plugin_parsers_standard.scan import Scanner, State, find_tag, may_begin, skip_white
 
 _OPEN = "<think>"
 _CLOSE = "</think>"

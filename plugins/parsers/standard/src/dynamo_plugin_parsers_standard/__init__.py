@@ -15,10 +15,10 @@ DYNAMO_API = 1
 @hookimpl
 def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
     """One class for each way in which models write calls."""
-    from dynamo_plugin_parsers.hermes import HermesParser
-    from dynamo_plugin_parsers.llama3_json import Llama3JsonParser
-    from dynamo_plugin_parsers.mistral import MistralParser
-    from dynamo_plugin_parsers.pythonic import PythonicParser
+    from dynamo_plugin_parsers_standard.hermes import HermesParser
+    from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
+    from dynamo_plugin_parsers_standard.mistral import MistralParser
+    from dynamo_plugin_parsers_standard.pythonic import PythonicParser
 
     return [HermesParser, Llama3JsonParser, MistralParser, PythonicParser]
 
@@ -26,6 +26,6 @@ def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
 @hookimpl
 def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:
     """One class for each way in which models mark what they think."""
-    from dynamo_plugin_parsers.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
+    from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
 
     return [ThinkParser, Qwen3Parser, DeepSeekR1Parser]

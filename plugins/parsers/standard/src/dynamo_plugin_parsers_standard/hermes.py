@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dynamo_text.calls import CallObject
 
-from dynamo_plugin_parsers.markup import MarkupParser
-from dynamo_plugin_parsers.scan import may_begin
+from dynamo_plugin_parsers_standard.markup import MarkupParser
+from dynamo_plugin_parsers_standard.scan import may_begin
 
 _CLOSE = "</tool_call>"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from dynamo_text.calls import CallArguments, CallArray, CallObject
 
-from dynamo_plugin_parsers.markup import MarkupParser
-from dynamo_plugin_parsers.scan import may_begin, skip_white
+from dynamo_plugin_parsers_standard.markup import MarkupParser
+from dynamo_plugin_parsers_standard.scan import may_begin, skip_white
 
 _ID_TAG = "[CALL_ID]"
 _ARGUMENTS_TAG = "[ARGS]"

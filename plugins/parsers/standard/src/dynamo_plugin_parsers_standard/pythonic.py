@@ -12,8 +12,8 @@ from typing import Any
 from dynamo_text.calls import CallSink
 from dynamo_text.json_value import MAX_DEPTH, Progress
 
-from dynamo_plugin_parsers.markup import MarkupParser
-from dynamo_plugin_parsers.names import known_names
+from dynamo_plugin_parsers_standard.markup import MarkupParser
+from dynamo_plugin_parsers_standard.names import known_names
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 _LONGEST_NAME = 256

@@ -10,7 +10,7 @@ from dynamo_core.contracts.parsers import DeltaWriter, ParserDelta, ToolCallPars
 from dynamo_text.calls import CallReader
 from dynamo_text.json_value import Progress
 
-from dynamo_plugin_parsers.scan import Scanner, State, find_tag, may_begin, skip_white
+from dynamo_plugin_parsers_standard.scan import Scanner, State, find_tag, may_begin, skip_white
 
 
 class MarkupParser(ToolCallParser):

@@ -6,9 +6,9 @@ import re
 
 from dynamo_text.calls import CallObject
 
-from dynamo_plugin_parsers.markup import MarkupParser
-from dynamo_plugin_parsers.names import known_names
-from dynamo_plugin_parsers.scan import may_begin, skip_white
+from dynamo_plugin_parsers_standard.markup import MarkupParser
+from dynamo_plugin_parsers_standard.names import known_names
+from dynamo_plugin_parsers_standard.scan import may_begin, skip_white
 
 _BETWEEN = re.compile(r"[\s;,]*")
 

@@ -1,0 +1,264 @@
+"""Counts what a checkout is made of, beside another one where there is one.
+
+``python -m tests.architecture.measures [CHECKOUT] [--against CHECKOUT] [--pairs]``
+
+It reads the sources and imports none of them, so that it counts any commit. What is counted, and how:
+
+- *Statements* are those of the syntax tree, without docstrings. Comments and blank lines are none.
+- The *product* is core, libs and plugins as they ship, with the kits. *Tests* are theirs, and those across all of them.
+- A *small module* of core has fewer than 25 physical lines.
+- The *length* of a function goes from its `def` to its last line; its decorators and docstring do not count.
+- A *pair* is two files that share six or more lines in a row, or one that repeats itself: `tests.architecture.repeats`.
+- *Files of migration* are the module that moves a request and those that a reader of it comes to: what it imports, in
+  turn, of the package that holds a running request, and the modules of that package that import it.
+- *Names* that plugins import are counted once per module that they come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests.architecture.repeats import Line, Pair, code_lines, pairs
+
+ROOT = Path(__file__).parents[2]
+#: Lines below which a module of core is small, and above which a function is long.
+SMALL, LONG = 25, 60
+
+#: The package that holds a running request: as it is, and as it was when it also held what all requests share.
+EXECUTION = ("dynamo_core.dispatch.execution", "dynamo_core.client")
+SHARED = re.compile(
+    r"board|drain|explain|gauges|load_share|model.*|monitor|other_loads|pool|side|thresholds|used_blocks"
+)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function and its length."""
+
+    lines: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.lines} {self.name}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of Python, by its path in the checkout: what is counted of it, without the tree, which is large."""
+
+    path: Path
+    lines: int
+    statements: int
+    functions: list[Function]
+    #: Every module that is imported, with the name of it; also inside functions.
+    imports: set[tuple[str, str]]
+    code: list[Line]
+
+    @property
+    def module(self) -> str:
+        """The name by which a file below `src` is imported."""
+        parts = self.path.parts
+        return ".".join(parts[parts.index("src") + 1 :]).removesuffix(".py").removesuffix(".__init__")
+
+
+def read(path: Path, text: str) -> Source:
+    """Counts one file."""
+    nodes = list(ast.walk(ast.parse(text)))
+    return Source(
+        path,
+        lines=len(text.splitlines()),
+        statements=sum(isinstance(node, ast.stmt) - (_docstring(node) > 0) for node in nodes),
+        functions=[
+            Function(_last(node) - node.lineno + 1 - _docstring(node), f"{path}:{node.lineno} {node.name}")
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ],
+        imports={one for node in nodes for one in _imports(node)},
+        code=list(code_lines(text, nodes)),
+    )
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.ImportFrom) and node.level == 0:
+        yield from ((node.module or "", alias.name) for alias in node.names)
+    elif isinstance(node, ast.Import):
+        yield from ((alias.name, "") for alias in node.names)
+
+
+def _docstring(node: ast.AST) -> int:
+    """The lines of a docstring."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+        first = node.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            return _last(first) - first.lineno + 1
+    return 0
+
+
+def _last(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
+
+
+class Checkout:
+    """The sources of a checkout, read once."""
+
+    def __init__(self, root: Path) -> None:
+        parts: dict[str, list[Source]] = defaultdict(list)
+        for path in sorted(_files(root)):
+            inside = path.relative_to(root)
+            parts[_part(inside)].append(read(inside, path.read_text()))
+        self.core, self.libs, self.plugins, self.tests = (parts[name] for name in ("core", "libs", "plugins", "tests"))
+        self.product = self.core + self.libs + self.plugins
+        self._sources = self.product + self.tests + parts["elsewhere"]
+
+    @property
+    def small_modules(self) -> list[Source]:
+        return [source for source in self.core if source.lines < SMALL]
+
+    @cached_property
+    def long_functions(self) -> list[Function]:
+        return sorted(_long(self._sources), key=lambda function: -function.lines)
+
+    @property
+    def long_functions_of_core(self) -> list[Function]:
+        return list(_long(self.core))
+
+    @property
+    def longest_function(self) -> Function:
+        return max((one for source in self._sources for one in source.functions), key=lambda one: one.lines)
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        return pairs([(str(source.path), source.code) for source in self._sources])
+
+    @cached_property
+    def migration(self) -> list[Source]:
+        """What a reader of a bug in migration opens."""
+        package = next(name for name in EXECUTION if any(source.module.startswith(f"{name}.") for source in self.core))
+        modules = {
+            source.module: source
+            for source in self.core
+            if source.module.startswith(f"{package}.") and not SHARED.fullmatch(source.module.rpartition(".")[2])
+        }
+        uses = {name: {module for module, _ in source.imports} & modules.keys() for name, source in modules.items()}
+        roots = {name for name in modules if name.removeprefix(f"{package}.").startswith(("migrat", "recover"))}
+        if not roots:
+            raise LookupError(f"no module of {package} moves a request")
+        found, todo = set(roots), list(roots)
+        while todo:
+            new = uses[todo.pop()] - found
+            found |= new
+            todo += new
+        found |= {name for name, used in uses.items() if used & roots}
+        return [modules[name] for name in sorted(found)]
+
+    def names_from(self, imported: Iterable[Source]) -> set[tuple[str, str]]:
+        """The names that plugins import of these sources' top packages, each with the module it comes from."""
+        tops = {source.module.partition(".")[0] for source in imported}
+        names = {one for source in self.plugins for one in source.imports}
+        return {(module, name) for module, name in names if module.partition(".")[0] in tops}
+
+
+def _part(path: Path) -> str:
+    match path.parts:
+        case ["core", "src", *_]:
+            return "core"
+        case ["libs", _, "src", *_]:
+            return "libs"
+        case ["plugins", _, _, "src", *_]:
+            return "plugins"
+        case (
+            ["tests", *_]
+            | ["core", "tests", *_]
+            | ["libs", _, "tests", *_]
+            | ["plugins", _, _, "tests", *_]
+            | ["conftest.py"]
+        ):
+            return "tests"
+    return "elsewhere"
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """The files of Python in a checkout, without what tools put there."""
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".") and name != "node_modules"]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+def _long(sources: Iterable[Source]) -> Iterator[Function]:
+    return (one for source in sources for one in source.functions if one.lines > LONG)
+
+
+def measures(checkout: Checkout) -> dict[str, int]:
+    """Every figure, by what it is of."""
+    of_core, of_libs = checkout.names_from(checkout.core), checkout.names_from(checkout.libs)
+    groups = {"core": checkout.core, "the product": checkout.product, "tests": checkout.tests}
+    packages = [source for source in checkout.small_modules if source.path.name == "__init__.py"]
+    return {
+        **{f"statements of {name}": sum(one.statements for one in sources) for name, sources in groups.items()},
+        **{f"physical lines of {name}": sum(one.lines for one in sources) for name, sources in groups.items()},
+        "small modules of core": len(checkout.small_modules) - len(packages),
+        "small __init__ files of core": len(packages),
+        "lines of the longest function": checkout.longest_function.lines,
+        "long functions of core": len(checkout.long_functions_of_core),
+        "long functions elsewhere": len(checkout.long_functions) - len(checkout.long_functions_of_core),
+        "pairs of files that repeat": len(checkout.pairs),
+        "pairs among tests": sum(_of_tests(pair.first) and _of_tests(pair.second) for pair in checkout.pairs),
+        "files of migration": len(checkout.migration),
+        "lines of the files of migration": sum(source.lines for source in checkout.migration),
+        "names that plugins import from core": len(of_core),
+        "modules of core that they come from": len({module for module, _ in of_core}),
+        "names that plugins import from libs": len(of_libs),
+        "modules of libs that they come from": len({module for module, _ in of_libs}),
+    }
+
+
+def _of_tests(path: str) -> bool:
+    return "tests" in Path(path).parts
+
+
+def table(now: dict[str, int], before: dict[str, int] | None) -> Iterator[str]:
+    """The figures in plain text, with the change in percent where there is something to compare with."""
+    if before is not None:
+        yield f"{'':<36}{'before':>10}{'now':>10}{'change':>10}"
+    for name, figure in now.items():
+        if before is None:
+            yield f"{name:<36}{figure:>10,}"
+        else:
+            was = before[name]
+            change = f"{(figure - was) / was:+.1%}" if was else ""
+            yield f"{name:<36}{was:>10,}{figure:>10,}{change:>10}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Counts what a checkout is made of.")
+    parser.add_argument("checkout", type=Path, nargs="?", default=ROOT)
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="the checkout to compare with")
+    parser.add_argument(
+        "--pairs", action="store_true", help="list the pairs, long functions, small modules and files of migration"
+    )
+    args = parser.parse_args()
+    checkout = Checkout(args.checkout)
+    lines = list(table(measures(checkout), measures(Checkout(args.against)) if args.against else None))
+    if args.pairs:
+        lists: dict[str, Iterable[object]] = {
+            "Pairs": checkout.pairs,
+            f"Functions over {LONG} lines": checkout.long_functions,
+            f"Modules of core under {SMALL} lines": [f"{one.path} ({one.lines})" for one in checkout.small_modules],
+            "Files of migration": [f"{one.path} ({one.lines})" for one in checkout.migration],
+        }
+        for title, rows in lists.items():
+            lines += ["", title, *map(str, rows)]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

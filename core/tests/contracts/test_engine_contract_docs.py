@@ -52,8 +52,8 @@ def test_every_member_of_the_contexts_is_described() -> None:
 @pytest.mark.parametrize(
     ("heading", "known"),
     [
-        ("What an engine is told: WorkerConfig", [field.name for field in dataclasses.fields(WorkerConfig)]),
-        ("What an engine says: EngineConfig", [field.name for field in dataclasses.fields(EngineConfig)]),
+        ("What the worker passes in: WorkerConfig", [field.name for field in dataclasses.fields(WorkerConfig)]),
+        ("What the engine returns: EngineConfig", [field.name for field in dataclasses.fields(EngineConfig)]),
         ("The request: PreprocessedRequest", request.PreprocessedRequest.__struct_fields__),
         ("The answer: LLMEngineOutput", output.LLMEngineOutput.__struct_fields__),
     ],
@@ -105,3 +105,8 @@ def test_every_kind_of_an_engines_error_has_a_row() -> None:
     kinds = [name for name, value in vars(BackendError).items() if isinstance(value, type)]
 
     assert [row[0].strip("`") for row in table("Errors")] == kinds
+
+
+def test_the_switch_of_the_stream_checks_is_told_with_what_it_checks() -> None:
+    for word in ("serve --dev", "DYN_STREAM_VALIDATOR=1", "DYN_STREAM_VALIDATOR=0", "after the terminal"):
+        assert word in PAGE

@@ -1,4 +1,4 @@
-"""docs/reference/conformance.md names every check, every failure, and everything that can be set."""
+"""docs/reference/engine-contract.md names every check, every failure, and everything that can be set."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dynamo_testing import ConformanceFailure, EngineConformance
 from dynamo_testing.command import engine
 from dynamo_testing.engine.checks import CHECKS, Check
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "conformance.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "engine-contract.md").read_text()
 
 FAILURES = list(dict.fromkeys(failure for check in CHECKS for failure in check.failures))
 
 
 def rows(heading: str) -> list[list[str]]:
     """The cells of the table below a heading, without its head."""
-    section = re.split(r"^## ", PAGE.split(f"\n## {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    section = re.split(r"^##+ ", PAGE.split(f"\n### {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 

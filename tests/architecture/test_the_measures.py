@@ -9,6 +9,9 @@ import pytest
 from tests.architecture.measures import ROOT, Checkout, measures, read
 from tests.architecture.repeats import pairs
 
+# Every line of the tree is read once, which takes a while on a machine that does other things too.
+pytestmark = pytest.mark.timeout(300)
+
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {

@@ -16,7 +16,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 /usr/bin/pyt
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
 # Said where there is an environment already that has to change.
-AGAIN = if [ -d $(STAMPS) ]; then echo "bringing $(VENV) up to date …"; fi
+# A distribution that has another name now would stay beside itself.
+AGAIN = if [ -d $(STAMPS) ]; then echo "bringing $(VENV) up to date …"; \
+	$(BIN)/python -m pip uninstall --quiet --yes --disable-pip-version-check dynamo-plugin-parsers 2>/dev/null; fi
 
 # Installs into the environment, and names each package as it comes: the first time takes a minute or two.
 define INSTALL

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import openai
 import pytest
 from dynamo_core.contracts.admission import Permit, Principal
 from dynamo_core.contracts.call import Sink, Source
@@ -28,6 +29,8 @@ from dynamo_core.telemetry.inflight import Requests
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
+from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.think import ThinkParser
 from dynamo_text.bytes import ByteTokenizer
 
 WAIT = 10.0
@@ -155,6 +158,30 @@ class FakeModel:
         """The next request that was accepted."""
         async with asyncio.timeout(WAIT):
             return await self._calls.get()
+
+    async def prompt(self) -> str:
+        """The prompt of the next request that was accepted."""
+        text: str = self.tokenizer.decode((await self.call()).request.token_ids)
+        return text
+
+    def says(self, *pieces: str, reason: FinishReason = FinishReason.STOP) -> None:
+        """Answers every request with these pieces."""
+
+        def script(call: Call) -> None:
+            for piece in pieces:
+                call.say(piece)
+            call.finish(reason)
+
+        self.script = script
+
+    def says_cut(self, text: str, sizes: Sequence[int]) -> None:
+        """Answers every request with this text, in pieces of these sizes in turn."""
+        pieces: list[str] = []
+        while text:
+            size = sizes[len(pieces) % len(sizes)]
+            pieces.append(text[:size])
+            text = text[size:]
+        self.says(*pieces)
 
 
 class Directory:
@@ -356,6 +383,20 @@ class Server:
         await connection.aclose()
         return reply
 
+    async def hello(self, path: str, body: Any, *end: bytes) -> bytes:
+        """What a client has seen of a stream of "Hel" and "lo" when these bytes have come, one after the other."""
+        connection = await self.connect()
+        connection.send(path, body)
+        call = await self.directory.models["m"].call()
+        call.say("Hel")
+        seen = await connection.until(b"Hel")
+        call.say("lo")
+        seen += await connection.until(b'"lo"')
+        call.finish()
+        for mark in end:
+            seen += await connection.until(mark)
+        return seen
+
     async def chat(self, **fields: Any) -> Reply:
         return await self.post("/v1/chat/completions", chat_body(**fields))
 
@@ -391,9 +432,19 @@ async def cold_server() -> AsyncIterator[Server]:
 
 
 @pytest.fixture
-async def server(cold_server: Server) -> Server:
+def template() -> str | None:
+    """The chat template of the model. With one of a module's own the model reasons and writes calls like Qwen."""
+    return None
+
+
+@pytest.fixture
+async def server(cold_server: Server, template: str | None) -> Server:
     """A started server with the model ``m``."""
-    cold_server.add_model()
+    if template is None:
+        cold_server.add_model()
+    else:
+        model = cold_server.add_model(files={"chat_template.jinja": template.encode()})
+        model.parsers = Parsers(HermesParser, ThinkParser)
     await cold_server.start()
     return cold_server
 
@@ -402,3 +453,10 @@ async def server(cold_server: Server) -> Server:
 def model(server: Server) -> FakeModel:
     """The model of the server."""
     return server.directory.models["m"]
+
+
+@pytest.fixture
+async def sdk(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client."""
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client

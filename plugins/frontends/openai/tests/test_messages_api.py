@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
@@ -17,8 +17,6 @@ from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngine
 from dynamo_plugin_frontend_openai.blocks import Blocks, Change
 from dynamo_plugin_frontend_openai.requests import fields as fields_table
 from dynamo_plugin_frontend_openai.requests.messages import CountTokensRequest, MessagesRequest
-from dynamo_plugin_parsers_standard.hermes import HermesParser
-from dynamo_plugin_parsers_standard.think import ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -42,18 +40,8 @@ THOUGHT = "<think>\nOslo, then.\n</think>\n\n"
 
 
 @pytest.fixture
-async def model(cold_server: Any) -> Any:
-    """A model that writes calls like Qwen and reasons, with a template that shows all it is given."""
-    model = cold_server.add_model(files={"chat_template.jinja": TEMPLATE.encode()})
-    model.parsers = Parsers(HermesParser, ThinkParser)
-    await cold_server.start()
-    return model
-
-
-@pytest.fixture
-def server(cold_server: Any, model: Any) -> Any:
-    """The started server with that model."""
-    return cold_server
+def template() -> str:
+    return TEMPLATE
 
 
 @pytest.fixture
@@ -65,17 +53,6 @@ async def sdk(server: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}], **fields}
-
-
-def saying(*pieces: str, reason: FinishReason = FinishReason.STOP) -> Callable[[Any], None]:
-    """An engine that answers every request with these pieces."""
-
-    def script(call: Any) -> None:
-        for piece in pieces:
-            call.say(piece)
-        call.finish(reason)
-
-    return script
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -143,11 +120,10 @@ async def both(server: Any, **fields: Any) -> dict[str, Any]:
 
 async def shown(server: Any, model: Any, **fields: Any) -> str:
     """The prompt of a request."""
-    model.script = saying("x")
+    model.says("x")
     reply = await server.post(PATH, body(**fields))
     assert reply.status == 200, reply.body
-    request = (await model.call()).request
-    text: str = model.tokenizer.decode(request.token_ids)
+    text: str = await model.prompt()
     return text
 
 
@@ -226,7 +202,7 @@ async def test_wishes_for_thinking_are_variables_of_the_template(
 
 
 async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
     await server.post(PATH, body(max_tokens=7, temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END", "."]))
 
     request = (await model.call()).request
@@ -247,7 +223,7 @@ async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model:
 async def test_a_tool_that_must_be_called_guides_the_decoding(
     server: Any, model: Any, choice: dict[str, Any], guided: Any
 ) -> None:
-    model.script = saying("x")
+    model.says("x")
     assert (await server.post(PATH, body(tools=TOOLS, tool_choice=choice))).status == 200
 
     decoding = (await model.call()).request.sampling_options.guided_decoding
@@ -256,7 +232,7 @@ async def test_a_tool_that_must_be_called_guides_the_decoding(
 
 
 async def test_a_form_of_the_answer_guides_the_decoding(server: Any, model: Any) -> None:
-    model.script = saying("{}")
+    model.says("{}")
     wanted = {"format": {"type": "json_schema", "schema": SCHEMA}}
 
     message = await both(server, output_config=wanted)
@@ -266,7 +242,7 @@ async def test_a_form_of_the_answer_guides_the_decoding(server: Any, model: Any)
 
 
 async def test_any_tool_may_be_demanded_and_only_one_of_them(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
     choice = {"type": "any", "disable_parallel_tool_use": True}
     assert (await server.post(PATH, body(tools=TOOLS, tool_choice=choice))).status == 200
 
@@ -310,7 +286,7 @@ async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -
 
 async def test_a_plain_answer_is_one_block_of_text(server: Any, model: Any) -> None:
     model.parsers = Parsers()
-    model.script = saying("Hel", 'lo "you"\n', "é😀")
+    model.says("Hel", 'lo "you"\n', "é😀")
 
     message = await both(server)
 
@@ -331,15 +307,7 @@ async def test_a_plain_answer_is_one_block_of_text(server: Any, model: Any) -> N
 async def test_a_stream_has_exactly_these_events_in_this_order(server: Any, model: Any, parsed: bool) -> None:
     if not parsed:
         model.parsers = Parsers()
-    connection = await server.connect()
-    connection.send(PATH, body(stream=True))
-    call = await model.call()
-    call.say("Hel")
-    seen = await connection.until(b"Hel")
-    call.say("lo")
-    seen += await connection.until(b'"lo"')
-    call.finish()
-    seen += await connection.until(b'"message_stop"}\n\n')
+    seen = await server.hello(PATH, body(stream=True), b'"message_stop"}\n\n')
 
     assert [event["type"] for event in events(seen)] == [
         "message_start",
@@ -371,7 +339,7 @@ async def test_a_first_token_that_is_no_whole_character_begins_the_text_all_the_
 
 
 async def test_thoughts_text_and_calls_are_blocks_of_their_own(server: Any, model: Any) -> None:
-    model.script = saying(THOUGHT, "Let me see.\n", CALL)
+    model.says(THOUGHT, "Let me see.\n", CALL)
 
     message = await both(server, tools=TOOLS)
 
@@ -386,7 +354,7 @@ async def test_thoughts_text_and_calls_are_blocks_of_their_own(server: Any, mode
 async def test_an_answer_that_says_nothing_is_an_empty_text(server: Any, model: Any, parsed: bool) -> None:
     if not parsed:
         model.parsers = Parsers()
-    model.script = saying()
+    model.says()
 
     assert (await both(server))["content"] == [{"type": "text", "text": ""}]
 
@@ -406,7 +374,7 @@ async def test_the_reason_of_the_end_is_told(
 ) -> None:
     if not parsed:
         model.parsers = Parsers()
-    model.script = saying(text, reason=reason)
+    model.says(text, reason=reason)
 
     message = await both(server, stop_sequences=["\n\n", "."])
 
@@ -416,7 +384,7 @@ async def test_the_reason_of_the_end_is_told(
 
 async def test_a_call_that_was_cut_off_is_text(server: Any, model: Any) -> None:
     cut = CALL[: CALL.index("Oslo")]
-    model.script = saying(cut, reason=FinishReason.LENGTH)
+    model.says(cut, reason=FinishReason.LENGTH)
 
     message = (await server.post(PATH, body(tools=TOOLS))).json()
 
@@ -427,17 +395,14 @@ async def test_a_call_that_was_cut_off_is_text(server: Any, model: Any) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=30))
 async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, model: Any, cuts: list[int]) -> None:
-    text = THOUGHT + "Ja, é😀.\n" + CALL + " so"
-    pieces: list[str] = []
-    while text:
-        size = cuts[len(pieces) % len(cuts)]
-        pieces.append(text[:size])
-        text = text[size:]
-    model.script = saying(*pieces)
+    model.says_cut(THOUGHT + "Ja, é😀.\n" + CALL + " so", cuts)
 
-    kinds = [block["type"] for block in (await both(server, tools=TOOLS))["content"]]
-
-    assert kinds == ["thinking", "text", "tool_use", "text"]
+    assert [block["type"] for block in (await both(server, tools=TOOLS))["content"]] == [
+        "thinking",
+        "text",
+        "tool_use",
+        "text",
+    ]
 
 
 def test_blocks_do_not_begin_twice_and_pieces_of_unknown_calls_are_left_out() -> None:
@@ -542,7 +507,7 @@ async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(
 
 
 async def test_the_answer_says_that_the_context_was_not_edited(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
 
     message = await both(server, context_management={"edits": []})
     assert message["context_management"] == {"applied_edits": []}
@@ -603,7 +568,7 @@ async def test_texts_of_other_kinds_are_shown_as_text(server: Any, model: Any) -
 
 
 async def test_tools_that_a_server_would_run_are_left_out_and_named(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
     tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, *TOOLS]
     replies = [await server.post(PATH, body(tools=tools, stream=stream)) for stream in (False, True)]
 
@@ -612,7 +577,7 @@ async def test_tools_that_a_server_would_run_are_left_out_and_named(server: Any,
 
 
 async def test_what_asks_for_nothing_is_accepted(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
     fields = {"metadata": {"user_id": "u"}, "service_tier": "auto", "mcp_servers": [], "stop_sequences": []}
 
     assert (await server.post(PATH, body(**fields, cache_control={"type": "ephemeral"}))).status == 200
@@ -683,7 +648,7 @@ async def test_a_client_that_leaves_takes_its_request_along(server: Any, model: 
 
 
 async def test_tokens_are_counted_as_they_would_be_asked_for_and_nobody_is_asked(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
     fields = {"system": "Be kind.", "tools": TOOLS, "messages": [{"role": "user", "content": "Hi"}]}
 
     count = (await server.post(COUNT, {"model": "m", **fields})).json()
@@ -716,7 +681,7 @@ async def test_limits_do_not_belong_in_a_request_to_count(server: Any) -> None:
 
 
 async def test_the_official_client_reads_answers_and_streams(sdk: anthropic.AsyncAnthropic, model: Any) -> None:
-    model.script = saying(THOUGHT, "Let me see. ", CALL)
+    model.says(THOUGHT, "Let me see. ", CALL)
     asked: dict[str, Any] = {**body(), "tools": TOOLS}
 
     message = await sdk.messages.create(**asked)

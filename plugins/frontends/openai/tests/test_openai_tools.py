@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import openai
@@ -45,36 +44,8 @@ TEMPLATE = (
 
 
 @pytest.fixture
-async def model(cold_server: Any) -> Any:
-    """A model that writes calls like Qwen and reasons, with a template that shows all it is given."""
-    model = cold_server.add_model(files={"chat_template.jinja": TEMPLATE.encode()})
-    model.parsers = Parsers(HermesParser, ThinkParser)
-    await cold_server.start()
-    return model
-
-
-@pytest.fixture
-def server(cold_server: Any, model: Any) -> Any:
-    """The started server with that model."""
-    return cold_server
-
-
-@pytest.fixture
-async def sdk(server: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client."""
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
-        yield client
-
-
-def saying(*pieces: str, reason: FinishReason = FinishReason.STOP) -> Callable[[Any], None]:
-    """An engine that answers every request with these pieces."""
-
-    def script(call: Any) -> None:
-        for piece in pieces:
-            call.say(piece)
-        call.finish(reason)
-
-    return script
+def template() -> str:
+    return TEMPLATE
 
 
 def deltas(reply: Any, index: int = 0) -> list[dict[str, Any]]:
@@ -154,7 +125,7 @@ async def test_a_call_comes_as_a_start_and_pieces_of_arguments(server: Any, mode
 
 
 async def test_the_bytes_of_chunks_are_these(server: Any, model: Any) -> None:
-    model.script = saying(f"{THOUGHT}So: {CALL}")
+    model.says(f"{THOUGHT}So: {CALL}")
 
     reply = await server.chat(tools=TOOLS, stream=True)
 
@@ -202,7 +173,7 @@ async def test_a_stream_and_a_body_say_the_same(server: Any, model: Any, text: s
 
 
 async def test_the_message_of_a_body_has_all_parts(server: Any, model: Any) -> None:
-    model.script = saying(f"{THOUGHT}{CALL}{SECOND}")
+    model.says(f"{THOUGHT}{CALL}{SECOND}")
 
     [choice] = (await server.chat(tools=TOOLS)).json()["choices"]
 
@@ -223,7 +194,7 @@ async def test_the_message_of_a_body_has_all_parts(server: Any, model: Any) -> N
 
 
 async def test_the_official_client_reads_both_forms(sdk: openai.AsyncOpenAI, model: Any) -> None:
-    model.script = saying(THOUGHT[:9], THOUGHT[9:], CALL[:30], CALL[30:], SECOND)
+    model.says(THOUGHT[:9], THOUGHT[9:], CALL[:30], CALL[30:], SECOND)
     request: Any = {"model": "m", "messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS}
 
     unary = await sdk.chat.completions.create(**request)
@@ -246,7 +217,7 @@ async def test_the_official_client_reads_both_forms(sdk: openai.AsyncOpenAI, mod
 
 async def test_an_answer_that_is_cut_off_says_so(server: Any, model: Any) -> None:
     begun = '<tool_call>{"name": "weather", "arguments": {"ci'
-    model.script = saying(begun, reason=FinishReason.LENGTH)
+    model.says(begun, reason=FinishReason.LENGTH)
 
     [choice] = (await server.chat(tools=TOOLS)).json()["choices"]
     stream = await server.chat(tools=TOOLS, stream=True)
@@ -270,7 +241,7 @@ BROKEN = [
 async def test_a_call_that_breaks_after_its_name_is_text_where_the_whole_answer_is_known(
     server: Any, model: Any, text: str, choice: Any, size: int
 ) -> None:
-    model.script = saying(*(text[at : at + size] for at in range(0, len(text), size)))
+    model.says(*(text[at : at + size] for at in range(0, len(text), size)))
 
     [answer] = (await server.chat(tools=TOOLS, tool_choice=choice)).json()["choices"]
 
@@ -280,7 +251,7 @@ async def test_a_call_that_breaks_after_its_name_is_text_where_the_whole_answer_
 
 async def test_calls_beside_one_that_breaks_are_calls(server: Any, model: Any) -> None:
     broken = '<tool_call>{"name": "weather", "arguments": {!}</tool_call>'
-    model.script = saying(f"{CALL}{broken}{SECOND}")
+    model.says(f"{CALL}{broken}{SECOND}")
 
     [answer] = (await server.chat(tools=TOOLS)).json()["choices"]
 
@@ -364,7 +335,12 @@ async def test_an_answer_without_a_reason_ends_with_its_calls_all_the_same(serve
 
 async def test_every_choice_has_calls_of_its_own(server: Any, model: Any) -> None:
     answers = iter([CALL, "No."])
-    model.script = lambda call: saying(next(answers))(call)
+
+    def script(call: Any) -> None:
+        call.say(next(answers))
+        call.finish()
+
+    model.script = script
 
     reply = await server.chat(tools=TOOLS, stream=True, n=2)
 
@@ -373,7 +349,7 @@ async def test_every_choice_has_calls_of_its_own(server: Any, model: Any) -> Non
 
 
 async def test_only_the_first_call_is_told_if_the_client_wants_one(server: Any, model: Any) -> None:
-    model.script = saying(f"{CALL}{SECOND} So.")
+    model.says(f"{CALL}{SECOND} So.")
 
     stream = await server.chat(tools=TOOLS, parallel_tool_calls=False, stream=True)
     [choice] = (await server.chat(tools=TOOLS, parallel_tool_calls=False)).json()["choices"]
@@ -412,7 +388,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 async def prompt(server: Any, model: Any, **fields: Any) -> str:
-    model.script = saying("x")
+    model.says("x")
     body = chat(**fields, nvext={"annotations": ["formatted_prompt"]})
     reply = await server.post("/v1/chat/completions", body)
     assert reply.status == 200, reply.body
@@ -437,7 +413,7 @@ async def test_tools_that_may_not_be_called_are_shown_if_the_settings_say_so(col
     await cold_server.start()
 
     assert "TOOL" in await prompt(cold_server, model, tool_choice="none")
-    model.script = saying(CALL)
+    model.says(CALL)
     [choice] = (await cold_server.post("/v1/chat/completions", chat(tool_choice="none"))).json()["choices"]
 
     assert choice["message"] == {"role": "assistant", "content": CALL}
@@ -492,7 +468,7 @@ async def test_a_model_may_have_a_template_for_tools(cold_server: Any) -> None:
 
 
 async def asked(server: Any, model: Any, **fields: Any) -> Any:
-    model.script = saying("x")
+    model.says("x")
     reply = await server.post("/v1/chat/completions", chat(**fields))
     assert reply.status == 200, reply.body
     return (await model.call()).request
@@ -608,7 +584,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 async def test_an_answer_that_was_guided_is_read_as_the_json_it_should_be_or_as_what_it_is(
     server: Any, model: Any, choice: Any, text: str, calls: list[tuple[str, str]], content: str | None, size: int
 ) -> None:
-    model.script = saying(*(text[at : at + size] for at in range(0, len(text), size)))
+    model.says(*(text[at : at + size] for at in range(0, len(text), size)))
 
     answer = await both(server, tool_choice=choice)
 
@@ -659,7 +635,7 @@ def test_how_the_text_of_a_guided_answer_is_cut_changes_nothing(
 
 
 async def test_reasoning_may_come_before_the_json(server: Any, model: Any) -> None:
-    model.script = saying(THOUGHT, '{"city": "Oslo"}')
+    model.says(THOUGHT, '{"city": "Oslo"}')
 
     message = (await both(server, tool_choice=NAMED))["message"]
 
@@ -672,14 +648,14 @@ async def test_reasoning_may_come_before_the_json(server: Any, model: Any) -> No
 
 async def test_a_model_without_a_parser_takes_tools_and_answers_with_its_text(cold_server: Any) -> None:
     model = cold_server.add_model()
-    model.script = saying(THOUGHT, CALL)
+    model.says(THOUGHT, CALL)
     await cold_server.start()
 
     assert (await both(cold_server))["message"]["content"] == THOUGHT + CALL
-    model.script = saying('{"city": "Oslo"}')
+    model.says('{"city": "Oslo"}')
     forced = await both(cold_server, tool_choice=NAMED)
     assert forced["message"]["tool_calls"][0]["function"]["name"] == "weather"
-    model.script = saying(CALL)
+    model.says(CALL)
     assert (await both(cold_server, tool_choice=NAMED))["message"]["content"] == CALL
 
 
@@ -689,7 +665,7 @@ async def test_a_request_without_tools_takes_the_short_way_past_parsers(
 ) -> None:
     model = cold_server.add_model()
     model.parsers = Parsers(MistralParser)
-    model.script = saying("[TOOL_CALLS]", "weather[ARGS]{}")
+    model.says("[TOOL_CALLS]", "weather[ARGS]{}")
     await cold_server.start()
     made: list[tuple[type, bool]] = []
     init = TokenChoice.__init__
@@ -752,7 +728,7 @@ async def test_what_is_wrong_with_tools_is_told_with_the_field(
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "auto", "tools": []}, {"tool_choice": "none", "tools": None}])
 async def test_a_choice_that_asks_for_nothing_needs_no_tools(server: Any, model: Any, fields: dict[str, Any]) -> None:
-    model.script = saying("x")
+    model.says("x")
 
     assert (await server.post("/v1/chat/completions", chat(**fields))).status == 200
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import openai
@@ -15,8 +14,6 @@ from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_plugin_frontend_openai.requests import fields as fields_table
 from dynamo_plugin_frontend_openai.requests.responses import InputTokensRequest, ResponsesRequest
-from dynamo_plugin_parsers_standard.hermes import HermesParser
-from dynamo_plugin_parsers_standard.think import ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import input_token_count_params, response_create_params
@@ -42,40 +39,12 @@ THOUGHT = "<think>\nOslo, then.\n</think>\n\n"
 
 
 @pytest.fixture
-async def model(cold_server: Any) -> Any:
-    """A model that writes calls like Qwen and reasons, with a template that shows all it is given."""
-    model = cold_server.add_model(files={"chat_template.jinja": TEMPLATE.encode()})
-    model.parsers = Parsers(HermesParser, ThinkParser)
-    await cold_server.start()
-    return model
-
-
-@pytest.fixture
-def server(cold_server: Any, model: Any) -> Any:
-    """The started server with that model."""
-    return cold_server
-
-
-@pytest.fixture
-async def sdk(server: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client."""
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
-        yield client
+def template() -> str:
+    return TEMPLATE
 
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "input": "Hi", **fields}
-
-
-def saying(*pieces: str, reason: FinishReason = FinishReason.STOP) -> Callable[[Any], None]:
-    """An engine that answers every request with these pieces."""
-
-    def script(call: Any) -> None:
-        for piece in pieces:
-            call.say(piece)
-        call.finish(reason)
-
-    return script
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -140,11 +109,10 @@ async def both(server: Any, **fields: Any) -> dict[str, Any]:
 
 async def shown(server: Any, model: Any, **fields: Any) -> str:
     """The prompt of a request."""
-    model.script = saying("x")
+    model.says("x")
     reply = await server.post(PATH, body(**fields))
     assert reply.status == 200, reply.body
-    request = (await model.call()).request
-    text: str = model.tokenizer.decode(request.token_ids)
+    text: str = await model.prompt()
     return text
 
 
@@ -195,7 +163,7 @@ async def test_thoughts_after_something_said_begin_another_answer(server: Any, m
 
 
 async def test_an_answer_may_be_sent_back_as_it_came(server: Any, model: Any) -> None:
-    model.script = saying(THOUGHT, "Let me see.", CALL)
+    model.says(THOUGHT, "Let me see.", CALL)
     output = (await server.post(PATH, body(tools=TOOLS))).json()["output"]
     await model.call()
     call = output[-1]
@@ -218,7 +186,7 @@ async def test_tools_and_effort_are_shown_as_in_a_chat_request(server: Any, mode
 
 
 async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
     choice = {"type": "function", "name": "weather"}
     reply = await server.post(
         PATH, body(max_output_tokens=7, temperature=0.5, top_p=0.9, tools=TOOLS, tool_choice=choice)
@@ -233,7 +201,7 @@ async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model:
 
 
 async def test_a_load_tester_may_ask_for_the_whole_length(server: Any, model: Any) -> None:
-    model.script = saying("x", reason=FinishReason.LENGTH)
+    model.says("x", reason=FinishReason.LENGTH)
 
     reply = await server.post(PATH, body(max_output_tokens=7, ignore_eos=True))
 
@@ -250,7 +218,7 @@ async def test_a_load_tester_may_ask_for_the_whole_length(server: Any, model: An
     ],
 )
 async def test_a_form_of_the_text_guides_the_decoding(server: Any, model: Any, wanted: Any, guided: Any) -> None:
-    model.script = saying("{}")
+    model.says("{}")
 
     response = await both(server, text={"format": wanted})
 
@@ -298,7 +266,7 @@ async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -
 async def test_a_plain_answer_is_one_message(server: Any, model: Any, parsed: bool) -> None:
     if not parsed:
         model.parsers = Parsers()
-    model.script = saying("Hel", 'lo "you"\n', "é😀")
+    model.says("Hel", 'lo "you"\n', "é😀")
 
     response = await both(server, metadata={"a": "b"}, instructions="x")
 
@@ -318,15 +286,7 @@ async def test_a_plain_answer_is_one_message(server: Any, model: Any, parsed: bo
 
 async def test_a_stream_has_exactly_these_events_in_this_order(server: Any, model: Any) -> None:
     model.parsers = Parsers()
-    connection = await server.connect()
-    connection.send(PATH, body(stream=True))
-    call = await model.call()
-    call.say("Hel")
-    seen = await connection.until(b"Hel")
-    call.say("lo")
-    seen += await connection.until(b'"lo"')
-    call.finish()
-    seen += await connection.until(b"event: response.completed\n") + await connection.until(b"\n\n")
+    seen = await server.hello(PATH, body(stream=True), b"event: response.completed\n", b"\n\n")
 
     assert [event["type"].removeprefix("response.") for event in events(seen)] == [
         "created",
@@ -344,7 +304,7 @@ async def test_a_stream_has_exactly_these_events_in_this_order(server: Any, mode
 
 
 async def test_thoughts_text_and_calls_are_items_of_their_own(server: Any, model: Any) -> None:
-    model.script = saying(THOUGHT, "Let me see.\n", CALL)
+    model.says(THOUGHT, "Let me see.\n", CALL)
 
     response = await both(server, tools=TOOLS)
 
@@ -357,7 +317,7 @@ async def test_thoughts_text_and_calls_are_items_of_their_own(server: Any, model
 
 
 async def test_an_answer_that_was_cut_off_is_incomplete_and_so_is_its_last_item(server: Any, model: Any) -> None:
-    model.script = saying(THOUGHT, "Let me", reason=FinishReason.LENGTH)
+    model.says(THOUGHT, "Let me", reason=FinishReason.LENGTH)
 
     response = await both(server)
 
@@ -368,17 +328,14 @@ async def test_an_answer_that_was_cut_off_is_incomplete_and_so_is_its_last_item(
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=30))
 async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, model: Any, cuts: list[int]) -> None:
-    text = THOUGHT + "Ja, é😀.\n" + CALL + " so"
-    pieces: list[str] = []
-    while text:
-        size = cuts[len(pieces) % len(cuts)]
-        pieces.append(text[:size])
-        text = text[size:]
-    model.script = saying(*pieces)
+    model.says_cut(THOUGHT + "Ja, é😀.\n" + CALL + " so", cuts)
 
-    kinds = [item["type"] for item in (await both(server, tools=TOOLS))["output"]]
-
-    assert kinds == ["reasoning", "message", "function_call", "message"]
+    assert [item["type"] for item in (await both(server, tools=TOOLS))["output"]] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "message",
+    ]
 
 
 # Tools that are no functions: the model is shown functions, and the client gets calls of its own kind.
@@ -426,7 +383,7 @@ async def test_a_custom_tool_is_shown_as_a_function_with_its_grammar_told(server
 @pytest.mark.parametrize("size", [1, 7, 1000])
 async def test_a_call_of_a_custom_tool_is_its_plain_input(server: Any, model: Any, size: int) -> None:
     text = calling("patch", {"input": 'say "hi"\n'})
-    model.script = saying(*(text[at : at + size] for at in range(0, len(text), size)))
+    model.says(*(text[at : at + size] for at in range(0, len(text), size)))
 
     [item] = (await both(server, tools=[PATCH]))["output"]
 
@@ -435,7 +392,7 @@ async def test_a_call_of_a_custom_tool_is_its_plain_input(server: Any, model: An
 
 
 async def test_arguments_of_another_form_are_the_input_as_they_are(server: Any, model: Any) -> None:
-    model.script = saying(calling("patch", {"text": "x"}))
+    model.says(calling("patch", {"text": "x"}))
 
     [item] = (await both(server, tools=[PATCH]))["output"]
 
@@ -446,7 +403,7 @@ async def test_arguments_of_another_form_are_the_input_as_they_are(server: Any, 
 async def test_a_call_of_a_tool_known_by_its_type_is_an_item_of_its_own(
     server: Any, model: Any, kind: str, arguments: Any, item: dict[str, Any]
 ) -> None:
-    model.script = saying("Well. ", calling(kind, arguments))
+    model.says("Well. ", calling(kind, arguments))
 
     said, call = (await both(server, tools=[{"type": kind}, *TOOLS]))["output"]
 
@@ -455,7 +412,7 @@ async def test_a_call_of_a_tool_known_by_its_type_is_an_item_of_its_own(
 
 
 async def test_a_call_that_such_a_tool_could_not_read_is_a_call_of_a_function(server: Any, model: Any) -> None:
-    model.script = saying(calling("local_shell", {"cmd": "ls"}))
+    model.says(calling("local_shell", {"cmd": "ls"}))
 
     [item] = (await both(server, tools=[SHELL]))["output"]
 
@@ -468,7 +425,7 @@ async def test_a_call_that_such_a_tool_could_not_read_is_a_call_of_a_function(se
 
 async def test_tools_of_a_namespace_are_called_by_their_own_names_in_it(server: Any, model: Any) -> None:
     tools = [{"type": "namespace", "name": "agents", "description": "x", "tools": [*TOOLS, PATCH]}, *TOOLS]
-    model.script = saying(calling("agents__weather", {"city": "Oslo"}), calling("agents__patch", {"input": "x"}), CALL)
+    model.says(calling("agents__weather", {"city": "Oslo"}), calling("agents__patch", {"input": "x"}), CALL)
 
     items = (await both(server, tools=tools))["output"]
 
@@ -501,7 +458,7 @@ async def test_calls_of_all_kinds_and_what_they_gave_are_shown_again(server: Any
 
 
 async def test_tools_that_a_server_would_run_are_left_out_and_named(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
     tools = [*TOOLS, {"type": "web_search", "external_web_access": True}, {"type": "image_generation"}]
     replies = [await server.post(PATH, body(tools=tools, stream=stream)) for stream in (False, True)]
 
@@ -527,7 +484,7 @@ async def test_a_tool_of_any_kind_may_be_demanded(server: Any, model: Any, choic
     await shown(server, model, tools=[PATCH, SHELL], tool_choice=choice)
 
     required = {"custom": ["input"], "local_shell": ["command"]}[choice["type"]]
-    model.script = saying("x")
+    model.says("x")
     await server.post(PATH, body(tools=[PATCH, SHELL], tool_choice=choice))
     guided = (await model.call()).request.sampling_options.guided_decoding
     assert guided.json["required"] == required
@@ -657,7 +614,7 @@ async def test_what_would_have_to_be_stored_is_refused_with_what_to_do_instead(s
 
 
 async def test_what_asks_for_nothing_is_accepted(server: Any, model: Any) -> None:
-    model.script = saying("x")
+    model.says("x")
     fields = {
         "store": False,
         "background": False,
@@ -717,7 +674,7 @@ async def test_a_stream_that_breaks_ends_with_a_failed_response_and_no_clean_end
 
 
 async def test_the_official_client_reads_answers_and_streams(sdk: openai.AsyncOpenAI, model: Any) -> None:
-    model.script = saying(THOUGHT, "Let me see. ", CALL)
+    model.says(THOUGHT, "Let me see. ", CALL)
     asked: dict[str, Any] = {"model": "m", "input": "Oslo?", "tools": TOOLS}
 
     whole = await sdk.responses.create(**asked)

@@ -143,6 +143,12 @@ class House:
         )
         return await self.ask(request, ctx=ctx)
 
+    async def begun(self, prompt: list[int], **options: Any) -> Any:
+        """The stream of a request, of which one item has come."""
+        stream = await self.generate(prompt, **options)
+        await anext(stream)
+        return stream
+
     async def ask(self, request: PreprocessedRequest, *, ctx: EngineContext | None = None) -> Any:
         return await self.model().generate(request, ctx or EngineContext(f"r{next(self.ids)}"), Principal())
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, RuntimeConfig
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
 from dynamo_plugin_discovery_redis.store import Store
 
 from tests.e2e.brokers import Redis
+from tests.integration.parts import Plain
 
 #: As deep as fits into a record.
 NESTED = b'{"name": "m", "instance_id": 1, "runtime_config": {"runtime_data": {"a": ' + b"[" * 30_000
@@ -38,22 +38,6 @@ BAD_CARDS = {
     "blocks of no tokens": msgspec.json.encode(ModelCard(name="m", instance_id=1, kv_cache_block_size=0)),
     "not UTF-8": b'{"name": "\xff", "instance_id": 1}',
 }
-
-
-class Plain(LLMEngine):
-    NAME = "plain"
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name)
-
-    async def generate(
-        self, request: PreprocessedRequest, ctx: GenerateContext
-    ) -> AsyncGenerator[LLMEngineOutput, None]:
-        yield LLMEngineOutput(token_ids=[7])
-        yield LLMEngineOutput.stop()
-
-    async def cleanup(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("what", BAD_CARDS)

@@ -185,8 +185,7 @@ async def test_without_other_workers_the_client_is_told_that_the_engine_does_not
     house = make_house()
     await house.run(Freezing, health_check=HealthCheck(wait=0.08, timeout=0.05))
     engine = Freezing.made[0]
-    stream = await house.generate([1], max_tokens=400)
-    await anext(stream)
+    stream = await house.begun([1], max_tokens=400)
     engine.frozen.set()
 
     with pytest.raises(ResponseTimeout, match="does not answer its health check"):

@@ -21,7 +21,7 @@ from dynamo_core import (
     PreprocessedRequest,
     TopLogprob,
 )
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
+from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
@@ -42,8 +42,9 @@ from dynamo_core.protocol.request import (
     SamplingOptions,
     StopConditions,
 )
-from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.worker import WorkerLimits
+
+from tests.integration.parts import Counting
 
 LOST = BackendError.EngineShutdown("the engine is gone")
 PROMPT = [10, 20, 30]
@@ -259,16 +260,20 @@ async def test_an_answer_of_another_endpoint_is_asked_for_again_too(house: Any) 
     assert output.embeddings == [[1.0]]
 
 
-async def test_a_retry_waits_for_a_worker_that_is_busy(house: Any) -> None:
+async def lost_beside_a_busy_worker(house: Any, after: int) -> tuple[Any, asyncio.Future[list[LLMEngineOutput]]]:
+    """A request that keeps one of two workers busy, and the reading of one that loses its worker after some tokens."""
     limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
     await workers(house, 2, limits=limits)
-    # The first worker is busy with another request, which the second has to wait for.
-    Fragile.fates = [(1, "hangs"), (0, LOST)]
+    Fragile.fates = [(1, "hangs"), (after, LOST)]
     busy = await house.ask(request())
     await anext(busy)
-    moving = await house.ask(request())
-    reading = asyncio.ensure_future(read(moving))
+    reading = asyncio.ensure_future(read(await house.ask(request())))
     await house.eventually(lambda: metric(house, "total") == 1)
+    return busy, reading
+
+
+async def test_a_retry_waits_for_a_worker_that_is_busy(house: Any) -> None:
+    busy, reading = await lost_beside_a_busy_worker(house, after=0)
 
     await busy.aclose()
 
@@ -558,13 +563,7 @@ async def test_workers_of_another_model_by_that_name_do_not_go_on(make_house: Ca
 
 
 async def test_it_waits_for_busy_workers_and_is_never_refused_for_load(house: Any) -> None:
-    limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
-    await workers(house, 2, limits=limits)
-    Fragile.fates = [(1, "hangs"), (2, LOST)]
-    busy = await house.ask(request())
-    await anext(busy)
-    reading = asyncio.ensure_future(read(await house.ask(request())))
-    await house.eventually(lambda: metric(house, "total") == 1)
+    busy, reading = await lost_beside_a_busy_worker(house, after=2)
 
     await busy.aclose()
 
@@ -582,31 +581,6 @@ async def test_the_wait_has_an_end_and_the_client_gets_what_broke_its_answer(mak
 
     assert metric(house, "duration_seconds_count", outcome="failure", migration_type="ongoing_request") == 1
     assert house.board.total_requests == 0
-
-
-class Counting(Admission):
-    """Counts permits."""
-
-    NAME = "counting"
-
-    def __init__(self) -> None:
-        super().__init__(PluginConfig(), AdmissionServices(Metrics()))
-        self.given = 0
-        self.back: list[int] = []
-
-    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Any) -> Permit:
-        self.given += 1
-        return Counted(self)
-
-
-class Counted(Permit):
-    __slots__ = ("admission",)
-
-    def __init__(self, admission: Counting) -> None:
-        self.admission = admission
-
-    def release(self, output_tokens: int) -> None:
-        self.admission.back.append(output_tokens)
 
 
 @pytest.mark.parametrize("how", ["stops", "leaves", "leaves twice", "runs out of time"])

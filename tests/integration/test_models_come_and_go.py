@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.endpoints import MODEL_FILE
 from dynamo_core.errors import Unavailable
@@ -16,21 +15,7 @@ from dynamo_core.protocol.files import ModelFileChunk, ModelFileRequest
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, ModelFile
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
-
-class Plain(LLMEngine):
-    NAME = "plain"
-    context_length: int | None = None
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name, context_length=self.context_length)
-
-    async def generate(
-        self, request: PreprocessedRequest, ctx: GenerateContext
-    ) -> AsyncGenerator[LLMEngineOutput, None]:
-        yield LLMEngineOutput.stop()
-
-    async def cleanup(self) -> None:
-        pass
+from tests.integration.parts import Plain
 
 
 class Longer(Plain):

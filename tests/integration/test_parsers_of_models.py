@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, Parsers, PreprocessedRequest
+from dynamo_core import Parsers
 from dynamo_core.cli.main import cli
 from dynamo_plugin_parsers_standard.hermes import HermesParser
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
+
+from tests.integration.parts import Plain
 
 MODEL = "workers.mock.model"
 
@@ -68,23 +69,8 @@ def test_every_parser_is_listed_as_a_plugin() -> None:
     assert {("tool_parser", "hermes"), ("tool_parser", "mistral"), ("reasoning_parser", "qwen3")} <= kinds
 
 
-class Quiet(LLMEngine):
-    NAME = "quiet"
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name)
-
-    async def generate(
-        self, request: PreprocessedRequest, ctx: GenerateContext
-    ) -> AsyncGenerator[LLMEngineOutput, None]:
-        yield LLMEngineOutput.stop()
-
-    async def cleanup(self) -> None:
-        pass
-
-
 async def test_a_models_parsers_are_those_that_its_worker_names(house: Any) -> None:
-    await house.run(Quiet, tool_call_parser="hermes", reasoning_parser="qwen3")
+    await house.run(Plain, tool_call_parser="hermes", reasoning_parser="qwen3")
 
     assert house.model().parsers == Parsers(HermesParser, Qwen3Parser)
 
@@ -92,7 +78,7 @@ async def test_a_models_parsers_are_those_that_its_worker_names(house: Any) -> N
 async def test_a_model_whose_parser_is_not_installed_is_not_served_and_the_log_says_why(
     house: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = house.worker(Quiet, tool_call_parser="morse", reasoning_parser="qwen3")
+    worker = house.worker(Plain, tool_call_parser="morse", reasoning_parser="qwen3")
 
     await worker.start()
     await house.eventually(lambda: "cannot be loaded" in caplog.text)

@@ -20,7 +20,7 @@ from dynamo_core import (
     TraceLink,
     chunk,
 )
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
+from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import Route
 from dynamo_core.dispatch.execution.pipeline import Deadlines
@@ -37,9 +37,10 @@ from dynamo_core.protocol.output import FinishReason, usage
 from dynamo_core.protocol.request import RoutingHints, StopConditions
 from dynamo_core.runtime.health import Health
 from dynamo_core.settings import Settings
-from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.worker import WorkerLimits
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+
+from tests.integration.parts import Counting
 
 PREFILL = DisaggregationMode.PREFILL
 DECODE = DisaggregationMode.DECODE
@@ -198,6 +199,14 @@ def watched(house: Any, tell: Callable[[int, Any], Any]) -> None:
 async def turns(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def cancelled(asking: asyncio.Future[Any]) -> None:
+    """The client leaves while it asks, and everything that follows from it has happened."""
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await turns()
 
 
 # What each is asked.
@@ -494,8 +503,7 @@ async def test_a_prefill_that_fails_while_the_other_decodes_fails_the_request_an
     prefiller.gate.clear()
     prefiller.behave = behaviour
     decoder.behave = "goes on"
-    stream = await house.generate([1, 2])
-    await anext(stream)
+    stream = await house.begun([1, 2])
 
     prefiller.gate.set()
     with pytest.raises(BackendError):
@@ -663,10 +671,7 @@ async def test_a_client_that_leaves_while_a_decode_worker_is_called_has_it_calle
     watched(house, hold)
     asking = asyncio.ensure_future(house.generate([1, 2]))
     await calling.wait()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    await turns()
+    await cancelled(asking)
 
     assert called == [decode_id]
     assert (prefiller.running, decoder.asked, house.board.total_requests) == (0, [], 0)
@@ -727,10 +732,7 @@ async def test_a_prefill_that_still_runs_is_stopped_when_its_client_leaves_befor
     house.model().sides["decode"].router.route = never
     asking = asyncio.ensure_future(house.generate([1, 2]))
     await waiting.wait()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    await turns()
+    await cancelled(asking)
 
     assert (prefiller.aborted, prefiller.running, decoder.asked) == (1, 0, [])
     assert house.board.total_requests == 0
@@ -745,8 +747,7 @@ async def test_a_client_that_leaves_stops_whoever_works_for_it(
     decoder.behave = "goes on"
     if prefill is Meeting:
         prefiller.gate.clear()
-    stream = await house.generate([1, 2])
-    await anext(stream)
+    stream = await house.begun([1, 2])
 
     async with asyncio.timeout(5):
         await stream.aclose()
@@ -761,8 +762,7 @@ async def test_stopping_the_context_stops_both_and_ends_the_answer_cancelled(hou
     prefiller.gate.clear()
     decoder.behave = "goes on"
     ctx = EngineContext("r")
-    stream = await house.generate([1, 2], ctx=ctx)
-    await anext(stream)
+    stream = await house.begun([1, 2], ctx=ctx)
 
     ctx.stop_generating()
     reasons = [item.finish_reason async for item in stream]
@@ -961,33 +961,6 @@ async def test_a_router_that_does_not_start_for_a_role_is_tried_again(
 
 
 # All ways through.
-
-
-class Counting(Admission):
-    """Remembers which pools were asked for, and counts permits."""
-
-    NAME = "counting"
-
-    def __init__(self) -> None:
-        super().__init__(PluginConfig(), AdmissionServices(Metrics()))
-        self.given = 0
-        self.back: list[int] = []
-        self.roles: list[list[str]] = []
-
-    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Any) -> Permit:
-        self.given += 1
-        self.roles.append([pool.role for pool in pools])
-        return Counted(self)
-
-
-class Counted(Permit):
-    __slots__ = ("admission",)
-
-    def __init__(self, admission: Counting) -> None:
-        self.admission = admission
-
-    def release(self, output_tokens: int) -> None:
-        self.admission.back.append(output_tokens)
 
 
 async def test_admission_is_asked_once_for_all_pools_and_told_what_came_out(

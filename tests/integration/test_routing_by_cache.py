@@ -61,6 +61,15 @@ class Routers:
 MakeHouse = Callable[..., House]
 
 
+async def a_house_of(make_house: MakeHouse, workers: int, engine: type[MockerEngine]) -> tuple[House, KvRouter]:
+    """A house with workers of one kind, and the router that chooses among them."""
+    routers = Routers()
+    house = make_house(router=routers)
+    for _ in range(workers):
+        await house.run(engine)
+    return house, routers.of("aggregated")
+
+
 def request(prompt: list[int], *, max_tokens: int = 1, **hints: Any) -> PreprocessedRequest:
     return PreprocessedRequest(
         model="m",
@@ -101,11 +110,7 @@ async def metric(house: House, name: str) -> dict[str, float]:
 
 
 async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(make_house: MakeHouse) -> None:
-    routers = Routers()
-    house = make_house(router=routers)
-    for _ in range(4):
-        await house.run(Mocker)
-    router = routers.of("aggregated")
+    house, router = await a_house_of(make_house, 4, Mocker)
     first, cached = await answer(house, request(PROMPT))
     assert cached == 0
     await house.eventually(lambda: overlaps(router, PROMPT) == [0, 0, 0, 10])
@@ -136,11 +141,7 @@ async def test_prompts_that_share_nothing_are_spread(make_house: MakeHouse) -> N
 
 
 async def test_a_router_that_comes_later_learns_what_workers_hold_while_it_routes(make_house: MakeHouse) -> None:
-    routers = Routers()
-    house = make_house(router=routers)
-    for _ in range(2):
-        await house.run(TwoRanks)
-    router = routers.of("aggregated")
+    house, router = await a_house_of(make_house, 2, TwoRanks)
     await answer(house, request(PROMPT))
     await house.eventually(lambda: max(overlaps(router, PROMPT)) == 10)
 
@@ -217,10 +218,7 @@ async def test_a_prompt_goes_back_to_the_rank_that_has_its_blocks(make_house: Ma
 
 
 async def test_under_another_adapter_or_salt_nothing_is_found(make_house: MakeHouse) -> None:
-    routers = Routers()
-    house = make_house(router=routers)
-    await house.run(Mocker)
-    router = routers.of("aggregated")
+    house, router = await a_house_of(make_house, 1, Mocker)
 
     await answer(house, request(PROMPT, cache_salt="a"))
     await house.eventually(lambda: overlaps(router, PROMPT, cache_salt="a") == [10])

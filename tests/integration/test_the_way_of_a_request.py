@@ -18,7 +18,6 @@ from dynamo_core import (
     PreprocessedRequest,
     chunk,
 )
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
@@ -30,8 +29,9 @@ from dynamo_core.errors import (
     StreamIncomplete,
     Unavailable,
 )
-from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.worker import WorkerLimits, WorkerState
+
+from tests.integration.parts import Counting
 
 
 class Engine(LLMEngine):
@@ -189,8 +189,7 @@ async def test_requests_go_to_the_workers_in_turn(house: Any, tokens_of: Any) ->
 
 async def test_closing_a_stream_runs_every_finally_below_it_before_it_returns(house: Any) -> None:
     worker = await house.run(Nested)
-    stream = await house.generate([1])
-    await anext(stream)
+    stream = await house.begun([1])
 
     await stream.aclose()
 
@@ -212,8 +211,7 @@ async def test_a_stream_that_is_read_to_its_end_has_run_every_finally_once_it_is
 
 async def test_a_transport_that_is_closed_closes_the_engines_generators(house: Any) -> None:
     worker = await house.run(Stubborn)
-    stream = await house.generate([1])
-    await anext(stream)
+    stream = await house.begun([1])
     stream.pause()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -226,8 +224,7 @@ async def test_a_transport_that_is_closed_closes_the_engines_generators(house: A
 
 async def test_closing_a_stream_early_aborts_once(house: Any) -> None:
     worker = await house.run(Endless)
-    stream = await house.generate([1])
-    await anext(stream)
+    stream = await house.begun([1])
 
     await stream.aclose()
     await stream.aclose()
@@ -246,8 +243,7 @@ async def test_a_stream_that_ended_by_itself_is_not_aborted(house: Any, tokens_o
 async def test_stopping_the_context_ends_the_stream_with_a_cancelled_terminal(house: Any) -> None:
     await house.run(Endless)
     ctx = EngineContext("r")
-    stream = await house.generate([1], ctx=ctx)
-    await anext(stream)
+    stream = await house.begun([1], ctx=ctx)
 
     ctx.stop_generating()
     reasons = [item.finish_reason async for item in stream]
@@ -342,8 +338,7 @@ async def test_a_stopped_worker_is_gone_before_its_engine_is_cleaned_up(house: A
 async def test_stopping_a_worker_lets_running_requests_finish(house: Any) -> None:
     worker = await house.run(Endless, limits=WorkerLimits(grace_period=0, drain_timeout=5))
     ctx = EngineContext("r")
-    stream = await house.generate([1], ctx=ctx)
-    await anext(stream)
+    stream = await house.begun([1], ctx=ctx)
 
     stopping = asyncio.ensure_future(worker.stop())
     await house.until(lambda: not house.models.list())
@@ -446,38 +441,10 @@ async def test_an_answer_that_takes_longer_than_allowed_is_cut(make_house: Calla
     assert house.board.total_requests == 0
 
 
-class Counting(Admission):
-    """Lets one request in at a time and remembers what it was told."""
-
-    NAME = "counting"
-
-    def __init__(self) -> None:
-        super().__init__(PluginConfig(), AdmissionServices(Metrics()))
-        self.inside = 0
-        self.tokens: list[int] = []
-
-    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Any) -> Permit:
-        if self.inside:
-            raise ServiceOverloaded(retry_after=7)
-        self.inside += 1
-        return CountedPermit(self)
-
-
-class CountedPermit(Permit):
-    __slots__ = ("admission",)
-
-    def __init__(self, admission: Counting) -> None:
-        self.admission = admission
-
-    def release(self, output_tokens: int) -> None:
-        self.admission.inside -= 1
-        self.admission.tokens.append(output_tokens)
-
-
 async def test_admission_is_given_its_permit_back_once_with_the_tokens_that_came_out(
     make_house: Callable[..., Any], tokens_of: Any
 ) -> None:
-    admission = Counting()
+    admission = Counting(limit=1)
     house = make_house(admission=admission)
     await house.run(Echo)
 
@@ -488,8 +455,7 @@ async def test_admission_is_given_its_permit_back_once_with_the_tokens_that_came
     await stream.aclose()
 
     assert refused.value.retry_after == 7
-    assert admission.inside == 0
-    assert admission.tokens == [3]
+    assert (admission.given, admission.back) == (1, [3])
 
 
 async def test_a_request_that_no_worker_takes_gives_its_permit_back(make_house: Callable[..., Any]) -> None:
@@ -498,19 +464,17 @@ async def test_a_request_that_no_worker_takes_gives_its_permit_back(make_house: 
     limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
     await house.run(Endless, limits=limits)
     busy = await house.generate([1])
-    admission.inside = 0
 
     with pytest.raises(ServiceOverloaded):
         await house.generate([1])
 
-    assert admission.inside == 0
+    assert (admission.given, len(admission.back)) == (2, 1)
     await busy.aclose()
 
 
 async def test_a_reader_that_does_not_come_back_makes_the_engine_wait(house: Any) -> None:
     worker = await house.run(Endless)
-    stream = await house.generate([1])
-    await anext(stream)
+    stream = await house.begun([1])
 
     stream.pause()
     for _ in range(50):

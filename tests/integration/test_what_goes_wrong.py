@@ -316,8 +316,7 @@ async def test_a_worker_that_is_stopped_while_it_starts_is_cleaned_up_once(house
 async def test_stopping_a_request_that_is_paused_ends_it(house: Any) -> None:
     await house.run(Greedy)
     ctx = EngineContext("r")
-    stream = await house.generate([1], ctx=ctx)
-    await anext(stream)
+    stream = await house.begun([1], ctx=ctx)
     stream.pause()
     await asyncio.sleep(0)
 
@@ -358,8 +357,7 @@ async def test_a_stop_callback_of_an_engine_that_fails_disturbs_nobody(house: An
             yield LLMEngineOutput.cancelled()
 
     await house.run(Careless)
-    stream = await house.generate([1])
-    await anext(stream)
+    stream = await house.begun([1])
 
     await stream.aclose()
 

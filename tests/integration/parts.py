@@ -1,0 +1,62 @@
+"""Engines and admissions that tests of several files put in the house."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
+from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.telemetry.metrics import Metrics
+
+
+class Plain(LLMEngine):
+    """Answers every request with one token."""
+
+    NAME = "plain"
+    context_length: int | None = None
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model=self.worker.model_name, context_length=self.context_length)
+
+    async def generate(
+        self, request: PreprocessedRequest, ctx: GenerateContext
+    ) -> AsyncGenerator[LLMEngineOutput, None]:
+        yield LLMEngineOutput(token_ids=[7])
+        yield LLMEngineOutput.stop()
+
+    async def cleanup(self) -> None:
+        pass
+
+
+class Counting(Admission):
+    """Counts permits, remembers which pools were asked for, and lets so many requests in at a time."""
+
+    NAME = "counting"
+
+    def __init__(self, limit: int = 1000) -> None:
+        super().__init__(PluginConfig(), AdmissionServices(Metrics()))
+        self.limit = limit
+        self.given = 0
+        #: The tokens that came out, for each permit that was given back.
+        self.back: list[int] = []
+        self.roles: list[list[str]] = []
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Any) -> Permit:
+        if self.given - len(self.back) == self.limit:
+            raise ServiceOverloaded(retry_after=7)
+        self.given += 1
+        self.roles.append([pool.role for pool in pools])
+        return Counted(self)
+
+
+class Counted(Permit):
+    __slots__ = ("admission",)
+
+    def __init__(self, admission: Counting) -> None:
+        self.admission = admission
+
+    def release(self, output_tokens: int) -> None:
+        self.admission.back.append(output_tokens)

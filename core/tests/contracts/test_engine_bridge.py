@@ -93,15 +93,8 @@ async def test_every_other_method_of_the_contract_is_passed_on_if_it_is_there() 
 
 
 def test_an_engine_made_from_the_class_is_used_as_it_is() -> None:
-    class Own(LLMEngine):
-        async def start(self, worker_id: int) -> EngineConfig:
-            return EngineConfig(model="m")
-
-        async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-            yield LLMEngineOutput.stop()
-
-        async def cleanup(self) -> None:
-            pass
+    class Own(Foreign, LLMEngine):
+        __init__ = LLMEngine.__init__
 
     own = Own(Own.Config(), WORKER)
 

@@ -68,6 +68,21 @@ class Bench:
         call.start(self.tasks)
         return call
 
+    async def start_and_watch_its_end(self) -> tuple[ServedCall, list[bool]]:
+        """A call whose handler goes on after its first item, and whether it was told to stop when it was closed."""
+        stopped_at_close: list[bool] = []
+
+        async def generate(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+            try:
+                yield 1
+                await asyncio.Event().wait()
+            finally:
+                stopped_at_close.append(ctx.is_stopped())
+
+        call = self.start(handler_of(generate))
+        await asyncio.wait_for(self.outlet.seen.wait(), DEADLINE)
+        return call, stopped_at_close
+
     async def end(self, call: ServedCall) -> list[Any]:
         """All that was told, once the call has ended."""
         await asyncio.wait_for(call.wait(), DEADLINE)
@@ -186,23 +201,13 @@ async def test_stop_with_kill_kills_the_context(bench: Bench, short_grace: None)
 
 
 async def test_a_handler_that_goes_on_is_cancelled_and_its_finally_runs(bench: Bench, short_grace: None) -> None:
-    closed: list[bool] = []
-
-    async def stubborn(ctx: ServedContext) -> AsyncGenerator[Any, None]:
-        try:
-            yield 1
-            await asyncio.Event().wait()
-        finally:
-            closed.append(ctx.is_stopped())
-
-    call = bench.start(handler_of(stubborn))
-    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+    call, stopped_at_close = await bench.start_and_watch_its_end()
 
     call.stop()
 
     error = ("error", Cancelled, "stopped")
     assert await bench.end(call) == ["accepted", 1, error, "complete_final", ("ended", None)]
-    assert closed == [True]
+    assert stopped_at_close == [True]
 
 
 async def test_a_call_whose_context_was_stopped_before_it_started_is_cancelled_too(
@@ -229,17 +234,7 @@ async def test_a_stop_while_the_handler_has_not_accepted_ends_the_call(bench: Be
 
 
 async def test_a_lost_connection_closes_the_handler_without_telling_it_to_stop(bench: Bench) -> None:
-    stopped_at_close: list[bool] = []
-
-    async def generate(ctx: ServedContext) -> AsyncGenerator[Any, None]:
-        try:
-            yield 1
-            await asyncio.Event().wait()
-        finally:
-            stopped_at_close.append(ctx.is_stopped())
-
-    call = bench.start(handler_of(generate))
-    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+    call, stopped_at_close = await bench.start_and_watch_its_end()
 
     call.lost()
 

@@ -79,6 +79,13 @@ class Blocker:
             raise
         return web.Response(text="done")
 
+    async def enter(self, listener: Listener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The connection of a request that is in the handler."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
+        await self.entered.wait()
+        return reader, writer
+
     def route(self) -> HttpRoute:
         return HttpRoute("GET", "/block", self)
 
@@ -341,9 +348,7 @@ async def test_a_redirect_of_a_handler_passes(client: aiohttp.ClientSession) -> 
 async def test_a_handler_is_cancelled_when_its_client_leaves() -> None:
     blocker = Blocker()
     async with serving(blocker.route()) as listener:
-        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
-        await blocker.entered.wait()
+        _, writer = await blocker.enter(listener)
 
         writer.transport.abort()
         await asyncio.wait_for(blocker.cancelled.wait(), 5)
@@ -536,9 +541,7 @@ async def test_an_idle_connection_is_closed_after_its_time() -> None:
 async def test_a_drain_lets_running_requests_end_and_takes_no_new_ones() -> None:
     blocker = Blocker()
     async with serving(HELLO, blocker.route()) as listener:
-        busy, busy_writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        busy_writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
-        await blocker.entered.wait()
+        busy, busy_writer = await blocker.enter(listener)
         idle, idle_writer = await asyncio.open_connection("127.0.0.1", listener.port)
         idle_writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
         await idle.readuntil(b"hello")
@@ -578,9 +581,7 @@ async def test_a_request_that_arrived_just_before_a_drain_is_answered() -> None:
 async def test_a_drain_cancels_what_does_not_end_in_time() -> None:
     blocker = Blocker()
     async with serving(blocker.route()) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
-        await blocker.entered.wait()
+        reader, writer = await blocker.enter(listener)
 
         await asyncio.wait_for(listener.drain_and_close(0.01), 5)
 
@@ -594,9 +595,7 @@ async def test_closing_cuts_a_drain_short_and_is_safe_twice() -> None:
     blocker = Blocker()
     listener = make(blocker.route())
     await listener.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
-    await blocker.entered.wait()
+    reader, writer = await blocker.enter(listener)
     drain = asyncio.create_task(listener.drain_and_close(3600))
     await asyncio.sleep(0)
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -129,39 +130,37 @@ async def test_a_watchdog_that_is_closed_ends_nothing_and_its_thread_is_gone(
     assert not ends.why
 
 
-async def test_a_signal_starts_the_deadline_while_the_loop_stands_still_and_reaches_the_loop_after_that(
-    make: Callable[..., tuple[Watchdog, Ends]],
-) -> None:
+@asynccontextmanager
+async def hearing(watchdog: Watchdog, sent: signal.Signals) -> AsyncIterator[None]:
+    """A watchdog that listens to SIGUSR1, and a signal that is sent and that the loop has heard in the end."""
     heard = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, heard.set)
-    watchdog, ends = make(0.05)
+    loop.add_signal_handler(sent, heard.set)
     watchdog.listen_to([signal.SIGUSR1])
     try:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        while_still = ends.come.wait(10)
+        os.kill(os.getpid(), sent)
+        yield
         async with asyncio.timeout(5):
             await heard.wait()
     finally:
         watchdog.forget_signals()
-        loop.remove_signal_handler(signal.SIGUSR1)
+        loop.remove_signal_handler(sent)
+
+
+async def test_a_signal_starts_the_deadline_while_the_loop_stands_still_and_reaches_the_loop_after_that(
+    make: Callable[..., tuple[Watchdog, Ends]],
+) -> None:
+    watchdog, ends = make(0.05)
+    async with hearing(watchdog, signal.SIGUSR1):
+        while_still = ends.come.wait(10)
 
     assert while_still
 
 
 async def test_other_signals_reach_the_loop_and_start_nothing(make: Callable[..., tuple[Watchdog, Ends]]) -> None:
-    heard = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR2, heard.set)
     watchdog, ends = make(0.05)
-    watchdog.listen_to([signal.SIGUSR1])
-    try:
-        os.kill(os.getpid(), signal.SIGUSR2)
-        async with asyncio.timeout(5):
-            await heard.wait()
-    finally:
-        watchdog.forget_signals()
-        loop.remove_signal_handler(signal.SIGUSR2)
+    async with hearing(watchdog, signal.SIGUSR2):
+        pass
 
     assert watchdog._ends_at is None
     assert not ends.why

@@ -53,26 +53,21 @@ def test_the_span_is_below_the_clients_and_what_the_worker_is_told_names_it(reco
     assert span.status.status_code is StatusCode.UNSET
 
 
-def test_a_failure_of_the_server_is_an_error(record: Record) -> None:
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "description"),
+    [("internal", 500, StatusCode.ERROR, "internal"), ("validation", 400, StatusCode.UNSET, None)],
+)
+def test_a_failure_of_the_server_is_an_error_and_a_mistake_of_the_client_is_not(
+    record: Record, kind: str, status: int, code: StatusCode, description: str | None
+) -> None:
     recorded = record()
 
     with begin() as request:
-        request.fail("internal", 500)
+        request.fail(kind, status)
 
     span = recorded.one("http-request")
-    assert (span.attributes["status"], span.attributes["error_type"]) == (500, "internal")
-    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "internal")
-
-
-def test_a_mistake_of_the_client_is_not(record: Record) -> None:
-    recorded = record()
-
-    with begin() as request:
-        request.fail("validation", 400)
-
-    span = recorded.one("http-request")
-    assert (span.attributes["status"], span.attributes["error_type"]) == (400, "validation")
-    assert span.status.status_code is StatusCode.UNSET
+    assert (span.attributes["status"], span.attributes["error_type"]) == (status, kind)
+    assert (span.status.status_code, span.status.description) == (code, description)
 
 
 def test_nor_is_a_client_that_leaves(record: Record) -> None:

@@ -257,54 +257,51 @@ async def test_a_rendering_is_not_given_out_again_after_a_change_that_must_show(
     assert b"g 1.0" in await metrics.render()
 
 
+class Slow:
+    """Something among the metrics that takes until it may go on."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.made = 0
+        metrics.registry.register(self)  # type: ignore[arg-type]
+
+    def collect(self) -> list[object]:
+        self.made += 1
+        self.begun.set()
+        self.go_on.wait(10)
+        return []
+
+
 async def test_who_asks_after_a_change_shares_the_next_rendering_and_not_the_one_under_way() -> None:
     metrics = Metrics(cache_seconds=3600)
     gauge = metrics.gauge("g", "G.").labels()
-    begun, go_on, made = threading.Event(), threading.Event(), []
-
-    class Slow:
-        def collect(self) -> list[object]:
-            made.append(1)
-            begun.set()
-            go_on.wait(10)
-            return []
-
-    metrics.registry.register(Slow())  # type: ignore[arg-type]
+    slow = Slow(metrics)
     early = [asyncio.create_task(metrics.render()) for _ in range(3)]
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(slow.begun.wait, 10)
     gauge.set(1)
     metrics.changed()
     late = [asyncio.create_task(metrics.render()) for _ in range(3)]
     await asyncio.sleep(0)
-    go_on.set()
+    slow.go_on.set()
 
     assert len({id(await each) for each in early}) == 1
     assert len({id(await each) for each in late}) == 1
     assert b"g 1.0" in await late[0]
-    assert len(made) == 2
+    assert slow.made == 2
 
 
 async def test_who_asks_while_a_rendering_takes_long_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(metrics_module, "time", SimpleNamespace(monotonic=lambda: now))
     metrics = Metrics(cache_seconds=1)
-    begun, go_on, made = threading.Event(), threading.Event(), []
-
-    class Slow:
-        def collect(self) -> list[object]:
-            made.append(1)
-            begun.set()
-            go_on.wait(10)
-            return []
-
-    metrics.registry.register(Slow())  # type: ignore[arg-type]
+    slow = Slow(metrics)
     asking = [asyncio.create_task(metrics.render()) for _ in range(5)]
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(slow.begun.wait, 10)
     now = 60.0
-    go_on.set()
+    slow.go_on.set()
     await asyncio.gather(*asking)
 
-    assert len(made) == 1
+    assert slow.made == 1
 
 
 async def test_a_scrape_of_a_worker_shows_every_request_that_has_ended_before_it() -> None:

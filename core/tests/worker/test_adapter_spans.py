@@ -97,6 +97,12 @@ async def tokens(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIte
     yield LLMEngineOutput.length().with_tokens([4])
 
 
+async def endless(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    yield chunk.token(1)
+    await ctx.stopped()
+    yield LLMEngineOutput.cancelled()
+
+
 async def test_a_served_call_is_two_spans_below_the_callers(record: Record) -> None:
     recorded = record()
     await run(tokens)
@@ -236,14 +242,9 @@ async def test_a_request_with_a_predecessor_links_to_it(record: Record) -> None:
 
 
 async def test_a_cancelled_request_is_cancelled_and_no_error(record: Record) -> None:
-    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield chunk.token(1)
-        await ctx.stopped()
-        yield LLMEngineOutput.cancelled()
-
     recorded = record()
     ctx = context()
-    async for _ in await adapter_over(body).generate(REQUEST, ctx):
+    async for _ in await adapter_over(endless).generate(REQUEST, ctx):
         ctx.stop_generating()
 
     span = recorded.one("engine.generate")
@@ -409,11 +410,6 @@ async def test_a_call_that_is_not_sampled_is_not_recorded(record: Record) -> Non
 
 
 async def test_a_request_that_leaves_while_it_waits_for_the_engine_never_was_in_it(record: Record) -> None:
-    async def endless(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield chunk.token(1)
-        await ctx.stopped()
-        yield LLMEngineOutput.cancelled()
-
     recorded = record()
     adapter = adapter_over(endless, limit=1)
     running = await adapter.generate(REQUEST, context())

@@ -98,6 +98,22 @@ async def test_a_stop_later_has_vllm_send_a_last_output(tasks: TaskSet) -> None:
     assert request.freed
 
 
+async def freed_after_its_first_output(request: Request, tasks: TaskSet) -> None:
+    assert not request.freed
+    request.outputs.put_nowait(1)
+    assert await tasks.join(5)
+    assert request.freed
+
+
+async def cancelled(request: Request, reading: Reading) -> None:
+    """Returns once a reader is cancelled that waits for the first output."""
+    reader = asyncio.create_task(read(reading, mock_context()))
+    await request.waiting.wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+
+
 async def test_a_request_that_may_still_receive_its_cache_is_freed_after_its_first_output(tasks: TaskSet) -> None:
     request, ctx = Request(), mock_context()
     reader = asyncio.create_task(read(reading_of(request, tasks, hold=True), ctx))
@@ -105,11 +121,7 @@ async def test_a_request_that_may_still_receive_its_cache_is_freed_after_its_fir
 
     ctx.stop_generating()
     assert await reader == []
-    assert not request.freed
-
-    request.outputs.put_nowait(1)
-    assert await tasks.join(5)
-    assert request.freed
+    await freed_after_its_first_output(request, tasks)
 
 
 async def test_it_is_asked_for_though_it_was_stopped_before_so_that_the_cache_is_fetched(tasks: TaskSet) -> None:
@@ -118,36 +130,20 @@ async def test_it_is_asked_for_though_it_was_stopped_before_so_that_the_cache_is
 
     assert await read(reading_of(request, tasks, hold=True), ctx) == []
     assert request.waiting.is_set()
-    assert not request.freed
-
-    request.outputs.put_nowait(1)
-    assert await tasks.join(5)
-    assert request.freed
+    await freed_after_its_first_output(request, tasks)
 
 
 async def test_so_it_is_when_the_reader_is_cancelled(tasks: TaskSet) -> None:
     request = Request()
-    reader = asyncio.create_task(read(reading_of(request, tasks, hold=True), mock_context()))
-    await request.waiting.wait()
+    await cancelled(request, reading_of(request, tasks, hold=True))
 
-    reader.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reader
-    assert not request.freed
-
-    request.outputs.put_nowait(1)
-    assert await tasks.join(5)
-    assert request.freed
+    await freed_after_its_first_output(request, tasks)
 
 
 async def test_a_reader_that_is_cancelled_frees_the_request_at_once_otherwise(tasks: TaskSet) -> None:
     request = Request()
-    reader = asyncio.create_task(read(reading_of(request, tasks), mock_context()))
-    await request.waiting.wait()
+    await cancelled(request, reading_of(request, tasks))
 
-    reader.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reader
     assert request.freed
 
 

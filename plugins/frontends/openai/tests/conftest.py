@@ -383,13 +383,17 @@ class Server:
         await connection.aclose()
         return reply
 
-    async def hello(self, path: str, body: Any, *end: bytes) -> bytes:
-        """What a client has seen of a stream of "Hel" and "lo" when these bytes have come, one after the other."""
+    async def begun(self, path: str, body: Any) -> tuple[Connection, Call, bytes]:
+        """A stream of which "Hel" has come, and what was seen until then."""
         connection = await self.connect()
         connection.send(path, body)
         call = await self.directory.models["m"].call()
         call.say("Hel")
-        seen = await connection.until(b"Hel")
+        return connection, call, await connection.until(b"Hel")
+
+    async def hello(self, path: str, body: Any, *end: bytes) -> bytes:
+        """What a client has seen of a stream of "Hel" and "lo" when these bytes have come, one after the other."""
+        connection, call, seen = await self.begun(path, body)
         call.say("lo")
         seen += await connection.until(b'"lo"')
         call.finish()

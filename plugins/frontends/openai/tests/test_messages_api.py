@@ -609,11 +609,7 @@ async def test_errors_of_the_server_have_the_names_of_this_api(cold_server: Any,
 
 
 async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_clean_end(server: Any, model: Any) -> None:
-    connection = await server.connect()
-    connection.send(PATH, body(stream=True))
-    call = await model.call()
-    call.say("Hel")
-    await connection.until(b"Hel")
+    connection, call, _ = await server.begun(PATH, body(stream=True))
     call.fail(StreamIncomplete("secret"))
 
     rest = await connection.ended()
@@ -630,11 +626,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_clean_end(se
 
 
 async def test_a_client_that_leaves_takes_its_request_along(server: Any, model: Any) -> None:
-    connection = await server.connect()
-    connection.send(PATH, body(stream=True))
-    call = await model.call()
-    call.say("Hel")
-    await connection.until(b"Hel")
+    connection, call, _ = await server.begun(PATH, body(stream=True))
 
     await connection.aclose()
 

@@ -143,6 +143,13 @@ async def listens(listener: Replica, teller: Replica) -> None:
     await until(lambda: not listener.active)
 
 
+async def two(replica: Make) -> tuple[Replica, Replica]:
+    """Two replicas that see gaps, the second of which listens to the first."""
+    teller, listener = replica(gaps=True), replica(gaps=True)
+    await listens(listener, teller)
+    return teller, listener
+
+
 Make = Callable[..., Replica]
 
 
@@ -418,8 +425,7 @@ async def test_numbers_are_sent_and_looked_at_only_if_asked_for(replica: Make) -
 
 
 async def test_what_was_lost_is_fetched_from_the_replica_that_has_it(replica: Make) -> None:
-    teller, listener = replica(gaps=True), replica(gaps=True)
-    await listens(listener, teller)
+    teller, listener = await two(replica)
     for number in range(100):
         teller.add(f"old{number}", [1, number + 10], 3)
     await until(lambda: len(listener.active) == 100)
@@ -442,8 +448,7 @@ async def test_a_listener_whose_queue_overflowed_comes_back_to_what_is_active(
     replica: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas, "QUEUE", 10)
-    teller, listener = replica(gaps=True), replica(gaps=True)
-    await listens(listener, teller)
+    teller, listener = await two(replica)
     # No turn of the loop in between, so that nothing is read: 20 MB are more than the sockets hold.
     for number in range(100):
         teller.add(f"r{number}", list(range(2**40 + number, 2**40 + number + 20_000)))
@@ -573,8 +578,7 @@ async def test_a_worker_that_is_registered_late_gets_its_requests(
     replica: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas, "PROGRESS", 0.05)
-    teller, listener = replica(gaps=True), replica(gaps=True)
-    await listens(listener, teller)
+    teller, listener = await two(replica)
     late = Registration(worker_id=8, model_name="m", block_size=16, dp_start=0, dp_size=1)
     teller.registry.register(late)
     one = Addition(model_name="m", request_id="late", worker_id=8, dp_rank=0, sequence_hashes=[1, 2])

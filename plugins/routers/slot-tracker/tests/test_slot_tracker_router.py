@@ -72,6 +72,14 @@ class House:
         await router.start()
         return router
 
+    async def running(self) -> SlotTrackerRouter:
+        """A router, and a service that knows the one worker of its pool."""
+        self.worker(1)
+        await self.serve()
+        router = await self.router()
+        await self.known()
+        return router
+
     async def known(self) -> None:
         """Returns once the service knows the workers of the pool."""
         await until(lambda: self.registered == set(self.pool.instances))
@@ -230,10 +238,7 @@ async def test_the_service_is_told_what_becomes_of_a_request(house: House) -> No
 
 async def test_what_is_decoded_shares_no_blocks_with_anything(house: House) -> None:
     """The cache of a prompt is brought to each request, whatever others of the same prompt hold."""
-    house.worker(1)
-    await house.serve()
-    router = await house.router()
-    await house.known()
+    router = await house.running()
     prompt = list(range(80))
     tickets = []
     for number in range(3):
@@ -310,10 +315,7 @@ async def test_a_request_that_ends_before_it_was_told_is_never_told(
 
 
 async def test_workers_that_come_and_go_are_made_known(house: House) -> None:
-    house.worker(1)
-    await house.serve()
-    router = await house.router()
-    await house.known()
+    router = await house.running()
     house.worker(2, ranks=3)
     house.pool.remove(1)
 
@@ -518,16 +520,22 @@ async def placed(house: House, router: SlotTrackerRouter, number: int) -> list[A
     return tickets
 
 
-async def test_requests_that_end_while_the_service_hangs_are_freed_afterwards(house: House) -> None:
+async def left_while_it_hangs(house: House, number: int, *, pause: float) -> tuple[FaultProxy, SlotTrackerRouter]:
+    """Requests that end while the service does not answer: the network before it, and their router."""
     house.worker(1)
     proxy = await house.proxied()
-    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=0.2)
+    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=pause)
     await house.known()
-    tickets = await placed(house, router, 20)
+    tickets = await placed(house, router, number)
     hang = proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
     for ticket in tickets:
         ticket.leave()
     await hang.hit()
+    return proxy, router
+
+
+async def test_requests_that_end_while_the_service_hangs_are_freed_afterwards(house: House) -> None:
+    proxy, router = await left_while_it_hangs(house, 20, pause=0.2)
     await until(lambda: not router._client.present and router._reservations.pending == 20)
     # A request is routed meanwhile, and waits for nothing.
     assert (await router.route(ask([1]), house.pool)).instance.instance_id == 1
@@ -593,15 +601,8 @@ async def test_a_request_that_the_service_never_heard_of_is_not_freed_there(hous
 
 
 async def test_what_waits_is_told_when_the_router_ends(house: House) -> None:
-    house.worker(1)
-    proxy = await house.proxied()
     # Left alone for a minute: only the end of the router does not wait that long.
-    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=60)
-    await house.known()
-    tickets = await placed(house, router, 20)
-    proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
-    for ticket in tickets:
-        ticket.leave()
+    proxy, router = await left_while_it_hangs(house, 20, pause=60)
     await until(lambda: router._reservations.pending == 20)
     proxy.plan.clear()
 
@@ -611,14 +612,7 @@ async def test_what_waits_is_told_when_the_router_ends(house: House) -> None:
 
 
 async def test_a_service_that_hangs_does_not_hold_up_the_end(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    house.worker(1)
-    proxy = await house.proxied()
-    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=0.2)
-    await house.known()
-    tickets = await placed(house, router, 5)
-    proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
-    for ticket in tickets:
-        ticket.leave()
+    _, router = await left_while_it_hangs(house, 5, pause=0.2)
 
     async with asyncio.timeout(20):
         await router.aclose()
@@ -627,10 +621,7 @@ async def test_a_service_that_hangs_does_not_hold_up_the_end(house: House, caplo
 
 
 async def test_nothing_is_left_when_it_ends(house: House) -> None:
-    house.worker(1)
-    await house.serve()
-    router = await house.router()
-    await house.known()
+    router = await house.running()
     prompt = list(range(8))
     routes = [await router.route(ask(prompt), house.pool) for _ in range(50)]
     tickets = [house.enter(one, f"r{number}", prompt) for number, one in enumerate(routes)]

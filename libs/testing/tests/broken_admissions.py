@@ -84,11 +84,8 @@ class Broken(AdmissionKit):
     admission: ClassVar[type[Small]] = Small
     #: The checks that must fail, and no others may.
     FAILS: ClassVar[frozenset[str]] = frozenset()
-
-    @pytest.fixture(autouse=True)
-    def patience(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Little where a failure is expected, so that the other checks can have plenty on a busy machine."""
-        monkeypatch.setattr(type(self), "WAIT", 1.0 if request.node.originalname in self.FAILS else 10.0)
+    #: The seconds that a check waits which must fail, and any other.
+    PATIENCE = (1.0, 10.0)
 
     @pytest.fixture
     def make_admission(self) -> AdmissionFactory:

@@ -32,12 +32,11 @@ class Broken(HangChecks):
     server: ClassVar[type[TcpTransport]] = TcpTransport
     #: The checks that must fail, and no others may.
     FAILS: ClassVar[frozenset[str]] = frozenset()
+    #: The seconds that a check waits which must fail, and any other.
+    PATIENCE = (3.0, 15.0)
 
     @pytest.fixture(autouse=True)
-    def patience(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Little where a failure is expected, so that the other checks can have plenty on a busy machine."""
-        expected = request.node.originalname in self.FAILS
-        monkeypatch.setattr(type(self), "WAIT", 3.0 if expected else 15.0)
+    def path(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # The other process imports this file.
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 

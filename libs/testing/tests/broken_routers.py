@@ -141,11 +141,8 @@ class Broken(RouterKit):
     router: ClassVar[type[Sound]] = Sound
     #: The checks that must fail, and no others may.
     FAILS: ClassVar[frozenset[str]] = frozenset()
-
-    @pytest.fixture(autouse=True)
-    def patience(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Little where a failure is expected, so that the other checks can have plenty on a busy machine."""
-        monkeypatch.setattr(type(self), "WAIT", 0.5 if request.node.originalname in self.FAILS else 10.0)
+    #: The seconds that a check waits which must fail, and any other.
+    PATIENCE = (0.5, 10.0)
 
     @pytest.fixture
     def make_router(self) -> RouterFactory:

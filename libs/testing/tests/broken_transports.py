@@ -133,12 +133,8 @@ class Broken(StreamChecks, ErrorChecks, StopChecks, FlowChecks, EndChecks, Conte
     transport: ClassVar[type[Meddler]] = Meddler
     #: The checks that must fail, and no others may.
     FAILS: ClassVar[frozenset[str]] = frozenset()
-
-    @pytest.fixture(autouse=True)
-    def patience(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Little where a failure is expected, so that the other checks can have plenty on a busy machine."""
-        expected = request.node.originalname in self.FAILS
-        monkeypatch.setattr(type(self), "WAIT", 0.2 if expected else 10.0)
+    #: The seconds that a check waits which must fail, and any other.
+    PATIENCE = (0.2, 10.0)
 
     @pytest.fixture
     async def planes(self) -> AsyncIterator[Planes]:

@@ -14,16 +14,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
-from dynamo_testing.faults import Direction, FaultPlan, FaultProxy, HalfOpen, Raw
+from dynamo_testing.faults import Direction, FaultPlan, FaultProxy, HalfOpen
 from dynamo_testing.ports import free_port
 
 from tests.chaos.client import Client
 from tests.chaos.history import Asked, History
-from tests.chaos.processes import Part, until
-from tests.chaos.wire import BrokerRequests, Requests, TcpRequests
+from tests.chaos.processes import Part, Started, proxied, until
+from tests.chaos.wire import Requests
 from tests.e2e.brokers import Servers
 
 #: The models by their `migration_limit`.
@@ -66,7 +66,7 @@ class HangingWorker(Part):
         return self.proxy.plan
 
 
-class HangingFleet:
+class HangingFleet(Started):
     """One frontend and the workers of both models. `async with` starts and ends all of them."""
 
     def __init__(self, folder: Path, profile: str, *, stall: float | None) -> None:
@@ -85,21 +85,16 @@ class HangingFleet:
         self.frontend = Part(self._config, "--only", "frontend", "--set", f"frontend.port={port}")
         self.workers: dict[str, list[HangingWorker]] = {model: [] for model in MODELS}
 
-    async def __aenter__(self) -> Self:
-        try:
-            self.servers.__enter__()
-            for model in MODELS:
-                for _ in range(WORKERS):
-                    self.workers[model].append(await self._make_worker(model))
-            for part in self._parts():
-                part.start()
-            await self.complete()
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
+    async def start(self) -> None:
+        self.servers.__enter__()
+        for model in MODELS:
+            for _ in range(WORKERS):
+                self.workers[model].append(HangingWorker(self._config, model, *await proxied(self.servers)))
+        for part in self._parts():
+            part.start()
+        await self.complete()
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def aclose(self) -> None:
         for part in self._parts():
             await part.end()
         self.servers.__exit__()
@@ -138,18 +133,6 @@ class HangingFleet:
     def _all_workers(self) -> Iterator[HangingWorker]:
         for workers in self.workers.values():
             yield from workers
-
-    async def _make_worker(self, model: str) -> HangingWorker:
-        broker, requests = self.servers.broker, TcpRequests() if self.servers.broker is None else BrokerRequests()
-        port = free_port() if broker is None else broker.port
-        proxy = FaultProxy("127.0.0.1", port, tap=requests, framing=None if broker is None else Raw())
-        await proxy.start()
-        if broker is None:
-            own: dict[str, Any] = {"bind": f"127.0.0.1:{port}", "advertise": f"127.0.0.1:{proxy.port}"}
-        else:
-            own = self.servers.transport(broker.url.replace(str(port), str(proxy.port)))
-            del own["use"]
-        return HangingWorker(self._config, model, proxy, requests, own)
 
 
 Act = Callable[[HangingWorker], Awaitable[None]]

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -142,7 +143,43 @@ class Worker(Part):
         return self.proxy.plan
 
 
-class ProxiedWorkers:
+async def proxied(servers: Servers) -> tuple[FaultProxy, Requests, dict[str, Any]]:
+    """A proxy for one worker, the requests seen there, and what the worker's transport has so that it is on the way."""
+    broker, requests = servers.broker, TcpRequests() if servers.broker is None else BrokerRequests()
+    port = free_port() if broker is None else broker.port
+    proxy = FaultProxy("127.0.0.1", port, tap=requests, framing=None if broker is None else Raw())
+    await proxy.start()
+    if broker is None:
+        return proxy, requests, {"bind": f"127.0.0.1:{port}", "advertise": f"127.0.0.1:{proxy.port}"}
+    own = servers.transport(broker.url.replace(str(port), str(proxy.port)))
+    del own["use"]
+    return proxy, requests, own
+
+
+class Started(ABC):
+    """Something that `async with` starts and ends, also where it did not start as a whole."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Returns when everything is there."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Ends everything."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+class ProxiedWorkers(Started):
     """Frontends, their workers, and the servers of their profile. `async with` starts and ends all of them."""
 
     def __init__(
@@ -174,33 +211,16 @@ class ProxiedWorkers:
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10))
-        try:
-            self.servers.__enter__()
-            for _ in range(self._count):
-                self.workers.append(await self._make_worker())
-            for part in (*self.workers, *self.frontends):
-                part.start()
-            await self.complete()
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
+        self.servers.__enter__()
+        for _ in range(self._count):
+            self.workers.append(Worker(self._config, *await proxied(self.servers), free_port()))
+        for part in (*self.workers, *self.frontends):
+            part.start()
+        await self.complete()
 
-    async def _make_worker(self) -> Worker:
-        broker, requests = self.servers.broker, TcpRequests() if self.servers.broker is None else BrokerRequests()
-        port = free_port() if broker is None else broker.port
-        proxy = FaultProxy("127.0.0.1", port, tap=requests, framing=None if broker is None else Raw())
-        await proxy.start()
-        if broker is None:
-            own: dict[str, Any] = {"bind": f"127.0.0.1:{port}", "advertise": f"127.0.0.1:{proxy.port}"}
-        else:
-            own = self.servers.transport(broker.url.replace(str(port), str(proxy.port)))
-            del own["use"]
-        return Worker(self._config, proxy, requests, own, free_port())
-
-    async def __aexit__(self, *exc: object) -> None:
+    async def aclose(self) -> None:
         for part in (*self.frontends, *self.workers):
             await part.end()
         self.servers.__exit__()

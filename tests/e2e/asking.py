@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 PATH = "/v1/chat/completions"
@@ -24,6 +25,19 @@ def ask(server: Any, **more: Any) -> str:
     """The text of a whole answer."""
     text: str = answer(server, **more)["choices"][0]["message"]["content"]
     return text
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """All that comes until the other side has closed the connection, however it does."""
+    received = b""
+    try:
+        while data := connection.recv(65536):
+            received += data
+    except ConnectionError:
+        pass
+    finally:
+        connection.close()
+    return received
 
 
 class Stream:

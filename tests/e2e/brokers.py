@@ -11,7 +11,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import pytest
 import redis
@@ -43,19 +43,19 @@ def _missing(text: str) -> NoReturn:
 class Broker(ABC):
     """A server that can be killed, and started again on its port. `with` runs one."""
 
+    SCHEME: ClassVar[str]
+
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self._log = folder / f"{type(self).__name__.lower()}.log"
+        #: What starts it.
+        self._command: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    @abstractmethod
     def url(self) -> str:
         """Where it listens."""
-
-    @abstractmethod
-    def command(self) -> list[str]:
-        """What starts it."""
+        return f"{self.SCHEME}://127.0.0.1:{self.port}"
 
     @abstractmethod
     def ready(self) -> bool:
@@ -68,7 +68,7 @@ class Broker(ABC):
     def start(self) -> None:
         """Returns when it answers."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         deadline = time.monotonic() + STARTS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
@@ -98,21 +98,16 @@ class Broker(ABC):
 class Nats(Broker):
     """It keeps nothing."""
 
+    SCHEME = "nats"
+
     def __init__(self, folder: Path, settings: str = "") -> None:
         super().__init__(folder)
-        self._program = program("nats-server", package="nats-server")
         self._monitor = free_port()
-        self._config = folder / "nats.conf"
-        self._config.write_text(
+        settings_file = folder / "nats.conf"
+        self._command = [program("nats-server", package="nats-server"), "-c", str(settings_file)]
+        settings_file.write_text(
             f'host: "127.0.0.1"\nport: {self.port}\nhttp: "127.0.0.1:{self._monitor}"\n{settings}\n'
         )
-
-    @property
-    def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
-
-    def command(self) -> list[str]:
-        return [self._program, "-c", str(self._config)]
 
     def ready(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
@@ -126,17 +121,12 @@ class Nats(Broker):
 class Redis(Broker):
     """It has no disk: killed and started again, it is empty."""
 
+    SCHEME = "redis"
+
     def __init__(self, folder: Path, *options: str) -> None:
         super().__init__(folder)
         self._command = [program("redis-server", "valkey-server", package="redis-server")]
         self._command += ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
-
-    def command(self) -> list[str]:
-        return self._command
 
     def ready(self) -> bool:
         socket.create_connection(("127.0.0.1", self.port), 1).close()
@@ -156,6 +146,8 @@ class Redis(Broker):
 class Etcd(Broker):
     """One member of a cluster of one. It keeps its data when it is killed."""
 
+    SCHEME = "http"
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         peer = f"http://127.0.0.1:{free_port()}"
@@ -167,13 +159,6 @@ class Etcd(Broker):
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
             "--heartbeat-interval", "20", "--election-timeout", "200",
         ]  # fmt: skip
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def command(self) -> list[str]:
-        return self._command
 
     def ready(self) -> bool:
         return bool(_json(self.port, "/health")["health"] == "true")

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -30,6 +30,48 @@ def clean_environment(**extra: str) -> dict[str, str]:
     """The environment without this test run's own settings."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
     return kept | {"PYTHONUNBUFFERED": "1"} | extra
+
+
+class Log:
+    """The lines that a process writes, as they come."""
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        assert stream is not None
+        self.lines: list[str] = []
+        self._stream = stream
+        self._new: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __str__(self) -> str:
+        return "".join(self.lines)
+
+    def until(self, pattern: str, seconds: float) -> re.Match[str] | None:
+        """The next line in which a pattern is found; none where the process ends, or takes longer."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+            if line is None:
+                return None
+            if found := re.search(pattern, line):
+                return found
+
+    def whole(self) -> None:
+        """Returns once the process, which has ended, has no more to say."""
+        self._reader.join(5)
+
+    def close(self) -> None:
+        self.whole()
+        self._stream.close()
+
+    def _read(self) -> None:
+        for line in self._stream:
+            self.lines.append(line)
+            self._new.put(line)
+        self._new.put(None)
 
 
 class Server:
@@ -58,11 +100,13 @@ class Server:
             text=True,
             start_new_session=True,
         )
-        self.lines: list[str] = []
-        self._new: queue.Queue[str | None] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.port = self._wait_for_port(ready)
+        self._log = Log(self.process.stderr)
+        self.lines = self._log.lines
+        found = self._log.until(ready + r" at https?://127\.0\.0\.1:(\d+)", START_DEADLINE)
+        if found is None:
+            self.end()
+            pytest.fail(f"the server did not start:\n{self.log}")
+        self.port = int(found[1])
 
     @property
     def url(self) -> str:
@@ -70,27 +114,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        return "".join(self.lines)
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            self._new.put(line)
-        self._new.put(None)
-
-    def _wait_for_port(self, ready: str) -> int:
-        deadline = time.monotonic() + START_DEADLINE
-        while True:
-            try:
-                line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
-            except queue.Empty:
-                line = None
-            if line is None:
-                self.end()
-                pytest.fail(f"the server did not start:\n{self.log}")
-            if found := re.search(ready + r" at https?://127\.0\.0\.1:(\d+)", line):
-                return int(found[1])
+        return str(self._log)
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -148,7 +172,7 @@ class Server:
 
     def wait(self) -> int:
         code = self.process.wait(STOP_DEADLINE)
-        self._reader.join(5)
+        self._log.whole()
         return code
 
     def end(self) -> None:
@@ -160,9 +184,7 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(5)
-        self._reader.join(5)
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        self._log.close()
 
 
 def read_until(connection: socket.socket, mark: bytes) -> bytes:

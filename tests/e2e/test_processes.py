@@ -13,11 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dynamo_testing.ports import free_port
+
+from tests.e2e.threads import Threads
 
 CONFIG = """
 workers:
@@ -73,32 +76,43 @@ def processes(serve: Any, tmp_path: Path) -> Callable[..., Any]:
     return start
 
 
-def read_stream(server: Any, body: dict[str, Any], results: queue.Queue[bytes], opened: threading.Event) -> None:
-    connection = server.raw("POST", "/v1/chat/completions", body)
-    received = b""
-    try:
-        while data := connection.recv(65536):
-            received += data
-            if b'"content"' in received:
-                opened.set()
-    except ConnectionError:
-        pass
-    finally:
-        connection.close()
-    results.put(received)
+class Readers:
+    """Clients that read streams, all of which have begun."""
+
+    def __init__(self, server: Any, count: int, max_tokens: int) -> None:
+        self._results: queue.Queue[bytes] = queue.Queue()
+        opened = [threading.Event() for _ in range(count)]
+        body = chat(max_tokens=max_tokens, stream=True)
+        self._threads = [threading.Thread(target=self._read, args=(server, body, event)) for event in opened]
+        for thread in self._threads:
+            thread.start()
+        assert all(event.wait(10) for event in opened)
+
+    def streams(self) -> list[bytes]:
+        """What came, once nothing more does; those that broke come first."""
+        for thread in self._threads:
+            thread.join(20)
+        received = [self._results.get(timeout=1) for _ in self._threads]
+        return sorted(received, key=lambda data: b"[DONE]" in data)
+
+    def _read(self, server: Any, body: dict[str, Any], opened: threading.Event) -> None:
+        connection = server.raw("POST", "/v1/chat/completions", body)
+        received = b""
+        try:
+            while data := connection.recv(65536):
+                received += data
+                if b'"content"' in received:
+                    opened.set()
+        except ConnectionError:
+            pass
+        finally:
+            connection.close()
+        self._results.put(received)
 
 
 def test_a_worker_that_is_killed_takes_only_its_own_streams_along(processes: Any) -> None:
     server = processes(itl=20)
-    results: queue.Queue[bytes] = queue.Queue()
-    opened = [threading.Event(), threading.Event()]
-    readers = [
-        threading.Thread(target=read_stream, args=(server, chat(max_tokens=150, stream=True), results, event))
-        for event in opened
-    ]
-    for reader in readers:
-        reader.start()
-    assert all(event.wait(10) for event in opened)
+    readers = Readers(server, 2, max_tokens=150)
     instance, pid = next(iter(server.instances().items()))
 
     os.kill(pid, signal.SIGKILL)
@@ -106,11 +120,8 @@ def test_a_worker_that_is_killed_takes_only_its_own_streams_along(processes: Any
     answers = [server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(10)]
     gone = server.until(lambda: instance not in server.instances(), 6)
     back = server.until(lambda: len(server.instances()) == 2, 15)
-    for reader in readers:
-        reader.join(20)
 
-    streams = sorted([results.get(timeout=1), results.get(timeout=1)], key=lambda data: b"[DONE]" in data)
-    broken, whole = streams
+    broken, whole = readers.streams()
     assert whole.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert whole.count(b'"content"') == 150
     assert b'data: {"error":' in broken
@@ -136,48 +147,27 @@ def test_answers_are_equal_in_one_process_and_in_several(serve: Any, processes: 
 
 def test_a_worker_that_is_told_to_end_finishes_its_streams(processes: Any) -> None:
     server = processes(itl=10)
-    results: queue.Queue[bytes] = queue.Queue()
-    opened = [threading.Event(), threading.Event()]
-    readers = [
-        threading.Thread(target=read_stream, args=(server, chat(max_tokens=100, stream=True), results, event))
-        for event in opened
-    ]
-    for reader in readers:
-        reader.start()
-    assert all(event.wait(10) for event in opened)
+    readers = Readers(server, 2, max_tokens=100)
     instance, pid = next(iter(server.instances().items()))
 
     os.kill(pid, signal.SIGTERM)
 
     assert server.until(lambda: instance not in server.instances(), 5)
-    for reader in readers:
-        reader.join(20)
-    assert all(b"data: [DONE]" in results.get(timeout=1) for _ in readers)
+    assert all(b"data: [DONE]" in stream for stream in readers.streams())
 
 
-class Load:
+class Load(Threads):
     """Clients that ask without pause, each request on whichever of several frontends says that it is ready."""
 
     def __init__(self, servers: list[Any], clients: int = 4) -> None:
         self.servers = list(servers)
         self.failures: list[str] = []
         self.done = 0
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
+        super().__init__(*(partial(self._run, number) for number in range(clients)))
 
     def _run(self, number: int) -> None:
         turn = number
-        while not self._stop.is_set():
+        while not self.over.is_set():
             turn += 1
             server = self._ready(turn)
             if server is None:
@@ -346,16 +336,11 @@ def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(processes: Any) -> N
 
 def test_ctrl_c_lets_running_streams_finish(processes: Any) -> None:
     server = processes(itl=10)
-    results: queue.Queue[bytes] = queue.Queue()
-    opened = threading.Event()
-    reader = threading.Thread(target=read_stream, args=(server, chat(max_tokens=100, stream=True), results, opened))
-    reader.start()
-    assert opened.wait(10)
+    readers = Readers(server, 1, max_tokens=100)
 
     os.killpg(server.process.pid, signal.SIGINT)
 
-    reader.join(20)
-    assert b"data: [DONE]" in results.get(timeout=1)
+    assert all(b"data: [DONE]" in stream for stream in readers.streams())
     assert server.wait() == 0
 
 

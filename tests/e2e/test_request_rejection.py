@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -85,6 +85,14 @@ class Overloaded:
         status: int = self.server.request("POST", "/v1/completions", completion(model, **more))[0]
         return status
 
+    def statuses(self, model: str, *, blocks: Iterable[float]) -> list[int]:
+        """Of one short request under each of these thresholds."""
+        seen = []
+        for share in blocks:
+            self.set(model, blocks=share)
+            seen.append(self.status(model))
+        return seen
+
     @contextmanager
     def held(self, model: str, prompt: str) -> Iterator[None]:
         """A request that goes on until the block is left; gone, with all it held, afterwards."""
@@ -127,11 +135,8 @@ def house(running: Overloaded) -> Iterator[Overloaded]:
 def test_a_worker_is_busy_above_its_share_of_blocks_and_not_at_it(house: Overloaded) -> None:
     with house.held("one", PROMPT_87):
         house.blocks(87)
-        house.set("one", blocks=0.87)
-        at_it = house.status("one")
-        house.set("one", blocks=0.85)
 
-        assert (at_it, house.status("one")) == (200, 503)
+        assert house.statuses("one", blocks=(0.87, 0.85)) == [200, 503]
 
 
 def test_a_worker_is_busy_above_its_tokens_to_prefill_and_not_at_them(house: Overloaded) -> None:
@@ -477,12 +482,9 @@ def test_blocks_bound_the_decode_workers(serve: Callable[..., Any]) -> None:
     server = Overloaded(serve(TWO_SIDES % 1))
     with server.held("d", PROMPT_50):
         server.blocks(50)
-        # The prefill worker could hold four times as much.
-        server.set("d", blocks=0.5)
-        at_it = server.status("d")
-        server.set("d", blocks=0.49)
 
-        assert (at_it, server.status("d")) == (200, 503)
+        # The prefill worker could hold four times as much.
+        assert server.statuses("d", blocks=(0.5, 0.49)) == [200, 503]
 
 
 # Several frontends.

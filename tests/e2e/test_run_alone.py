@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +15,9 @@ from typing import Any
 
 import pytest
 from dynamo_testing.ports import free_port
+
+from tests.e2e.asking import read_to_end
+from tests.e2e.conftest import Log
 
 START_DEADLINE = 20.0
 STOP_DEADLINE = 15.0
@@ -78,33 +78,21 @@ class Alone:
         self.process = subprocess.Popen(
             [sys.executable, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        self.said: list[str] = []
-        self.log: list[str] = []
-        self._new: queue.Queue[str | None] = queue.Queue()
-        self._readers = [
-            threading.Thread(target=self._read, args=(self.process.stdout, self.said, None), daemon=True),
-            threading.Thread(target=self._read, args=(self.process.stderr, self.log, self._new), daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._said, self._log = Log(self.process.stdout), Log(self.process.stderr)
 
-    @staticmethod
-    def _read(stream: Any, lines: list[str], new: queue.Queue[str | None] | None) -> None:
-        for line in stream:
-            lines.append(line.rstrip("\n"))
-            if new is not None:
-                new.put(line)
-        if new is not None:
-            new.put(None)
+    @property
+    def said(self) -> list[str]:
+        return [line.rstrip("\n") for line in self._said.lines]
+
+    @property
+    def log(self) -> list[str]:
+        return [line.rstrip("\n") for line in self._log.lines]
 
     def until(self, words: str) -> str:
         """The next line of the log with these words."""
-        deadline = time.monotonic() + START_DEADLINE
-        while True:
-            line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
-            assert line is not None, f"the process ended before it said {words!r}:\n" + "\n".join(self.log)
-            if words in line:
-                return line
+        found = self._log.until(re.escape(words), START_DEADLINE)
+        assert found is not None, f"the process never said {words!r}:\n{self._log}"
+        return found.string
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Signals it, and gives its exit code."""
@@ -113,17 +101,16 @@ class Alone:
 
     def wait(self) -> int:
         code = self.process.wait(STOP_DEADLINE)
-        for reader in self._readers:
-            reader.join(5)
+        self._said.whole()
+        self._log.whole()
         return code
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
+        self._said.close()
+        self._log.close()
 
 
 Start = Callable[..., Alone]
@@ -170,10 +157,16 @@ def parrot(delay: float = 0.0, main: str = MAIN) -> str:
     return ENGINE.replace("DELAY", str(delay)) + main
 
 
-def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend: Any, alone: Start) -> None:
-    engine = alone(script=parrot())
+def served_parrot(frontend: Any, alone: Start, delay: float = 0.0) -> Any:
+    """An engine that repeats what it is asked, once the frontend lists its model."""
+    engine = alone(script=parrot(delay))
     engine.until("serving parrot")
     assert frontend.until(lambda: served(frontend, "parrot"), 10)
+    return engine
+
+
+def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend: Any, alone: Start) -> None:
+    engine = served_parrot(frontend, alone)
 
     status, answer = ask(frontend, "parrot", "Polly?", max_tokens=20)
     health = json.loads(frontend.request("GET", "/health")[2])["instances"]
@@ -190,17 +183,13 @@ def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend:
 def test_a_stream_that_runs_when_the_signal_comes_is_finished(
     frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
 ) -> None:
-    engine = alone(script=parrot(delay=0.02))
-    engine.until("serving parrot")
-    assert frontend.until(lambda: served(frontend, "parrot"), 10)
+    engine = served_parrot(frontend, alone, delay=0.02)
     body = {"model": "parrot", "messages": [{"role": "user", "content": "abcdefghij" * 3}], "stream": True}
 
     with frontend.raw("POST", "/v1/chat/completions", body) as connection:
         until_content(connection)
         engine.process.send_signal(signal.SIGTERM)
-        rest = b""
-        while data := connection.recv(65536):
-            rest += data
+        rest = read_to_end(connection)
 
     assert b"[DONE]" in rest
     assert engine.wait() == 0
@@ -210,9 +199,7 @@ def test_a_stream_that_runs_when_the_signal_comes_is_finished(
 def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(
     frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
 ) -> None:
-    engine = alone(script=parrot(delay=0.05))
-    engine.until("serving parrot")
-    assert frontend.until(lambda: served(frontend, "parrot"), 10)
+    engine = served_parrot(frontend, alone, delay=0.05)
     body = {"model": "parrot", "messages": [{"role": "user", "content": "abcdefghij" * 20}], "stream": True}
 
     with frontend.raw("POST", "/v1/chat/completions", body) as connection:
@@ -224,9 +211,7 @@ def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(
 
 
 def test_what_an_engine_lets_slip_is_in_its_log_and_not_in_the_answer(frontend: Any, alone: Start) -> None:
-    engine = alone(script=parrot())
-    engine.until("serving parrot")
-    assert frontend.until(lambda: served(frontend, "parrot"), 10)
+    engine = served_parrot(frontend, alone)
 
     status, answer = ask(frontend, "parrot", [33])
 

@@ -10,13 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dynamo_testing.ports import free_port
+
+from tests.e2e.asking import read_to_end
+from tests.e2e.threads import Threads
 
 CONFIG = """
 frontend: {processes: 2}
@@ -102,30 +105,19 @@ def frontends(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -
     return Frontends(serve_for_module(CONFIG % folder), folder)
 
 
-class Load:
+class Load(Threads):
     """Clients that ask without pause: some with a connection for each request, some that keep theirs."""
 
     def __init__(self, port: int) -> None:
         self.failures: list[str] = []
         self.done = 0
         self._port = port
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(keep,)) for keep in (False, False, True, True)]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
+        super().__init__(*(partial(self._run, keep) for keep in (False, False, True, True)))
 
     def _run(self, keep: bool) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
         turn = 0
-        while not self._stop.is_set():
+        while not self.over.is_set():
             turn += 1
             stream = turn % 2 == 0
             try:
@@ -155,18 +147,6 @@ def open_streams(server: Any, until_content: Any, tokens: int, count: int, pause
         until_content(streams[-1])
         time.sleep(pause)
     return streams
-
-
-def read_to_end(connection: socket.socket) -> bytes:
-    received = b""
-    try:
-        while data := connection.recv(65536):
-            received += data
-    except ConnectionError:
-        pass
-    finally:
-        connection.close()
-    return received
 
 
 def test_each_process_answers_on_the_port_and_is_scraped_on_one_of_its_own(frontends: Frontends) -> None:

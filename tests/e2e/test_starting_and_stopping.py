@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from dynamo_testing.ports import free_port
 
+from tests.e2e.asking import read_to_end
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -193,10 +195,8 @@ def test_a_running_stream_is_finished_before_the_server_ends(serve: Any, until_c
     received = until_content(connection)
 
     server.signal(signal.SIGTERM)
-    while data := connection.recv(65536):
-        received += data
+    received += read_to_end(connection)
 
-    connection.close()
     assert received.count(b'"content"') == 100
     assert b"data: [DONE]" in received
     assert server.wait() == 0
@@ -212,10 +212,8 @@ def test_a_stream_that_outlasts_the_shutdown_is_told_so(serve: Any, until_conten
     received = until_content(connection)
 
     server.signal(signal.SIGTERM)
-    while data := connection.recv(65536):
-        received += data
+    received += read_to_end(connection)
 
-    connection.close()
     assert b'data: {"error":' in received
     assert b"shutting down" in received
     assert b"[DONE]" not in received
@@ -264,10 +262,8 @@ def test_ctrl_c_while_an_engine_starts_lets_the_requests_of_others_finish(serve:
     received = until_content(connection)
 
     server.signal(signal.SIGINT)
-    while data := connection.recv(65536):
-        received += data
+    received += read_to_end(connection)
 
-    connection.close()
     assert b"data: [DONE]" in received
     assert server.wait() == 0
 

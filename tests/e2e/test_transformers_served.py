@@ -15,6 +15,8 @@ import pytest
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text.load import load_tokenizer
 
+from tests.e2e.asking import read_to_end
+
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
@@ -103,13 +105,7 @@ def test_the_stack_gives_the_very_tokens_of_the_library(server: Any, folder: Pat
         )
         for prompt in PROMPTS
     ]
-    answers = []
-    for connection in client_streams:
-        received = b""
-        while data := connection.recv(65536):
-            received += data
-        connection.close()
-        answers.append(json.loads(received.split(b"\r\n\r\n", 1)[1]))
+    answers = [json.loads(read_to_end(connection).split(b"\r\n\r\n", 1)[1]) for connection in client_streams]
 
     def token(text: str) -> int:
         data = text.encode()

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
+from tests.e2e.asking import read_to_end
+
 INNER = """
 client: {drain_grace: 0}
 workers:
@@ -212,10 +214,7 @@ def test_a_server_that_is_killed_in_the_middle_breaks_the_stream_and_says_so(ser
     begun = until_content(connection)
 
     pair.inner.signal(signal.SIGKILL)
-    rest = begun
-    while data := connection.recv(65536):
-        rest += data
-    connection.close()
+    rest = begun + read_to_end(connection)
 
     assert b"[DONE]" not in rest
     error = json.loads(rest.split(b"data: ")[-1].split(b"\r\n")[0])

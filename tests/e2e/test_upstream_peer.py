@@ -17,6 +17,8 @@ import pytest
 from dynamo_testing.ports import free_port
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
+from tests.e2e.asking import read_to_end
+
 #: An interpreter that has `llama-cpp-python[server]` and `gguf`.
 PEER = os.environ.get("LLAMA_CPP_PYTHON", "")
 
@@ -110,9 +112,7 @@ def test_its_answers_come_through_whole_and_as_a_stream_and_its_death_is_told(
     )
     rest = until_content(connection)
     os.kill(peer.process.pid, signal.SIGKILL)
-    while data := connection.recv(65536):
-        rest += data
-    connection.close()
+    rest += read_to_end(connection)
 
     assert b"[DONE]" not in rest
     assert b'"error"' in rest

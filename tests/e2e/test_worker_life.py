@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.asking import read_to_end
+
 #: A plugin outside the tree: found by its metadata, as any installed one is.
 ENGINE = """
 from __future__ import annotations
@@ -351,9 +353,7 @@ def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(live:
     life.signal()
     gone = server.until(lambda: json.loads(server.request("GET", "/v1/models")[2])["data"] == [], 5)
     ended_before = "cleanup" in life.diary
-    while data := connection.recv(65536):
-        received += data
-    connection.close()
+    received += read_to_end(connection)
 
     assert gone
     assert not ended_before, "the model was still listed when its worker was done"
@@ -409,12 +409,17 @@ def ask_once(server: Any) -> None:
     threading.Thread(target=server.request, args=("POST", "/v1/completions", body), daemon=True).start()
 
 
-def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(live: Any, serve: Any) -> None:
-    life = live("hang: generate in C", "stall_exit: 1").serving()
+def hung(live: Any, serve: Any, where: str) -> tuple[Any, Any]:
+    """A worker that hangs in its one request, and the frontend that sent it there."""
+    life = live(f"hang: {where}", "stall_exit: 1").serving()
     server = serve(life.config, command="frontend")
     assert server.until(lambda: len(server.instances()) == 1, 5)
-
     ask_once(server)
+    return life, server
+
+
+def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(live: Any, serve: Any) -> None:
+    life, server = hung(live, serve, "generate in C")
 
     assert life.end() == 70
     assert "the event loop stood still for 1 s" in life.log
@@ -425,11 +430,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(li
 def test_a_loop_that_is_held_by_code_that_keeps_the_interpreters_lock_ends_the_process_too(
     live: Any, serve: Any
 ) -> None:
-    life = live("hang: generate with the lock", "stall_exit: 1").serving()
-    server = serve(life.config, command="frontend")
-    assert server.until(lambda: len(server.instances()) == 1, 5)
-
-    ask_once(server)
+    life, _ = hung(live, serve, "generate with the lock")
 
     assert life.end() == 1
     assert "life_engine.py" in life.log

@@ -8,7 +8,6 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.threads import Threads
 from tests.hostile.attacks import ATTACKS, CHAT, KEY
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ discovery: {{use: file, path: "{discovery}", ttl: 5}}
 
 
 @dataclass
-class Watch:
+class Watch(Threads):
     """What a client of good faith sees while it asks, and how much memory the frontend takes."""
 
     port: int
@@ -52,17 +52,8 @@ class Watch:
     answers: list[int] = field(default_factory=list)
     rss: int = 0
 
-    def __enter__(self) -> Watch:
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=work) for work in (self._probe, self._ask, self._weigh)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
+    def __post_init__(self) -> None:
+        super().__init__(self._probe, self._ask, self._weigh)
 
     @property
     def slowest(self) -> float:
@@ -75,7 +66,7 @@ class Watch:
         A probe that could not be sent in time, as the one before had no answer, has waited since it was due.
         """
         due = time.monotonic()
-        while not self._over.wait(max(0.0, due - time.monotonic())):
+        while not self.over.wait(max(0.0, due - time.monotonic())):
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
             connection.request("GET", "/live")
             assert connection.getresponse().read()
@@ -87,7 +78,7 @@ class Watch:
 
     def _ask(self) -> None:
         body = json.dumps({"model": "mock-model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8})
-        while not self._over.wait(0.1):
+        while not self.over.wait(0.1):
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
             connection.request(
                 "POST", CHAT, body, {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
@@ -99,7 +90,7 @@ class Watch:
 
     def _weigh(self) -> None:
         status = Path("/proc") / str(self.frontend) / "status"
-        while not self._over.wait(0.05):
+        while not self.over.wait(0.05):
             lines = status.read_text().splitlines()
             now = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
             self.rss = max(self.rss, now)

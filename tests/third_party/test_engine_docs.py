@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
 import sysconfig
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from dynamo_testing.ports import free_port
+
+from tests.e2e.conftest import Log
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "write-an-engine.md").read_text()
 
@@ -181,33 +181,14 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._lines: list[str] = []
-        self._new: queue.Queue[str | None] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._log = Log(self.process.stderr)
 
     @property
     def log(self) -> str:
-        return "".join(self._lines)
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._lines.append(line)
-            self._new.put(line)
-        self._new.put(None)
-        self.process.stderr.close()
+        return str(self._log)
 
     def wait_for(self, words: str) -> None:
-        deadline = time.monotonic() + START
-        while True:
-            try:
-                line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
-            except queue.Empty:
-                line = None
-            assert line is not None, f"it never says {words!r}:\n{self.log}"
-            if words in line:
-                return
+        assert self._log.until(re.escape(words), START), f"it never says {words!r}:\n{self.log}"
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGINT)
@@ -220,7 +201,7 @@ class Running:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(5)
-        self._reader.join(5)
+        self._log.close()
 
 
 @pytest.fixture

@@ -15,17 +15,17 @@ pytestmark = pytest.mark.timeout(300)
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {
-    "statements of core": 13_800,
+    "statements of core": 12_250,
     "small modules of core": 14,
-    "small __init__ files of core": 16,
+    "small __init__ files of core": 15,
     "lines of the longest function": 101,
     "long functions of core": 3,
     "long functions elsewhere": 6,
-    "pairs of files that repeat": 246,
-    "pairs among tests": 122,
+    "pairs of files that repeat": 208,
+    "pairs among tests": 84,
     "files of migration": 11,
-    "names that plugins import from core": 220,
-    "modules of core that they come from": 49,
+    "names that plugins import from core": 201,
+    "modules of core that they come from": 42,
     "names that plugins import from libs": 69,
     "modules of libs that they come from": 28,
 }

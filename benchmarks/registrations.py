@@ -141,7 +141,7 @@ class Watcher:
     @property
     def pool(self) -> Pool:
         """Its workers."""
-        return self.model.sides["aggregated"].pool
+        return self.model.groups["aggregated"].pool
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Returns once something holds, looked at after each change; TimeoutError after a minute."""

@@ -792,7 +792,7 @@ async def test_when_a_decode_worker_fails_both_hops_are_done_again(house: Any, a
     assert other.asked[0].stop_conditions.max_tokens == 8 - after
     assert items[-1].completion_usage is not None
     assert (items[-1].completion_usage.prompt_tokens, items[-1].completion_usage.completion_tokens) == (3, 8)
-    assert stream.prefill_instance_id in house.model().sides["prefill"].pool.instances
+    assert stream.prefill_instance_id in house.model().groups["prefill"].pool.instances
     assert house.board.total_requests == 0
 
 

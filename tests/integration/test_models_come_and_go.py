@@ -58,7 +58,7 @@ async def test_a_worker_whose_card_differs_from_the_models_is_left_out(
     await house.run(Plain, worker="w2")
 
     assert house.model().instance_count == 2
-    assert odd.instance.instance_id not in house.model().sides["aggregated"].pool.instances
+    assert odd.instance.instance_id not in house.model().groups["aggregated"].pool.instances
     assert "left out" in caplog.text
     await odd.stop(grace=False)
 

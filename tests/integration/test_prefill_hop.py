@@ -180,7 +180,7 @@ async def pair(house: Any, prefill: type[Prefiller] = Prefiller, **options: Any)
 
 
 def instances(house: Any, role: str) -> list[int]:
-    return list(house.model().sides[role].pool.instances)
+    return list(house.model().groups[role].pool.instances)
 
 
 def watched(house: Any, tell: Callable[[int, Any], Any]) -> None:
@@ -241,11 +241,11 @@ async def test_the_prompt_is_computed_by_one_worker_and_the_answer_given_by_anot
 
 async def test_the_decode_worker_is_linked_to_the_prefill_workers_span(house: Any, tokens_of: Any) -> None:
     _, decoder = await pair(house)
-    side = house.model().sides["prefill"]
+    group = house.model().groups["prefill"]
     call = house.transport.call
 
     async def linking(instance: Any, endpoint: Any, request: Any, ctx: Any, sink: Any) -> Any:
-        if instance.instance_id in side.pool.instances:
+        if instance.instance_id in group.pool.instances:
             data = sink.data
 
             class Linked:
@@ -420,7 +420,7 @@ async def test_a_prefill_worker_that_dies_without_a_word_is_replaced_by_another(
     async def first(request: Any, pool: Any) -> Route:
         return Route(pool.eligible(request.excluded)[0])
 
-    house.model().sides["prefill"].router.route = first
+    house.model().groups["prefill"].router.route = first
     tokens = await tokens_of(await house.generate([1, 2], ctx=EngineContext("r")))
 
     assert tokens == [1, 2]
@@ -452,7 +452,7 @@ async def test_a_prefill_worker_that_hangs_is_replaced(make_house: Callable[...,
     async def first(request: Any, pool: Any) -> Route:
         return Route(pool.eligible(request.excluded)[0])
 
-    house.model().sides["prefill"].router.route = first
+    house.model().groups["prefill"].router.route = first
 
     assert await tokens_of(await house.generate([1, 2])) == [1, 2]
     assert len(prefiller.asked) == 1
@@ -521,7 +521,7 @@ async def test_no_decode_worker_is_kept_for_a_prefill_that_failed_before_it_was_
     prefiller, decoder = await pair(house, Meeting)
     prefiller.gate.clear()
     prefiller.behave = "ends with an error"
-    router = house.model().sides["decode"].router
+    router = house.model().groups["decode"].router
     route = router.route
 
     async def later(request: Any, pool: Any) -> Any:
@@ -627,12 +627,12 @@ async def test_a_client_that_leaves_during_the_prefill_stops_it(house: Any) -> N
 
 async def test_a_prefill_that_ends_as_its_client_leaves_has_its_cache_fetched(house: Any) -> None:
     _, decoder = await pair(house)
-    side = house.model().sides["prefill"]
+    group = house.model().groups["prefill"]
     call = house.transport.call
     asking: asyncio.Task[Any]
 
     async def ending(instance: Any, endpoint: Any, request: Any, ctx: Any, sink: Any) -> Any:
-        if instance.instance_id not in side.pool.instances:
+        if instance.instance_id not in group.pool.instances:
             return await call(instance, endpoint, request, ctx, sink)
 
         class Ending:
@@ -686,7 +686,7 @@ async def test_a_request_given_up_between_the_phases_still_has_its_cache_fetched
     decoder.behave = "goes on"
     if meeting:
         prefiller.behave = "hands nothing over"
-    router = house.model().sides["decode"].router
+    router = house.model().groups["decode"].router
     route = router.route
     ctx = EngineContext("r")
     asking: asyncio.Task[Any]
@@ -729,7 +729,7 @@ async def test_a_prefill_that_still_runs_is_stopped_when_its_client_leaves_befor
         waiting.set()
         await asyncio.Event().wait()
 
-    house.model().sides["decode"].router.route = never
+    house.model().groups["decode"].router.route = never
     asking = asyncio.ensure_future(house.generate([1, 2]))
     await waiting.wait()
     await cancelled(asking)
@@ -809,7 +809,7 @@ async def test_a_deadline_stops_both_workers_before_the_reader_has_closed_the_st
 async def test_what_is_still_cleaned_up_ends_with_the_pipeline(house: Any) -> None:
     _, decoder = await pair(house)
     decoder.gate.clear()
-    router = house.model().sides["decode"].router
+    router = house.model().groups["decode"].router
     route = router.route
     asking: asyncio.Task[Any]
 
@@ -902,7 +902,7 @@ async def test_aggregated_workers_answer_while_the_other_way_is_not_whole(house:
 async def test_requests_take_the_way_with_fewer_of_them_per_worker(house: Any) -> None:
     _, decoder = await pair(house)
     whole = (await house.run(Whole, worker="w"))._engine
-    await house.until(lambda: "aggregated" in house.model().sides)
+    await house.until(lambda: "aggregated" in house.model().groups)
     decoder.gate.clear()
     whole.gate.clear()
 
@@ -918,9 +918,9 @@ async def test_requests_take_the_way_with_fewer_of_them_per_worker(house: Any) -
 async def test_the_cards_say_what_a_worker_needs_and_whether_its_cache_can_be_asked_for(house: Any) -> None:
     await pair(house)
     await house.run(Whole, worker="w")
-    await house.until(lambda: "aggregated" in house.model().sides)
+    await house.until(lambda: "aggregated" in house.model().groups)
 
-    cards = {role: next(iter(side.pool.cards.values())) for role, side in house.model().sides.items()}
+    cards = {role: next(iter(group.pool.cards.values())) for role, group in house.model().groups.items()}
     assert {role: card.needs for role, card in cards.items()} == {
         "prefill": [["decode"]],
         "decode": [["prefill"]],

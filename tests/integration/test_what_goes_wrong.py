@@ -161,7 +161,7 @@ async def test_the_whole_answer_has_a_deadline_even_below_that_of_the_first_item
 async def test_a_worker_that_leaves_while_the_router_thinks_is_passed_over(house: Any, tokens_of: Any) -> None:
     first = await house.run(Quiet, worker="w0")
     await house.run(Quiet, worker="w1")
-    router = house.model().sides["aggregated"].router
+    router = house.model().groups["aggregated"].router
     chosen, decide = asyncio.Event(), router.route
 
     async def think(request: RoutingRequest, pool: Any) -> Any:
@@ -237,7 +237,7 @@ async def test_a_router_that_cannot_be_closed_does_not_end_the_watch(house: Any)
     async def broken() -> None:
         raise RuntimeError("a bug of the router")
 
-    house.model().sides["aggregated"].router.aclose = broken
+    house.model().groups["aggregated"].router.aclose = broken
     await first.stop(grace=False)
     await house.until(lambda: not house.models.list())
 

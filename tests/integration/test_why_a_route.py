@@ -95,7 +95,7 @@ async def test_workers_that_may_not_be_chosen_are_shown_as_what_they_are(make_ho
     for _ in range(2):
         await house.run(Mocker)
     model = house.models.get("m")
-    pool = model.sides["aggregated"].pool
+    pool = model.groups["aggregated"].pool
     one, other = pool.instances
     pool.set_busy(one, True)
 

@@ -19,7 +19,7 @@ from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
 from dynamo_core.dispatch.execution.stream import ResponseStream
 from dynamo_core.dispatch.load.board import LoadBoard
 from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.dispatch.pools.side import Side, Way
+from dynamo_core.dispatch.pools.worker_group import RoutePlan, WorkerGroup
 from dynamo_core.errors import Disconnected, DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput, usage
@@ -175,13 +175,13 @@ class Stage:
             deadlines=Deadlines(**({"migration_wait": 0.0} | deadlines)),
             metrics=self.metrics,
         )
-        self.side = Side(self.pool, InTurn(PluginConfig(), None))  # type: ignore[arg-type]
+        self.group = WorkerGroup(self.pool, InTurn(PluginConfig(), None))  # type: ignore[arg-type]
         for number in range(1, workers + 1):
             self.pool.add(Instance(instance_id=number), self.card)
         self.ctx = EngineContext("r")
 
-    def way(self, excluded: Collection[int] = ()) -> Way:
-        return (self.side,)
+    def plan(self, excluded: Collection[int] = ()) -> RoutePlan:
+        return (self.group,)
 
     @staticmethod
     def answer(length: int) -> list[int]:

@@ -169,14 +169,14 @@ async def test_a_worker_is_not_called_for_an_attempt_that_has_failed_already(mak
     stage = make_stage()
     stream = await stage.generate()
     stage.transport.calls[0].give(2)
-    route = stage.side.router.route
+    route = stage.group.router.route
 
     async def fails(*arguments: Any) -> Any:
-        stage.side.router.route = route
+        stage.group.router.route = route
         stream.lose(Disconnected("what it builds on"))
         return await route(*arguments)
 
-    stage.side.router.route = fails
+    stage.group.router.route = fails
     stage.transport.calls[0].fail(Disconnected("lost"), told=False)
     await turns()
     stage.transport.calls[-1].complete()
@@ -189,7 +189,7 @@ async def test_a_worker_is_not_called_for_an_attempt_that_has_failed_already(mak
 async def test_attempts_that_fail_before_a_worker_is_called_count_too(make_stage: Callable[..., Any]) -> None:
     stage = make_stage()
     stream = await stage.generate()
-    route, routed = stage.side.router.route, 0
+    route, routed = stage.group.router.route, 0
 
     async def fails(*arguments: Any) -> Any:
         nonlocal routed
@@ -197,7 +197,7 @@ async def test_attempts_that_fail_before_a_worker_is_called_count_too(make_stage
         stream.lose(Disconnected("what it builds on"))
         return await route(*arguments)
 
-    stage.side.router.route = fails
+    stage.group.router.route = fails
     stage.transport.calls[0].fail(Disconnected("lost"), told=False)
     await turns(100)
 
@@ -209,14 +209,14 @@ async def test_attempts_that_fail_before_a_worker_is_called_count_too(make_stage
 async def test_that_one_worker_is_busy_counts_more_than_that_another_is_gone(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(2)
     stage.transport.refusals = [CannotConnect("gone")]
-    route = stage.side.router.route
+    route = stage.group.router.route
 
     async def one_is_busy(request: Any, pool: Any) -> Any:
         if request.excluded:
             raise ServiceOverloaded
         return await route(request, pool)
 
-    stage.side.router.route = one_is_busy
+    stage.group.router.route = one_is_busy
 
     with pytest.raises(ServiceOverloaded):
         await stage.generate()

@@ -16,7 +16,7 @@ from dynamo_core.dispatch.execution.alarms import Alarms
 from dynamo_core.dispatch.execution.attempts import Deadlines, Leg
 from dynamo_core.dispatch.execution.route_span import route_span
 from dynamo_core.dispatch.load.board import LoadBoard, Ticket
-from dynamo_core.dispatch.pools.side import Side
+from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import (
     BackendError,
     Cancelled,
@@ -100,12 +100,12 @@ class Connector:
         payload: Any,
         routing: RoutingRequest,
         ctx: EngineContext,
-        side: Side,
+        group: WorkerGroup,
         *,
         prepare: Prepare | None = None,
         last: DynamoError | None = None,
     ) -> Source:
-        """Calls `endpoint` of a worker of `side`; returns once it has accepted. The leg's stream is then fed.
+        """Calls `endpoint` of a worker of `group`; returns once it has accepted. The leg's stream is then fed.
 
         The worker is sent `payload`, or what `prepare` makes once it is known. Workers that refuse are added to
         ``routing.excluded``. Those in ``leg.workers`` were asked before and count: once as many were asked as allowed,
@@ -118,15 +118,15 @@ class Connector:
             DynamoError: the worker's own refusal, or why the leg's stream has ended meanwhile.
         """
         stream = leg.stream
-        routed, dispatched = self._stages[side.pool.role]
+        routed, dispatched = self._stages[group.pool.role]
         patience: Patience | None = None
-        while self._may_ask(leg, routing, side):
+        while self._may_ask(leg, routing, group):
             if ctx.is_stopped():
                 raise Cancelled("the request was stopped before a worker accepted it", cause=last)
             number = leg.asked
             span = route_span(
                 ctx,
-                side.router.NAME,
+                group.router.NAME,
                 number,
                 tokens_completed=leg.completed,
                 last=last,
@@ -134,13 +134,13 @@ class Connector:
             )
             begun = routed.enter()
             try:
-                route = await side.router.route(routing, side.pool)
+                route = await group.router.route(routing, group.pool)
             except BaseException as error:
                 if span is not None:
                     span.end(error if isinstance(error, DynamoError) else Cancelled("the routing was given up"))
                 if not isinstance(error, ServiceOverloaded | Unavailable):
                     raise
-                if last is not None and (isinstance(last, WorkerOverloaded) or _asked_all(routing, side)):
+                if last is not None and (isinstance(last, WorkerOverloaded) or _asked_all(routing, group)):
                     break
                 # One that was let in is not refused for load later: it waits for a worker that is not busy.
                 if isinstance(error, Unavailable) or not (leg.patient or last is not None):
@@ -159,7 +159,7 @@ class Connector:
             instance_id = route.instance.instance_id
             leg.workers.add(instance_id)
             leg.asked += 1
-            card = side.pool.cards.get(instance_id)
+            card = group.pool.cards.get(instance_id)
             if card is None:
                 last = CannotConnect(f"worker {instance_id:016x} left while the request was routed")
                 if span is not None:
@@ -188,7 +188,7 @@ class Connector:
                 last = error
             else:
                 stream.attach(source, instance_id)
-                side.pool.report_up(instance_id)
+                group.pool.report_up(instance_id)
                 if stream.ended and stream.error is not None and not stream.started:
                     raise stream.error
                 return source
@@ -197,21 +197,21 @@ class Connector:
             routing.excluded |= {instance_id}
             leg.leave(last)
             if down(last):
-                side.pool.report_down(instance_id)
+                group.pool.report_down(instance_id)
             elif isinstance(last, WorkerOverloaded):
                 # Not counted: as long as another one may have room it is asked, and who is full is not asked again.
                 leg.workers.discard(instance_id)
-                side.pool.report_full(instance_id)
+                group.pool.report_full(instance_id)
             leg.moved_from = instance_id
             if leg.over is not None:
                 raise leg.over
         raise exhausted(last)
 
-    def _may_ask(self, leg: Leg, routing: RoutingRequest, side: Side) -> bool:
+    def _may_ask(self, leg: Leg, routing: RoutingRequest, group: WorkerGroup) -> bool:
         """Whether a worker may be asked at all; one that must not be is excluded from routing."""
         if len(leg.workers) < self.tries:
             return True
-        known = side.pool.instances.keys()
+        known = group.pool.instances.keys()
         routing.excluded |= known - leg.workers
         return not known <= routing.excluded
 
@@ -239,9 +239,9 @@ def _for_rank(payload: Any, route: Route, card: ModelCard) -> Any:
     return msgspec.structs.replace(payload, routing=msgspec.structs.replace(hints, dp_rank=route.dp_rank))
 
 
-def _asked_all(routing: RoutingRequest, side: Side) -> bool:
+def _asked_all(routing: RoutingRequest, group: WorkerGroup) -> bool:
     """Whether no worker is left that has not failed or refused, however busy."""
-    return all(instance_id in routing.excluded for instance_id in side.pool.instances)
+    return all(instance_id in routing.excluded for instance_id in group.pool.instances)
 
 
 def down(error: DynamoError) -> bool:

@@ -18,7 +18,7 @@ from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines
 from dynamo_core.dispatch.execution.connect import down, exhausted, lost_on_the_wire, retryable
 from dynamo_core.dispatch.execution.losses import LossLog
 from dynamo_core.dispatch.execution.token_log import TokenLog
-from dynamo_core.dispatch.pools.side import Way, Ways
+from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import Cancelled, DynamoError, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
@@ -41,7 +41,7 @@ LAST_WAIT = 1.0
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 
 #: Places a request with workers of a way: not those given, after one that failed for the reason given.
-Place: TypeAlias = Callable[[Way, PreprocessedRequest, frozenset[int], DynamoError | None], Awaitable[None]]
+Place: TypeAlias = Callable[[RoutePlan, PreprocessedRequest, frozenset[int], DynamoError | None], Awaitable[None]]
 
 
 class Migrator:
@@ -105,11 +105,11 @@ class Migration:
         "_moves",
         "_place",
         "_placing",
+        "_plan",
+        "_planner",
         "_request",
         "_retries",
         "_unreached",
-        "_way",
-        "_ways",
     )
 
     def __init__(
@@ -118,16 +118,16 @@ class Migration:
         attempts: Attempts,
         request: PreprocessedRequest,
         ctx: EngineContext,
-        ways: Ways,
+        planner: RoutePlanner,
         place: Place,
     ) -> None:
         self._migrator = migrator
         self._attempts = attempts
         self._request = request
         self._ctx = ctx
-        self._ways = ways
+        self._planner = planner
         self._place = place
-        self._way: Way | None = None
+        self._plan: RoutePlan | None = None
         #: Workers that have failed on the request, and those that were lost on the wire: they are asked again if there
         #: is no other.
         self._failed: frozenset[int] = frozenset()
@@ -140,7 +140,7 @@ class Migration:
         self._mover: asyncio.Task[None] | None = None
         self._closers: list[asyncio.Task[None]] = []
 
-    async def open(self, way: Way) -> None:
+    async def open(self, plan: RoutePlan) -> None:
         """Places the request for the first time.
 
         Raises:
@@ -148,10 +148,10 @@ class Migration:
         """
         attempts = self._attempts
         attempts.stream.rescue = self
-        self._way = way
+        self._plan = plan
         self._placing = True
         try:
-            await self._place(way, self._request, self._failed, None)
+            await self._place(plan, self._request, self._failed, None)
         except DynamoError as error:
             if not self._taken_in_vain(error):
                 raise
@@ -171,7 +171,7 @@ class Migration:
         stream = attempts.stream
         if attempts.log is None:
             if stream.begun:
-                card = self._ways.card
+                card = self._planner.card
                 reason = "its model does not migrate" if not card.migration_limit else hindrance(self._request, card)
                 return self._broken(error, reason or "its tokens were not kept")
             seen = TokenLog()
@@ -218,12 +218,12 @@ class Migration:
             return "its engine gave more than the tokens of one answer"
         if seen.overlong:
             return "its answer has become too long to be moved"
-        if self._moves >= self._ways.card.migration_limit:
+        if self._moves >= self._planner.card.migration_limit:
             return f"Migration limit exhausted after {self._moves} moves"
         return None
 
     async def _move(self, error: DynamoError, seen: TokenLog) -> None:
-        model = self._ways.card.name
+        model = self._planner.card.name
         kind = NEW_REQUEST if seen.empty else ONGOING_REQUEST
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -271,9 +271,9 @@ class Migration:
                 self._unreached |= {failed}
             else:
                 self._failed |= {failed}
-            for side in self._way or ():
+            for group in self._plan or ():
                 if down(error):
-                    side.pool.report_down(failed)
+                    group.pool.report_down(failed)
         self._migrator.losses.lost(failed, error)
         log.info(
             "request %s leaves worker %016x after %d tokens: %s", self._ctx.id, failed or 0, len(seen.tokens), error
@@ -285,7 +285,7 @@ class Migration:
         if seen.empty:
             request = self._request
         else:
-            reason = what_is_left(self._request, seen.tokens, self._ways.card.context_length)
+            reason = what_is_left(self._request, seen.tokens, self._planner.card.context_length)
             if reason is not None:
                 self._finish(reason, seen)
                 return
@@ -302,8 +302,8 @@ class Migration:
                 attempts.workers.clear()
                 attempts.prefill_workers.clear()
             try:
-                self._way = way = self._ways.way(excluded)
-                await self._place(way, request, excluded, error)
+                self._plan = plan = self._planner.plan(excluded)
+                await self._place(plan, request, excluded, error)
                 return
             except (ServiceOverloaded, Unavailable):
                 # A new request waits for workers that are busy or out of reach, not for those that are not there yet.
@@ -317,11 +317,13 @@ class Migration:
     def _may_be_asked_again(self) -> bool:
         """Whether each role has a worker that has not failed on the request and that it may still be given to."""
         attempts, tries = self._attempts, self._migrator.tries
-        way = self._way or ()
-        asked = (attempts.workers,) if len(way) < 2 else (attempts.prefill_workers, attempts.workers)
+        plan = self._plan or ()
+        asked = (attempts.workers,) if len(plan) < 2 else (attempts.prefill_workers, attempts.workers)
         return all(
-            any(known not in self._failed and (len(before) < tries or known in before) for known in side.pool.instances)
-            for side, before in zip(way, asked, strict=True)
+            any(
+                known not in self._failed and (len(before) < tries or known in before) for known in group.pool.instances
+            )
+            for group, before in zip(plan, asked, strict=True)
         )
 
     def _finish(self, reason: FinishReason, seen: TokenLog) -> None:

@@ -1,4 +1,4 @@
-"""The way of a request: admit it, run the prefill hop if its model has one, and call a worker that answers."""
+"""The plan of a request: admit it, run the prefill hop if its model has one, and call a worker that answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynamo_core.dispatch.execution.prefill import PrefillHop
 from dynamo_core.dispatch.execution.stream import ResponseStream
 from dynamo_core.dispatch.execution.token_log import TokenLog
 from dynamo_core.dispatch.load.board import LoadBoard
-from dynamo_core.dispatch.pools.side import Way, Ways
+from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.telemetry.metrics import Metrics
@@ -29,7 +29,7 @@ __all__ = ["Deadlines", "Pipeline"]
 
 
 class Pipeline:
-    """The way of every request in this process. Holds no state of a single request."""
+    """The plan of every request in this process. Holds no state of a single request."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Pipeline:
         request: PreprocessedRequest,
         ctx: EngineContext,
         principal: Principal,
-        ways: Ways,
+        planner: RoutePlanner,
         permit: Permit | None = None,
     ) -> ResponseStream:
-        """Admits the request and returns its stream once a worker has accepted it, or both if the way has two sides.
+        """Admits the request and returns its stream once a worker has accepted it, or both if the plan has two groups.
 
         Should the worker fail, another one is sought for as long as the stream is open. With `permit` it has been let
         in before, as a part of what a client asked.
@@ -76,19 +76,19 @@ class Pipeline:
             Unavailable: there is no worker, or a role is missing.
             DynamoError: the worker's own refusal, or the last reason why no worker could be reached.
         """
-        way = ways.way()
+        plan = planner.plan()
         patient = permit is not None
         if permit is None:
-            permit = await self._admission.admit(request, principal, [side.pool for side in way])
+            permit = await self._admission.admit(request, principal, [group.pool for group in plan])
         if self._alarms.stall is not None:
             # What is held back at the worker cannot be told from silence.
             ctx.gather = 1
-        log = self._migrator.log_for(request, ways.card)
-        return await self._open(GENERATE, request, request, ctx, ways, way, permit, log, patient=patient)
+        log = self._migrator.log_for(request, planner.card)
+        return await self._open(GENERATE, request, request, ctx, planner, plan, permit, log, patient=patient)
 
-    async def admit(self, request: PreprocessedRequest, principal: Principal, ways: Ways) -> Permit:
+    async def admit(self, request: PreprocessedRequest, principal: Principal, planner: RoutePlanner) -> Permit:
         """Lets in a request that is made of several calls; see `generate`."""
-        return await self._admission.admit(request, principal, [side.pool for side in ways.way()])
+        return await self._admission.admit(request, principal, [group.pool for group in planner.plan()])
 
     async def call(
         self,
@@ -97,12 +97,12 @@ class Pipeline:
         request: PreprocessedRequest,
         ctx: EngineContext,
         principal: Principal,
-        ways: Ways,
+        planner: RoutePlanner,
     ) -> ResponseStream:
         """As `generate`, for another endpoint: routes by `request`, and sends `payload` to one worker."""
-        way = ways.way()
-        permit = await self._admission.admit(request, principal, [side.pool for side in way])
-        return await self._open(endpoint, payload, request, ctx, ways, way, permit, None)
+        plan = planner.plan()
+        permit = await self._admission.admit(request, principal, [group.pool for group in plan])
+        return await self._open(endpoint, payload, request, ctx, planner, plan, permit, None)
 
     async def aclose(self) -> None:
         """Ends what is still being moved, or cleaned up after requests that were given up."""
@@ -115,8 +115,8 @@ class Pipeline:
         payload: Any,
         request: PreprocessedRequest,
         ctx: EngineContext,
-        ways: Ways,
-        way: Way,
+        planner: RoutePlanner,
+        plan: RoutePlan,
         permit: Permit,
         log: TokenLog | None,
         *,
@@ -127,21 +127,21 @@ class Pipeline:
         attempts.patient = patient
 
         async def place(
-            way: Way, asked: PreprocessedRequest, excluded: frozenset[int], last: DynamoError | None
+            plan: RoutePlan, asked: PreprocessedRequest, excluded: frozenset[int], last: DynamoError | None
         ) -> None:
-            if len(way) > 1:
-                await self._hop.open(attempts, asked, ctx, *way, excluded=excluded, last=last)
+            if len(plan) > 1:
+                await self._hop.open(attempts, asked, ctx, *plan, excluded=excluded, last=last)
             else:
                 sent = asked if payload is request else payload
                 routing = RoutingRequest(asked, ctx.id, excluded)
-                await self._connector.connect(attempts, endpoint, sent, routing, ctx, way[0], last=last)
+                await self._connector.connect(attempts, endpoint, sent, routing, ctx, plan[0], last=last)
 
         try:
-            await Migration(self._migrator, attempts, request, ctx, ways, place).open(way)
+            await Migration(self._migrator, attempts, request, ctx, planner, place).open(plan)
         except BaseException as error:
             await attempts.stream.aclose()
             if isinstance(error, ServiceOverloaded):
                 # Routers and workers do not know how fast requests end.
-                error.retry_after = self._retry_after(way[0].pool.model)
+                error.retry_after = self._retry_after(plan[0].pool.model)
             raise
         return attempts.stream

@@ -22,7 +22,7 @@ from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, Leg
 from dynamo_core.dispatch.execution.connect import Connector, down, lost_on_the_wire, retryable
 from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.pools.side import Side
+from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import BackendError, Cancelled, DynamoError, ServiceOverloaded
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
@@ -65,15 +65,15 @@ class PrefillHop:
         attempts: Attempts,
         request: PreprocessedRequest,
         ctx: EngineContext,
-        prefill: Side,
-        decode: Side,
+        prefill: WorkerGroup,
+        decode: WorkerGroup,
         *,
         excluded: frozenset[int] = frozenset(),
         last: DynamoError | None = None,
     ) -> None:
         """Returns once a decode worker has accepted, or the prefill worker has given the whole answer.
 
-        `excluded` are workers of either side that are not asked. `last` is why the one failed that was asked before.
+        `excluded` are workers of either group that are not asked. `last` is why the one failed that was asked before.
 
         Raises:
             DynamoError: the refusal or failure of either worker. What the hop held has been given back.
@@ -103,7 +103,7 @@ class PrefillHop:
         attempts: Attempts,
         routing: RoutingRequest,
         ctx: EngineContext,
-        side: Side,
+        group: WorkerGroup,
         last: DynamoError | None,
     ) -> None:
         """Returns once the prompt has been prefilled, or once a worker with a place to meet has accepted it."""
@@ -114,7 +114,7 @@ class PrefillHop:
             attempts.after(leg)
             try:
                 await self._connector.connect(
-                    leg, GENERATE, hop.request, routing, ctx, side, prepare=hop.prepare, last=last
+                    leg, GENERATE, hop.request, routing, ctx, group, prepare=hop.prepare, last=last
                 )
             finally:
                 attempts.prefills = leg.asked
@@ -128,7 +128,7 @@ class PrefillHop:
                 if not retryable(error) or attempts.stream.ended:
                     raise
                 routing.excluded |= {hop.instance_id}
-                out_of_reach = lost_on_the_wire(error) and side.pool.instances.keys() <= routing.excluded
+                out_of_reach = lost_on_the_wire(error) and group.pool.instances.keys() <= routing.excluded
                 if leg.stream.started or out_of_reach:
                     # Both hops are done again, once a worker can be reached.
                     attempts.culprit = hop.instance_id
@@ -136,7 +136,7 @@ class PrefillHop:
                 # It said nothing: another one may do it.
                 await leg.stream.aclose()
                 if down(error):
-                    side.pool.report_down(hop.instance_id)
+                    group.pool.report_down(hop.instance_id)
                 last = error
             else:
                 hop.check()
@@ -148,7 +148,7 @@ class PrefillHop:
         attempts: Attempts,
         routing: RoutingRequest,
         ctx: EngineContext,
-        side: Side,
+        group: WorkerGroup,
         last: DynamoError | None,
     ) -> None:
         """Has a decode worker go on; waits for one while all are busy, as the prompt has been paid for."""
@@ -160,7 +160,7 @@ class PrefillHop:
         while True:
             try:
                 source = await self._connector.connect(
-                    attempts, GENERATE, request, hop.decode_routing(routing, request), ctx, side, last=last
+                    attempts, GENERATE, request, hop.decode_routing(routing, request), ctx, group, last=last
                 )
                 break
             except ServiceOverloaded as error:
@@ -174,14 +174,16 @@ class PrefillHop:
         attempts.after(None)
         stream.regrip(_Both(source, hop.leg, attempts))
 
-    async def _release(self, hop: _Prefill, routing: RoutingRequest, ctx: EngineContext, side: Side) -> None:
+    async def _release(self, hop: _Prefill, routing: RoutingRequest, ctx: EngineContext, group: WorkerGroup) -> None:
         """Fetches the KV cache of a request that was given up, as the prefill worker keeps it until somebody has."""
         request = hop.continued()
         leg = Leg(GENERATE.merge, self._flush, label="r")
         apart = EngineContext(ctx.id, metadata=ctx.metadata)
         try:
             async with asyncio.timeout(self._deadlines.decode_wait):
-                await self._connector.connect(leg, GENERATE, request, hop.decode_routing(routing, request), apart, side)
+                await self._connector.connect(
+                    leg, GENERATE, request, hop.decode_routing(routing, request), apart, group
+                )
                 # With the first token the cache has arrived.
                 await anext(leg.stream, None)
         except (DynamoError, TimeoutError) as error:

@@ -62,11 +62,11 @@ class FrontGauges(Collector):
             families["model_ready"].add_metric([model.name], 0 if model.missing_roles else 1)
             for name, value in _facts(model.card):
                 families[name].add_metric([model.name], value)
-            for role, side in list(model.sides.items()):
-                for instance_id, card in list(side.pool.cards.items()):
+            for role, group in list(model.groups.items()):
+                for instance_id, card in list(group.pool.cards.items()):
                     workers.add(instance_id)
                     self._add_worker(families, instance_id, role, card)
-                    busy = instance_id in side.pool.busy
+                    busy = instance_id in group.pool.busy
                     families["worker_busy"].add_metric([f"{instance_id:016x}", role], float(busy))
         for gone in set(self._last) - workers:
             self._last.pop(gone, None)

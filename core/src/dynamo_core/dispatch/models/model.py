@@ -1,4 +1,4 @@
-"""One served model: its workers by role, its tokenizer, and the way into the pipeline."""
+"""One served model: its workers by role, its tokenizer, and its entry into the pipeline."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.dispatch.execution.pipeline import Pipeline
 from dynamo_core.dispatch.execution.stream import ResponseStream
-from dynamo_core.dispatch.pools.explain import explain_side
-from dynamo_core.dispatch.pools.side import Side, Way
+from dynamo_core.dispatch.pools.explain import explain_group
+from dynamo_core.dispatch.pools.worker_group import RoutePlan, WorkerGroup
 from dynamo_core.errors import DynamoError, NotSupported, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, Instance, ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
@@ -23,8 +23,8 @@ from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, Preprocessed
 class Model:
     """See `dynamo_core.contracts.frontend.ServedModel`.
 
-    A side is there while it has workers. Aggregated workers answer alone; decode workers answer together with prefill
-    workers. Where both ways are open a request takes the one with fewer requests per answering worker.
+    A group is there while it has workers. Aggregated workers answer alone; decode workers answer together with prefill
+    workers. Where both are there a request takes the plan with fewer requests per answering worker.
     """
 
     def __init__(
@@ -45,33 +45,33 @@ class Model:
         self._files = files
         self._pipeline = pipeline
         self._successor = successor
-        self._sides: dict[str, Side] = {}
+        self._groups: dict[str, WorkerGroup] = {}
         # As they are looked at for every request.
-        self._aggregated: Side | None = None
-        self._decode: Side | None = None
-        self._prefill: Side | None = None
+        self._aggregated: WorkerGroup | None = None
+        self._decode: WorkerGroup | None = None
+        self._prefill: WorkerGroup | None = None
 
-    # The sides.
+    # The groups.
 
     @property
-    def sides(self) -> Mapping[str, Side]:
+    def groups(self) -> Mapping[str, WorkerGroup]:
         """The workers by role."""
-        return self._sides
+        return self._groups
 
-    def add(self, side: Side) -> None:
+    def add(self, group: WorkerGroup) -> None:
         """Workers of a role are there."""
-        self._sides[side.pool.role] = side
+        self._groups[group.pool.role] = group
         self._changed()
 
-    def remove(self, role: str) -> Side:
+    def remove(self, role: str) -> WorkerGroup:
         """They are gone."""
-        side = self._sides.pop(role)
+        group = self._groups.pop(role)
         self._changed()
-        return side
+        return group
 
     def _changed(self) -> None:
-        sides = self._sides
-        self._aggregated, self._decode, self._prefill = sides.get(AGGREGATED), sides.get(DECODE), sides.get(PREFILL)
+        groups = self._groups
+        self._aggregated, self._decode, self._prefill = groups.get(AGGREGATED), groups.get(DECODE), groups.get(PREFILL)
 
     @property
     def answers(self) -> bool:
@@ -80,21 +80,21 @@ class Model:
 
     def instances(self) -> Sequence[Instance]:
         """All its workers."""
-        return [instance for side in self._sides.values() for instance in side.pool.instances.values()]
+        return [instance for group in self._groups.values() for instance in group.pool.instances.values()]
 
     # For frontends.
 
     @property
     def instance_count(self) -> int:
         """How many workers answer for it; prefill workers do not."""
-        return sum(len(side.pool.instances) for side in (self._aggregated, self._decode) if side is not None)
+        return sum(len(group.pool.instances) for group in (self._aggregated, self._decode) if group is not None)
 
     @property
     def missing_roles(self) -> Sequence[str]:
         """Roles without which it cannot be asked now; empty if it can."""
         if self._aggregated is not None:
             return ()
-        return [role for role, side in ((DECODE, self._decode), (PREFILL, self._prefill)) if side is None]
+        return [role for role, group in ((DECODE, self._decode), (PREFILL, self._prefill)) if group is None]
 
     def file(self, name: str) -> bytes | None:
         """A file of the model folder; None if the card does not list it."""
@@ -103,7 +103,9 @@ class Model:
     def precheck(self, principal: Principal) -> None:
         """Raises `ServiceOverloaded` or `Unavailable` if a request would be refused anyway."""
         whole = self._aggregated
-        pools = [whole.pool] if whole is not None and self._decode is None else [side.pool for side in self._own_way()]
+        pools = (
+            [whole.pool] if whole is not None and self._decode is None else [group.pool for group in self._own_plan()]
+        )
         self._pipeline.admission.precheck(self.name, principal, pools)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
@@ -134,38 +136,38 @@ class Model:
 
     def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
         """How its workers look to a request now, by role; nothing is reserved."""
-        return [explain_side(side, self._pipeline.board, request) for side in self._sides.values()]
+        return [explain_group(group, self._pipeline.board, request) for group in self._groups.values()]
 
     # For requests under way, which may outlive the model's workers and find others.
 
-    def way(self, excluded: Collection[int] = ()) -> Way:
-        """The sides that a request needs, in order; of the model that has this name now. See `Ways.way`.
+    def plan(self, excluded: Collection[int] = ()) -> RoutePlan:
+        """The groups that a request needs, in order; of the model that has this name now. See `RoutePlanner.plan`.
 
         Raises:
             Unavailable: a role is missing.
         """
-        return self._now()._own_way(excluded)
+        return self._now()._own_plan(excluded)
 
-    def one_side(self) -> Side:
-        """The side of a request that is not one for two.
+    def one_group(self) -> WorkerGroup:
+        """The group of a request that one worker answers.
 
         Raises:
             Unavailable: nobody answers.
         """
         model = self._now()
-        side = model._aggregated or model._decode
-        if side is None:
+        group = model._aggregated or model._decode
+        if group is None:
             raise model._unavailable()
-        return side
+        return group
 
     def _now(self) -> Model:
-        if self._sides:
+        if self._groups:
             return self
         model = self._successor(self.name)
         # One with another tokenizer would make something else of the same tokens.
         return self if model is None or model.card.checksum != self.card.checksum else model
 
-    def _own_way(self, excluded: Collection[int] = ()) -> Way:
+    def _own_plan(self, excluded: Collection[int] = ()) -> RoutePlan:
         whole, decode, prefill = self._aggregated, self._decode, self._prefill
         if decode is None or prefill is None:
             if whole is None:
@@ -183,20 +185,20 @@ class Model:
                 return (whole,) if free_whole else (prefill, decode)
         return (whole,) if self._load(whole) < self._load(decode) else (prefill, decode)
 
-    def _load(self, side: Side) -> float:
+    def _load(self, group: WorkerGroup) -> float:
         """Requests per worker."""
         requests = self._pipeline.board.requests
-        workers = side.pool.instances
+        workers = group.pool.instances
         return sum(requests(instance_id) for instance_id in workers) / max(1, len(workers))
 
     def _unavailable(self) -> Unavailable:
-        if not self._sides:
+        if not self._groups:
             return Unavailable(f"no worker serves the model {self.name!r} now")
         return Unavailable(f"model {self.name!r} has no {' and no '.join(self.missing_roles)} worker now")
 
 
 class _Whole:
-    """The ways of requests that one worker answers, whatever its role."""
+    """Plans requests that one worker answers, whatever its role."""
 
     __slots__ = ("_model", "card")
 
@@ -204,12 +206,12 @@ class _Whole:
         self._model = model
         self.card = model.card
 
-    def way(self, excluded: Collection[int] = ()) -> Way:
-        return (self._model.one_side(),)
+    def plan(self, excluded: Collection[int] = ()) -> RoutePlan:
+        return (self._model.one_group(),)
 
 
-def _has_other(side: Side, excluded: Collection[int]) -> bool:
-    return any(instance_id not in excluded for instance_id in side.pool.instances)
+def _has_other(group: WorkerGroup, excluded: Collection[int]) -> bool:
+    return any(instance_id not in excluded for instance_id in group.pool.instances)
 
 
 def card_conflict(known: ModelCard, new: ModelCard) -> DynamoError | None:

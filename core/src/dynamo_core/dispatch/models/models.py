@@ -19,7 +19,7 @@ from dynamo_core.dispatch.models.cache import ModelCache
 from dynamo_core.dispatch.models.files import fetch_files
 from dynamo_core.dispatch.models.model import Model, card_conflict
 from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.dispatch.pools.side import Side
+from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol.cards import read_card, read_instance
 from dynamo_core.protocol.left_out import LeftOut
@@ -126,8 +126,8 @@ class Models:
         await self._tasks.aclose()
         models, self._models = self._models, {}
         for model in models.values():
-            for side in model.sides.values():
-                await _close(side.router)
+            for group in model.groups.values():
+                await _close(group.router)
 
     def get(self, name: str) -> Model:
         """The model with this name; see `ModelDirectory.get`."""
@@ -275,12 +275,12 @@ class Models:
         """Ends what has no workers left, and begins what has some."""
         model = self._models.get(name)
         if model is not None:
-            for role, side in tuple(model.sides.items()):
-                if not side.pool.instances:
+            for role, group in tuple(model.groups.items()):
+                if not group.pool.instances:
                     self._drop(model, role)
             if not model.answers:
                 del self._models[name]
-                for role in tuple(model.sides):
+                for role in tuple(model.groups):
                     self._drop(model, role)
                 model = None
         if model is None and name not in self._loading and any(self._of(name, ANSWERING)):
@@ -304,11 +304,11 @@ class Models:
             self._take_out(worker)
         if place is None or card is None or instance is None:
             return
-        side = place.model.sides.get(place.role)
-        if side is None:
+        group = place.model.groups.get(place.role)
+        if group is None:
             self._begin_to_open(place.model, place.role)
             return
-        pool = side.pool
+        pool = group.pool
         known = pool.instances.get(place.instance_id)
         if known != instance or pool.cards[place.instance_id] != card:
             pool.add(instance, card)
@@ -319,9 +319,9 @@ class Models:
     def _take_out(self, worker: _Worker) -> None:
         """Takes a worker from its place."""
         place, worker.place = worker.place, None
-        side = place.model.sides.get(place.role) if place is not None else None
-        if place is not None and side is not None:
-            removed = side.pool.remove(place.instance_id)
+        group = place.model.groups.get(place.role) if place is not None else None
+        if place is not None and group is not None:
+            removed = group.pool.remove(place.instance_id)
             if removed is not None:
                 self._announce("dynamo_instance_removed", instance=removed, model=place.model.name)
 
@@ -337,8 +337,8 @@ class Models:
         for worker in self._workers.values():
             if worker.place is not None and worker.place.model is model and worker.place.role == role:
                 self._take_out(worker)
-        side = model.remove(role)
-        self._tasks.spawn(_close(side.router), name=f"close-{model.name}-{role}")
+        group = model.remove(role)
+        self._tasks.spawn(_close(group.router), name=f"close-{model.name}-{role}")
 
     def _begin_to_open(self, model: Model, role: str) -> None:
         if (model, role) not in self._opening:
@@ -350,12 +350,12 @@ class Models:
         pauses = _pauses()
         try:
             while self._models.get(model.name) is model and self._is_wanted(model, role):
-                side = await self._make_side(model.name, role)
-                if side is not None:
+                group = await self._make_group(model.name, role)
+                if group is not None:
                     if self._models.get(model.name) is not model:
-                        await _close(side.router)
+                        await _close(group.router)
                         return
-                    model.add(side)
+                    model.add(group)
                     self._fit(model)
                     self._notify()
                     return
@@ -367,7 +367,7 @@ class Models:
         """Whether there are workers for a role."""
         return any(card_conflict(model.card, card) is None for _, card, _ in self._of(model.name, (role,)))
 
-    async def _make_side(self, name: str, role: str) -> Side | None:
+    async def _make_group(self, name: str, role: str) -> WorkerGroup | None:
         """A pool without workers and its running router; None if the router cannot be started."""
         pool = Pool(name, role)
         router: Router | None = None
@@ -381,7 +381,7 @@ class Models:
                 raise
             log.warning("the router of model %r for %s workers cannot be started: %s", name, role, error)
             return None
-        return Side(pool, router)
+        return WorkerGroup(pool, router)
 
     async def _load(self, name: str) -> None:
         """Makes the model from the first worker that can give its files; goes on as long as there are workers."""
@@ -413,12 +413,12 @@ class Models:
         except Exception as error:
             log.warning("model %r cannot be loaded from worker %016x: %s", card.name, card.instance_id, error)
             return None
-        side = await self._make_side(card.name, card.worker_type)
-        if side is None:
+        group = await self._make_group(card.name, card.worker_type)
+        if group is None:
             return None
         worker = self._workers.get(path)
         if worker is None or worker.card != card or worker.instance is None:
-            await _close(side.router)
+            await _close(group.router)
             return None
         model = Model(
             card,
@@ -428,7 +428,7 @@ class Models:
             parsers=parsers,
             successor=lambda name: self._models.get(name),
         )
-        model.add(side)
+        model.add(group)
         return model
 
     async def _changed_or(self, seconds: float) -> None:

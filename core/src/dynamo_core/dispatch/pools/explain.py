@@ -12,7 +12,7 @@ from dynamo_core.contracts.router import Considered, Phase, RoutingRequest, no_w
 from dynamo_core.dispatch.execution.prefill import decode_override
 from dynamo_core.dispatch.load.board import LoadBoard
 from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.dispatch.pools.side import Side
+from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.records import DECODE, PREFILL
 from dynamo_core.protocol.request import PreprocessedRequest
@@ -24,9 +24,9 @@ _ID = "explain"
 _Rank: TypeAlias = tuple[int, int]
 
 
-def explain_side(side: Side, board: LoadBoard, request: PreprocessedRequest) -> RouteView:
-    """How the workers of one side look to a request."""
-    pool = side.pool
+def explain_group(group: WorkerGroup, board: LoadBoard, request: PreprocessedRequest) -> RouteView:
+    """How the workers of one group look to a request."""
+    pool = group.pool
     phase = _PHASES.get(pool.role, Phase.AGGREGATED)
     if phase is Phase.DECODE:
         request = msgspec.structs.replace(request, router_config_override=decode_override(request))
@@ -36,12 +36,12 @@ def explain_side(side: Side, board: LoadBoard, request: PreprocessedRequest) -> 
     try:
         if not pool.eligible():
             raise no_worker(pool)
-        considered = side.router.explain(asked, pool)
+        considered = group.router.explain(asked, pool)
     except DynamoError as error:
         refusal = error.message
     sizes = [card.kv_cache_block_size for card in pool.cards.values()]
     ranks = _ranks(pool, board, considered)
-    return RouteView(pool.role, side.router.NAME, len(request.token_ids), next(iter(sizes), None), ranks, refusal)
+    return RouteView(pool.role, group.router.NAME, len(request.token_ids), next(iter(sizes), None), ranks, refusal)
 
 
 def _ranks(pool: Pool, board: LoadBoard, considered: Sequence[Considered] | None) -> list[RankView]:

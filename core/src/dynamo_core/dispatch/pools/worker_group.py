@@ -1,4 +1,4 @@
-"""Workers of one role, and who chooses among them."""
+"""Workers of one role, and the router that chooses among them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from dynamo_core.protocol.records import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class WorkerGroup:
     """The workers of one model in one role, and the router made for them."""
 
     pool: Pool
     router: Router
 
 
-#: The sides that a request needs, in order: one that does it all, or one for the prompt and one for the answer.
-Way: TypeAlias = tuple[Side] | tuple[Side, Side]
+#: The groups that a request needs, in order: one that does it all, or one for the prompt and one for the answer.
+RoutePlan: TypeAlias = tuple[WorkerGroup] | tuple[WorkerGroup, WorkerGroup]
 
 
-class Ways(Protocol):
-    """Where the requests of one model go; the workers may change between two calls."""
+class RoutePlanner(Protocol):
+    """Plans where the requests of one model go; the workers may change between two calls."""
 
     @property
     def card(self) -> ModelCard:
         """The card of the model."""
 
-    def way(self, excluded: Collection[int] = ()) -> Way:
-        """The sides for a request that is to be placed now, if possible with workers that are not excluded.
+    def plan(self, excluded: Collection[int] = ()) -> RoutePlan:
+        """The groups for a request that is to be placed now, if possible with workers that are not excluded.
 
         Raises:
             Unavailable: a role is missing.

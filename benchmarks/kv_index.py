@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import msgspec
 from dynamo_core.contracts.router import Route, RouterServices, RoutingRequest
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.events import KvBlock, KvEvent, KvRemoved, KvStored, RouterEvent
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
@@ -68,10 +68,10 @@ class Fleet:
             for one in self.instances
         }
         self._all = tuple(self.instances.values())
-        self.board = LoadBoard()
+        self.tracker = LoadTracker()
         nothing = cast(Any, None)
         services = RouterServices(
-            pool=self, board=self.board, events=nothing, directory=nothing, metrics=Metrics(), call=nothing
+            pool=self, tracker=self.tracker, events=nothing, directory=nothing, metrics=Metrics(), call=nothing
         )
         self.router = KvRouter(KvConfig(), services)
 
@@ -82,13 +82,13 @@ class Fleet:
         """A whole decision: hashing, choice, and the accounting of a request that comes, is prefilled, and leaves."""
         asked = RoutingRequest(PreprocessedRequest(token_ids=tokens), name)
         route = await self.router.route(asked, self)
-        ticket = self.enter(route, asked, name)
-        ticket.first_item()
-        ticket.leave()
+        reservation = self.reserve(route, asked, name)
+        reservation.first_item()
+        reservation.release()
 
-    def enter(self, route: Route, asked: RoutingRequest, name: str) -> Any:
+    def reserve(self, route: Route, asked: RoutingRequest, name: str) -> Any:
         """Counts a request in."""
-        return self.board.enter(
+        return self.tracker.reserve(
             route,
             name,
             prompt_tokens=len(asked.request.token_ids),
@@ -118,8 +118,8 @@ async def _run(options: argparse.Namespace) -> int:
 
         figures[f"lookup, cost, choice: {name} (µs)"] = await _median(choose, options.rounds)
         figures[f"with hashing and accounting: {name} (µs)"] = await _median(decide, options.rounds)
-        for ticket in running:
-            ticket.leave()
+        for reservation in running:
+            reservation.release()
     figures["ingest, 1 block an event, 16 events a message (blocks/s)"] = _ingest_messages(fleet, draw, 1, 16)
     figures["ingest, 64 blocks an event, 1 event a message (blocks/s)"] = _ingest_messages(fleet, draw, 64, 1)
     figures["eviction, 64 blocks an event, decoded (blocks/s)"] = _evict(fleet, draw)
@@ -201,15 +201,15 @@ def _hold(fleet: Fleet, tokens: list[int], depths: Sequence[int]) -> None:
 
 async def _load(fleet: Fleet, tokens: list[int], active: int, draw: random.Random) -> list[Any]:
     """Running requests: on each rank one that shares the prompt's first half, and others that share nothing."""
-    tickets = []
+    reservations = []
     for worker, instance in fleet.instances.items():
         for number in range(active):
             own = [draw.randrange(100_000) for _ in range(1000)]
             prompt = own if number else [*tokens[: len(tokens) // 2], *own]
             asked = RoutingRequest(PreprocessedRequest(token_ids=prompt), f"{worker}-{number}")
             asked.hashes(BLOCK)
-            tickets.append(fleet.enter(Route(instance), asked, asked.request_id))
-    return tickets
+            reservations.append(fleet.reserve(Route(instance), asked, asked.request_id))
+    return reservations
 
 
 async def _median(work: Callable[[], Any], rounds: int, times: int = 300) -> float:

@@ -1,7 +1,7 @@
 """How well the router `kv` chooses, beside `round-robin` and `power-of-two`: times to the first token, hits, balance.
 
-Eight mocker workers in one process, with the real routers, load board, pipeline and KV events, and the mocker's timing
-of a real engine. Time is virtual (`virtual_time.py`): nothing waits, and the figures depend on the seed alone.
+Eight mocker workers in one process, with the real routers, load tracker, pipeline and KV events, and the mocker's
+timing of a real engine. Time is virtual (`virtual_time.py`): nothing waits, and the figures depend on the seed alone.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
@@ -178,11 +178,11 @@ async def _start(stack: AsyncExitStack, make_router: Callable[[RouterServices], 
     stack.push_async_callback(transport.aclose)
     discovery = MemoryDiscovery(PluginConfig(), metrics)
     stack.push_async_callback(discovery.aclose)
-    board = LoadBoard()
+    tracker = LoadTracker()
     pipeline = Pipeline(
         transport=transport,
         admission=NoAdmission(PluginConfig(), AdmissionServices(metrics)),
-        board=board,
+        tracker=tracker,
         deadlines=Deadlines(total=_DEADLINE),
         metrics=metrics,
     )
@@ -194,7 +194,7 @@ async def _start(stack: AsyncExitStack, make_router: Callable[[RouterServices], 
         caller=caller,
         make_router=lambda pool: make_router(
             RouterServices(
-                pool=pool, board=board, events=transport.events(), directory=discovery, metrics=metrics, call=caller
+                pool=pool, tracker=tracker, events=transport.events(), directory=discovery, metrics=metrics, call=caller
             )
         ),
         announce=_announce,

@@ -23,7 +23,7 @@ from dynamo_core.contracts.transport import Served
 from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.model import Model
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.dispatch.pools.pool import Pool
@@ -88,11 +88,11 @@ class Watcher:
     def __init__(self, directory: Discovery, stack: AsyncExitStack, router: str = "round-robin") -> None:
         metrics = Metrics()
         self.transport = InprocTransport(PluginConfig(), metrics)
-        self.board = LoadBoard()
+        self.tracker = LoadTracker()
         pipeline = Pipeline(
             transport=self.transport,
             admission=NoAdmission(PluginConfig(), AdmissionServices(metrics)),
-            board=self.board,
+            tracker=self.tracker,
             deadlines=Deadlines(),
             metrics=metrics,
         )
@@ -103,7 +103,7 @@ class Watcher:
             cls = cast("type[Router]", loader.load("router", name))
             services = RouterServices(
                 pool=pool,
-                board=self.board,
+                tracker=self.tracker,
                 events=self.transport.events(),
                 directory=directory,
                 metrics=metrics,
@@ -332,25 +332,25 @@ async def _choosing(name: str, size: int, options: argparse.Namespace) -> float:
         await fleet.add(size)
         watcher.models.start()
         await watcher.until(lambda: len(watcher.known) == size)
-        pool, board, router = watcher.pool, watcher.board, watcher.make_router(watcher.pool, name)
+        pool, tracker, router = watcher.pool, watcher.tracker, watcher.make_router(watcher.pool, name)
         names = (f"r{number}" for number in count())
         for _ in range(2 * size):
-            await _place(router, pool, board, next(names))
+            await _place(router, pool, tracker, next(names))
         best = float("inf")
         for _ in range(options.rounds):
             ids = [next(names) for _ in range(options.routes)]
             with _undisturbed():
                 begun = time.process_time()
                 for request_id in ids:
-                    (await _place(router, pool, board, request_id)).leave()
+                    (await _place(router, pool, tracker, request_id)).release()
                 best = min(best, time.process_time() - begun)
         await router.aclose()
     return best / int(options.routes) * 1e6
 
 
-async def _place(router: Router, pool: Pool, board: LoadBoard, request_id: str) -> Any:
+async def _place(router: Router, pool: Pool, tracker: LoadTracker, request_id: str) -> Any:
     route = await router.route(RoutingRequest(REQUEST, request_id), pool)
-    return board.enter(route, request_id, prompt_tokens=3, block_size=None, hashes=())
+    return tracker.reserve(route, request_id, prompt_tokens=3, block_size=None, hashes=())
 
 
 @contextmanager

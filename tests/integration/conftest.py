@@ -20,7 +20,7 @@ from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.model import Model
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
@@ -53,11 +53,11 @@ class House:
         self.metrics = Metrics()
         self.transport = InprocTransport(PluginConfig(), self.metrics)
         self.discovery = self.store(self.metrics)
-        self.board = LoadBoard()
+        self.tracker = LoadTracker()
         self.pipeline = Pipeline(
             transport=self.transport,
             admission=self.admission or NoAdmission(PluginConfig(), AdmissionServices(self.metrics)),
-            board=self.board,
+            tracker=self.tracker,
             deadlines=self.deadlines,
             metrics=self.metrics,
         )
@@ -69,7 +69,7 @@ class House:
             make_router=lambda pool: self.router(
                 RouterServices(
                     pool=pool,
-                    board=self.board,
+                    tracker=self.tracker,
                     events=self.transport.events(),
                     directory=self.discovery,
                     metrics=self.metrics,

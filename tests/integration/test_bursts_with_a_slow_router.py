@@ -74,7 +74,7 @@ async def test_requests_that_were_let_in_together_are_placed_only_where_there_is
 
     admission = TokenCapacityAdmission(PluginConfig(), AdmissionServices(Metrics(), thresholds=Fixed()))
     house = make_house(admission=admission, router=make_router)
-    monitor = WorkerMonitor(house.board, house.transport.events(), house.discovery, rule=busy)
+    monitor = WorkerMonitor(house.tracker, house.transport.events(), house.discovery, rule=busy)
     stack.push_async_callback(monitor.aclose)
     for _ in range(2):
         await house.run(Endless)

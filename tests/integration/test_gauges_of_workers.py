@@ -54,7 +54,7 @@ class TwoRanks(Slow):
 
 @pytest.fixture
 def gauges(house: Any) -> FrontGauges:
-    gauges = FrontGauges(house.models, house.board, "f")
+    gauges = FrontGauges(house.models, house.tracker, "f")
     house.metrics.registry.register(gauges)
     return gauges
 
@@ -117,11 +117,11 @@ async def test_a_rank_shows_what_it_is_doing(house: Any, gauges: FrontGauges) ->
 
 
 async def test_blocks_in_use_are_what_a_worker_told_and_what_was_placed_since(house: Any) -> None:
-    monitor = WorkerMonitor(house.board, house.transport.events(), house.discovery)
-    house.metrics.registry.register(FrontGauges(house.models, house.board, "f", monitor))
+    monitor = WorkerMonitor(house.tracker, house.transport.events(), house.discovery)
+    house.metrics.registry.register(FrontGauges(house.models, house.tracker, "f", monitor))
     worker = await house.run(Slow)
     worker_id = worker.instance.instance_id
-    monitor.hear(msgspec.msgpack.encode([ActiveLoad(worker_id, active_decode_blocks=30)]), 0.0)
+    monitor.apply(msgspec.msgpack.encode([ActiveLoad(worker_id, active_decode_blocks=30)]), 0.0)
 
     stream = await house.ask(PreprocessedRequest(model="m", token_ids=list(range(40))))
     busy = shown(house.metrics)

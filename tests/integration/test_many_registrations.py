@@ -87,7 +87,7 @@ async def test_all_are_known_and_served_in_turn_while_some_come_and_go(
     answered = await ask_many(watcher, size // 10 * 10)
     assert max(answered.values()) == 1, "each in its turn"
     assert not gone & answered.keys()
-    assert watcher.board.total_requests == 0
+    assert watcher.tracker.total_requests == 0
 
     # Most leave at once.
     rest = await leave_but(fleet, 3)
@@ -121,4 +121,4 @@ async def test_every_router_finds_the_workers_that_are_there(
     # Four requests for each of those who are left: none is preferred by much.
     assert len(answered) > 0.8 * len(fleet.leases)
     assert sum(answered.values()) == 2 * size
-    assert watcher.board.total_requests == 0
+    assert watcher.tracker.total_requests == 0

@@ -182,7 +182,7 @@ async def test_a_worker_that_fails_before_the_first_item_costs_the_client_nothin
     assert {engine.requests[0] for engine in Fragile.made} == {"r0"}
     assert {engine.attempts[0] for engine in Fragile.made} == {"r0-0", "r0-1"}
     assert metric(house, "total", migration_type="new_request", model="m") == 1
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_no_more_workers_are_tried_than_allowed(make_house: Callable[..., Any]) -> None:
@@ -227,7 +227,7 @@ async def test_what_another_worker_would_not_do_better_is_not_tried(house: Any, 
         await read(await house.ask(request()))
 
     assert len(asked()) == 1
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_request_that_was_stopped_is_not_asked_again(house: Any) -> None:
@@ -278,7 +278,7 @@ async def test_a_retry_waits_for_a_worker_that_is_busy(house: Any) -> None:
     await busy.aclose()
 
     assert tokens(await reading) == answer(8)
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 # In mid-answer.
@@ -303,7 +303,7 @@ async def test_another_worker_goes_on_where_the_first_one_stopped(house: Any) ->
     assert (first.attempts, second.attempts) == (["r-0"], ["r-1"])
     assert (metric(house, "total"), metric(house, "total", migration_type="ongoing_request")) == (1, 1)
     assert metric(house, "duration_seconds_count", outcome="success") == 1
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_the_counts_are_those_of_the_whole_answer(house: Any) -> None:
@@ -358,7 +358,7 @@ async def test_wherever_workers_fail_the_answer_is_the_same(make_house: Callable
         assert items[-1].finish_reason == "length"
         assert told is not None
         assert (told.prompt_tokens, told.completion_tokens) == (len(PROMPT), length)
-        assert house.board.total_requests == 0
+        assert house.tracker.total_requests == 0
 
 
 async def test_it_moves_as_often_as_the_limit_says(house: Any) -> None:
@@ -542,7 +542,7 @@ async def test_it_waits_until_a_worker_is_there(house: Any) -> None:
     await workers(house, 1)
 
     assert tokens(await reading) == answer(8)
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_workers_of_another_model_by_that_name_do_not_go_on(make_house: Callable[..., Any]) -> None:
@@ -568,7 +568,7 @@ async def test_it_waits_for_busy_workers_and_is_never_refused_for_load(house: An
     await busy.aclose()
 
     assert tokens(await reading) == answer(8)
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_the_wait_has_an_end_and_the_client_gets_what_broke_its_answer(make_house: Callable[..., Any]) -> None:
@@ -580,7 +580,7 @@ async def test_the_wait_has_an_end_and_the_client_gets_what_broke_its_answer(mak
         await read(await house.ask(request()))
 
     assert metric(house, "duration_seconds_count", outcome="failure", migration_type="ongoing_request") == 1
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 @pytest.mark.parametrize("how", ["stops", "leaves", "leaves twice", "runs out of time"])
@@ -608,7 +608,7 @@ async def test_a_client_that_gives_up_ends_the_wait(make_house: Callable[..., An
             closing = [stream.aclose()] if how == "leaves twice" else []
             await asyncio.gather(reading, *closing, return_exceptions=True)
 
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
     assert (admission.given, admission.back) == (1, [3])
     assert metric(house, "duration_seconds_count", outcome="cancelled") == 1
     assert len(house.pipeline._migrator.tasks) == 0
@@ -637,7 +637,7 @@ async def test_a_worker_that_hangs_counts_as_failed(make_house: Callable[..., An
 
     assert tokens(items) == answer(8)
     await house.eventually(lambda: not any(engine.running for engine in Fragile.made))
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_worker_that_hangs_ends_the_answer_where_it_cannot_move(make_house: Callable[..., Any]) -> None:
@@ -648,7 +648,7 @@ async def test_a_worker_that_hangs_ends_the_answer_where_it_cannot_move(make_hou
     with pytest.raises(ResponseTimeout, match=r"sent nothing for 0\.05 s"):
         await read(await house.ask(request()))
 
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
     assert not len(house.pipeline._alarms.stall.alarms)
 
 
@@ -684,7 +684,7 @@ async def test_a_request_that_freezes_its_engine_does_not_walk_through_the_fleet
         await read(await house.ask(request()))
 
     assert len(asked()) == 3
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_worker_that_hangs_is_found_while_the_answer_is_collected_whole(make_house: Callable[..., Any]) -> None:
@@ -793,7 +793,7 @@ async def test_when_a_decode_worker_fails_both_hops_are_done_again(house: Any, a
     assert items[-1].completion_usage is not None
     assert (items[-1].completion_usage.prompt_tokens, items[-1].completion_usage.completion_tokens) == (3, 8)
     assert stream.prefill_instance_id in house.model().groups["prefill"].pool.instances
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_an_aggregated_worker_goes_on_for_a_decode_worker(house: Any) -> None:
@@ -810,7 +810,7 @@ async def test_an_aggregated_worker_goes_on_for_a_decode_worker(house: Any) -> N
     assert tokens(await reading) == answer(8)
     assert Fragile.made[-1].asked[0].token_ids == PROMPT + answer(3)
     assert stream.prefill_instance_id is None
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 class Meeting(Prefiller):
@@ -863,4 +863,4 @@ async def test_when_a_prefill_worker_fails_at_the_meeting_both_hops_are_done_aga
     prefills = [len(engine.asked) for engine in Fragile.made if isinstance(engine, Meeting)]
     assert sorted(prefills, reverse=True) == [1] * min(failures + 1, most) + [0] * (4 - min(failures + 1, most))
     await house.eventually(lambda: not any(engine.running for engine in Fragile.made))
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0

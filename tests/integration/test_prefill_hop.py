@@ -236,7 +236,7 @@ async def test_the_prompt_is_computed_by_one_worker_and_the_answer_given_by_anot
     assert second.prefill_result.prompt_tokens_details == {"cached_tokens": 1}
     assert second.routing == RoutingHints(expected_output_tokens=9, prefill_worker_id=prefill_id, prefill_dp_rank=0)
     assert request.stop_conditions.max_tokens == 3
-    assert (house.board.total_requests, prefiller.running, decoder.running) == (0, 0, 0)
+    assert (house.tracker.total_requests, prefiller.running, decoder.running) == (0, 0, 0)
 
 
 async def test_the_decode_worker_is_linked_to_the_prefill_workers_span(house: Any, tokens_of: Any) -> None:
@@ -293,20 +293,20 @@ async def test_the_prompt_is_load_of_the_prefill_worker_only(house: Any, tokens_
     (prefill_id,), (decode_id,) = instances(house, "prefill"), instances(house, "decode")
     prefiller.gate.clear()
     decoder.gate.clear()
-    board = house.board
+    tracker = house.tracker
 
     asking = asyncio.ensure_future(house.generate([1, 2, 3]))
     await prefiller.begun.wait()
-    during = [board.prefill_tokens(prefill_id), board.requests(prefill_id), board.requests(decode_id)]
+    during = [tracker.prefill_tokens(prefill_id), tracker.requests(prefill_id), tracker.requests(decode_id)]
     prefiller.gate.set()
     stream = await asking
-    after = [board.prefill_tokens(decode_id), board.requests(prefill_id), board.requests(decode_id)]
+    after = [tracker.prefill_tokens(decode_id), tracker.requests(prefill_id), tracker.requests(decode_id)]
     decoder.gate.set()
     await tokens_of(stream)
 
     assert during == [3, 1, 0]
     assert after == [0, 0, 1]
-    assert board.total_requests == 0
+    assert tracker.total_requests == 0
 
 
 async def test_engines_that_meet_elsewhere_are_asked_at_once_with_the_same_room(house: Any, tokens_of: Any) -> None:
@@ -328,7 +328,7 @@ async def test_engines_that_meet_elsewhere_are_asked_at_once_with_the_same_room(
         assert second.prefill_result is None
         assert info.bootstrap_room % 2 == first.routing.dp_rank - 2 == second.routing.prefill_dp_rank - 2
     assert {first.routing.dp_rank for first in prefiller.asked} == {2, 3}
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_prefill_worker_that_ends_a_little_later_is_not_told_that_the_request_was_given_up(
@@ -346,7 +346,7 @@ async def test_a_prefill_worker_that_ends_a_little_later_is_not_told_that_the_re
 
     assert tokens == [1, 2]
     assert prefiller.aborted == 0
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 # What a prefill worker may do.
@@ -360,7 +360,7 @@ async def test_a_prefill_worker_that_hands_nothing_over_fails_the_request(house:
         await house.generate([1])
 
     assert decoder.asked == []
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ async def test_a_prefill_that_fails_fails_the_request_with_its_error(
 
     assert len(prefiller.asked) == 1
     assert decoder.asked == []
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_prefill_worker_that_dies_without_a_word_is_replaced_by_another(house: Any, tokens_of: Any) -> None:
@@ -426,7 +426,7 @@ async def test_a_prefill_worker_that_dies_without_a_word_is_replaced_by_another(
     assert tokens == [1, 2]
     assert len(prefiller.asked) == 1
     assert decoder.asked[0].prefill_result.disaggregated_params == {"kv": "r-p1"}
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_prefill_worker_that_dies_after_a_token_is_replaced_too(house: Any, tokens_of: Any) -> None:
@@ -439,7 +439,7 @@ async def test_a_prefill_worker_that_dies_after_a_token_is_replaced_too(house: A
     assert tokens == [1, 2]
     assert len(prefiller.asked) == 1
     assert len(decoder.asked) == 1
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
     assert other.instance is not None
 
 
@@ -456,7 +456,7 @@ async def test_a_prefill_worker_that_hangs_is_replaced(make_house: Callable[...,
 
     assert await tokens_of(await house.generate([1, 2])) == [1, 2]
     assert len(prefiller.asked) == 1
-    assert (prefiller.running, decoder.running, house.board.total_requests) == (0, 0, 0)
+    assert (prefiller.running, decoder.running, house.tracker.total_requests) == (0, 0, 0)
 
 
 async def test_no_more_prefill_workers_are_tried_than_the_config_allows(make_house: Callable[..., Any]) -> None:
@@ -492,7 +492,7 @@ async def test_a_prefill_worker_at_capacity_is_passed_over_and_all_of_them_refus
     taken += await tokens_of(await waiting[1])
 
     assert taken == [1, 2]
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 @pytest.mark.parametrize("behaviour", ["ends with an error", "refuses the input", "dies", "cancels"])
@@ -514,7 +514,7 @@ async def test_a_prefill_that_fails_while_the_other_decodes_fails_the_request_an
     await stream.aclose()
 
     assert decoder.aborted == 1
-    assert (decoder.running, prefiller.running, house.board.total_requests) == (0, 0, 0)
+    assert (decoder.running, prefiller.running, house.tracker.total_requests) == (0, 0, 0)
 
 
 async def test_no_decode_worker_is_kept_for_a_prefill_that_failed_before_it_was_found(house: Any) -> None:
@@ -533,7 +533,7 @@ async def test_no_decode_worker_is_kept_for_a_prefill_that_failed_before_it_was_
     with pytest.raises(BackendError, match="no room"):
         await house.generate([1])
 
-    assert (decoder.running, house.board.total_requests) == (0, 0)
+    assert (decoder.running, house.tracker.total_requests) == (0, 0)
 
 
 # What decode workers may do.
@@ -559,7 +559,7 @@ async def test_a_prefilled_request_waits_for_a_decode_worker_while_all_are_busy(
 
     assert not early
     assert tokens == [2]
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_prefilled_request_is_refused_when_no_decode_worker_was_free_in_time(
@@ -574,7 +574,7 @@ async def test_a_prefilled_request_is_refused_when_no_decode_worker_was_free_in_
         await house.generate([2])
 
     await running.aclose()
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_decode_worker_that_dies_breaks_the_answer_after_what_it_gave(house: Any) -> None:
@@ -588,7 +588,7 @@ async def test_a_decode_worker_that_dies_breaks_the_answer_after_what_it_gave(ho
     await stream.aclose()
 
     assert first.token_ids == [5]
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 # Giving up.
@@ -622,7 +622,7 @@ async def test_a_client_that_leaves_during_the_prefill_stops_it(house: Any) -> N
         await asking
 
     assert (prefiller.aborted, prefiller.running, decoder.asked) == (1, 0, [])
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_prefill_that_ends_as_its_client_leaves_has_its_cache_fetched(house: Any) -> None:
@@ -652,7 +652,7 @@ async def test_a_prefill_that_ends_as_its_client_leaves_has_its_cache_fetched(ho
     await house.eventually(lambda: bool(decoder.asked) and not decoder.running)
 
     assert decoder.asked[0].prefill_result.disaggregated_params == {"kv": "r-p0"}
-    await house.eventually(lambda: house.board.total_requests == 0)
+    await house.eventually(lambda: house.tracker.total_requests == 0)
 
 
 async def test_a_client_that_leaves_while_a_decode_worker_is_called_has_it_called_once(house: Any) -> None:
@@ -674,7 +674,7 @@ async def test_a_client_that_leaves_while_a_decode_worker_is_called_has_it_calle
     await cancelled(asking)
 
     assert called == [decode_id]
-    assert (prefiller.running, decoder.asked, house.board.total_requests) == (0, [], 0)
+    assert (prefiller.running, decoder.asked, house.tracker.total_requests) == (0, [], 0)
 
 
 @pytest.mark.parametrize("meeting", [False, True])
@@ -715,7 +715,7 @@ async def test_a_request_given_up_between_the_phases_still_has_its_cache_fetched
     else:
         assert request.prefill_result.disaggregated_params == {"kv": "r-p0"}
     assert decoder.aborted == 1
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_prefill_that_still_runs_is_stopped_when_its_client_leaves_before_a_decode_worker_is_found(
@@ -735,7 +735,7 @@ async def test_a_prefill_that_still_runs_is_stopped_when_its_client_leaves_befor
     await cancelled(asking)
 
     assert (prefiller.aborted, prefiller.running, decoder.asked) == (1, 0, [])
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 @pytest.mark.parametrize("prefill", [Prefiller, Meeting])
@@ -754,7 +754,7 @@ async def test_a_client_that_leaves_stops_whoever_works_for_it(
 
     assert decoder.aborted == 1
     assert prefiller.aborted == (1 if prefill is Meeting else 0)
-    assert (prefiller.running, decoder.running, house.board.total_requests) == (0, 0, 0)
+    assert (prefiller.running, decoder.running, house.tracker.total_requests) == (0, 0, 0)
 
 
 async def test_stopping_the_context_stops_both_and_ends_the_answer_cancelled(house: Any) -> None:
@@ -770,7 +770,7 @@ async def test_stopping_the_context_stops_both_and_ends_the_answer_cancelled(hou
 
     assert reasons[-1] == "cancelled"
     assert (prefiller.aborted, decoder.aborted) == (1, 1)
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 @pytest.mark.parametrize("deadlines", [Deadlines(first_item=0.02), Deadlines(total=0.02)])
@@ -786,7 +786,7 @@ async def test_one_deadline_holds_for_both_hops(
         await tokens_of(await house.generate([1]))
     await turns()
 
-    assert (prefiller.running, decoder.running, house.board.total_requests) == (0, 0, 0)
+    assert (prefiller.running, decoder.running, house.tracker.total_requests) == (0, 0, 0)
 
 
 async def test_a_deadline_stops_both_workers_before_the_reader_has_closed_the_stream(
@@ -803,7 +803,7 @@ async def test_a_deadline_stops_both_workers_before_the_reader_has_closed_the_st
     await house.eventually(lambda: not prefiller.running and not decoder.running)
 
     await stream.aclose()
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_what_is_still_cleaned_up_ends_with_the_pipeline(house: Any) -> None:
@@ -826,7 +826,7 @@ async def test_what_is_still_cleaned_up_ends_with_the_pipeline(house: Any) -> No
 
     await house.pipeline.aclose()
 
-    assert (decoder.running, house.board.total_requests) == (0, 0)
+    assert (decoder.running, house.tracker.total_requests) == (0, 0)
 
 
 # Roles that come and go.
@@ -1033,7 +1033,7 @@ async def test_nothing_is_kept_whichever_way_a_request_goes(
             await request(client, delay, EngineContext(f"r{number}"))
         await house.eventually(lambda: not house.pipeline._hop._tasks)
         way = f"prefill {first}, decode {second}, client {client} after {delay}"
-        assert house.board.total_requests == 0, way
+        assert house.tracker.total_requests == 0, way
         assert len(admission.back) == admission.given, way
         assert (prefiller.running, decoder.running) == (0, 0), way
-        assert not house.board._ranks, way
+        assert not house.tracker._ranks, way

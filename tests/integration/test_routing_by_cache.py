@@ -12,7 +12,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.contracts.events import Publisher
 from dynamo_core.contracts.router import Considered, Phase, RouterServices, RoutingRequest
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance
 from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverride, RoutingHints, StopConditions
@@ -98,9 +98,9 @@ def overlaps(router: KvRouter, prompt: list[int], **hints: Any) -> list[int]:
     return sorted(one.overlap for one in considered(router, prompt, **hints).values())
 
 
-def assert_nothing_is_counted(board: LoadBoard) -> None:
-    assert board.total_requests == 0
-    assert not list(board.own_ranks())
+def assert_nothing_is_counted(tracker: LoadTracker) -> None:
+    assert tracker.total_requests == 0
+    assert not list(tracker.own_ranks())
 
 
 async def metric(house: House, name: str) -> dict[str, float]:
@@ -119,7 +119,7 @@ async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(make_house: 
         worker, cached = await answer(house, request([*PROMPT, 7, 8]))
         assert (worker, cached) == (first, 40)
 
-    assert_nothing_is_counted(house.board)
+    assert_nothing_is_counted(house.tracker)
     applied = await metric(house, "dynamo_component_kv_cache_events_applied")
     assert applied['dynamo_component_kv_cache_events_applied{event_type="stored",status="ok"}'] >= 1
     started = await metric(house, "dynamo_component_router_requests_started_total")
@@ -137,7 +137,7 @@ async def test_prompts_that_share_nothing_are_spread(make_house: MakeHouse) -> N
         await stream.aclose()
 
     assert sorted(workers.count(worker) for worker in set(workers)) == [2, 2, 2]
-    assert_nothing_is_counted(house.board)
+    assert_nothing_is_counted(house.tracker)
 
 
 async def test_a_router_that_comes_later_learns_what_workers_hold_while_it_routes(make_house: MakeHouse) -> None:
@@ -253,7 +253,7 @@ async def test_of_two_halves_the_prompt_goes_by_the_cache_and_the_answer_by_load
         await stream.aclose()
     asked = RoutingRequest(request(PROMPT), "r", phase=Phase.DECODE)
     assert {one.overlap for one in decode.explain(asked, decode.services.pool)} == {0}
-    assert_nothing_is_counted(house.board)
+    assert_nothing_is_counted(house.tracker)
 
 
 async def test_what_a_request_asks_of_the_router_is_done(make_house: MakeHouse) -> None:
@@ -284,7 +284,7 @@ async def test_a_token_that_is_none_is_the_callers_fault(make_house: MakeHouse) 
 
     with pytest.raises(InvalidArgument, match="token_ids"):
         await house.ask(request([1, 2, 3, 2**40]))
-    assert_nothing_is_counted(house.board)
+    assert_nothing_is_counted(house.tracker)
 
 
 async def test_without_events_it_goes_by_where_prompts_went(make_house: MakeHouse) -> None:
@@ -348,7 +348,7 @@ async def test_with_a_threshold_requests_wait_while_all_workers_have_too_much_to
     await asyncio.gather(*asking[:-1])
 
     assert len(router._queue) == 0
-    assert_nothing_is_counted(house.board)
+    assert_nothing_is_counted(house.tracker)
     text = (await house.metrics.render()).decode()
     labels = 'model="m",policy_class="fcfs",worker_type="aggregated"'
     assert f"dynamo_frontend_router_queue_pending_requests{{{labels}}} 0.0" in text
@@ -357,14 +357,14 @@ async def test_with_a_threshold_requests_wait_while_all_workers_have_too_much_to
 async def test_who_waits_too_long_for_room_is_refused(make_house: MakeHouse) -> None:
     house = make_house(router=Routers(queue_threshold=0.0, queue_timeout=0.01), deadlines=short())
     worker = await house.run(Slow)
-    board, instance = house.board, Instance(instance_id=worker.instance.instance_id)
+    tracker, instance = house.tracker, Instance(instance_id=worker.instance.instance_id)
     from dynamo_core.contracts.router import Route
 
-    ticket = board.enter(Route(instance), "other", prompt_tokens=10, block_size=4, hashes=[])
+    reservation = tracker.reserve(Route(instance), "other", prompt_tokens=10, block_size=4, hashes=[])
     with pytest.raises(ServiceOverloaded):
         await house.ask(request(PROMPT))
-    ticket.leave()
-    assert_nothing_is_counted(board)
+    reservation.release()
+    assert_nothing_is_counted(tracker)
 
 
 def short() -> Any:

@@ -172,7 +172,7 @@ async def test_a_request_comes_back_whole(house: Any, tokens_of: Any) -> None:
     stream = await house.generate([3, 1, 2])
 
     assert await tokens_of(stream) == [3, 1, 2]
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_requests_go_to_the_workers_in_turn(house: Any, tokens_of: Any) -> None:
@@ -195,7 +195,7 @@ async def test_closing_a_stream_runs_every_finally_below_it_before_it_returns(ho
 
     finallys = [call for call in worker._engine.calls if "finally" in call]
     assert finallys == ["inner finally", "outer finally"]
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_stream_that_is_read_to_its_end_has_run_every_finally_once_it_is_closed(house: Any) -> None:
@@ -262,7 +262,7 @@ async def test_an_engine_that_does_not_stop_is_cancelled_after_the_grace(
     await stream.aclose()
 
     assert worker._engine.running == 0
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_an_error_of_the_engine_keeps_its_type(house: Any, tokens_of: Any) -> None:
@@ -272,7 +272,7 @@ async def test_an_error_of_the_engine_keeps_its_type(house: Any, tokens_of: Any)
         await tokens_of(await house.generate([1]))
 
     assert isinstance(caught.value, BackendError)
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 @pytest.mark.parametrize(("engine", "error"), [(Breaking, BackendError.Unknown), (Unfinished, StreamIncomplete)])
@@ -288,7 +288,7 @@ async def test_a_stream_that_breaks_gives_its_tokens_and_then_the_error(
     await stream.aclose()
 
     assert first.token_ids == [1]
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_nothing_is_taken_after_the_terminal_in_service(
@@ -380,7 +380,7 @@ async def test_a_worker_at_capacity_refuses_and_the_next_one_serves(house: Any, 
         first.instance.instance_id,
         second.instance.instance_id,
     }
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_queued_request_is_served_when_the_one_before_it_ends(house: Any) -> None:
@@ -425,7 +425,7 @@ async def test_no_first_item_within_the_deadline_is_an_error(
         await anext(stream)
     await stream.aclose()
 
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_an_answer_that_takes_longer_than_allowed_is_cut(make_house: Callable[..., Any]) -> None:
@@ -438,7 +438,7 @@ async def test_an_answer_that_takes_longer_than_allowed_is_cut(make_house: Calla
             pass
     await stream.aclose()
 
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_admission_is_given_its_permit_back_once_with_the_tokens_that_came_out(

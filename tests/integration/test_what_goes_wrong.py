@@ -126,7 +126,7 @@ async def test_a_worker_that_accepts_too_late_costs_the_request_nothing(
     await house.eventually(lambda: len(house.models.instances()) == 2)
 
     assert await tokens_of(await house.generate([1])) == [7]
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_deadline_that_passes_while_workers_refuse_ends_the_request(make_house: Callable[..., Any]) -> None:
@@ -142,7 +142,7 @@ async def test_a_deadline_that_passes_while_workers_refuse_ends_the_request(make
     with pytest.raises(ResponseTimeout):
         await house.generate([1])
 
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_the_whole_answer_has_a_deadline_even_below_that_of_the_first_item(
@@ -361,7 +361,7 @@ async def test_a_stop_callback_of_an_engine_that_fails_disturbs_nobody(house: An
 
     await stream.aclose()
 
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_an_engine_that_makes_the_choices_itself_ends_each(house: Any) -> None:

@@ -77,7 +77,7 @@ async def test_nothing_is_reserved_by_it(make_house: MakeHouse) -> None:
     (view,) = house.models.get("m").explain(asked())
 
     assert {(rank.requests, rank.prefill_tokens, rank.blocks, rank.shared) for rank in view.ranks} == {(0, 0, 0, 0)}
-    assert house.board.total_requests == 0
+    assert house.tracker.total_requests == 0
 
 
 async def test_a_router_without_costs_shows_the_load(make_house: MakeHouse) -> None:

@@ -17,7 +17,7 @@ from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
 from dynamo_core.dispatch.execution.stream import ResponseStream
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, WorkerGroup
 from dynamo_core.errors import Disconnected, DynamoError
@@ -163,7 +163,7 @@ class Stage:
         self.card = ModelCard(name="m", instance_id=0, migration_limit=limit)
         self.pool = Pool("m", "aggregated")
         self.transport = StageTransport()
-        self.board = LoadBoard()
+        self.tracker = LoadTracker()
         self.metrics = Metrics()
         self.permit = Counted()
         admission = Open(PluginConfig(), AdmissionServices(self.metrics))
@@ -171,7 +171,7 @@ class Stage:
         self.pipeline = Pipeline(
             transport=self.transport,
             admission=admission,
-            board=self.board,
+            tracker=self.tracker,
             deadlines=Deadlines(**({"migration_wait": 0.0} | deadlines)),
             metrics=self.metrics,
         )

@@ -44,7 +44,7 @@ async def test_when_all_are_full_the_client_is_told_so_and_each_was_asked_once(m
 
     assert len(stage.transport.refusals) == 97
     assert isinstance(refused.value.__cause__, WorkerOverloaded)
-    assert (stage.board.total_requests, stage.permit.told) == (0, [0])
+    assert (stage.tracker.total_requests, stage.permit.told) == (0, [0])
 
 
 async def test_a_worker_that_is_alone_is_asked_each_time(make_stage: Callable[..., Any]) -> None:
@@ -98,7 +98,7 @@ async def test_a_retry_does_not_wait_forever(make_stage: Callable[..., Any]) -> 
     with pytest.raises(ServiceOverloaded):
         await stage.generate()
 
-    assert (stage.board.total_requests, stage.permit.told) == (0, [0])
+    assert (stage.tracker.total_requests, stage.permit.told) == (0, [0])
 
 
 async def test_a_retry_that_is_given_up_while_it_waits_gives_everything_back(make_stage: Callable[..., Any]) -> None:
@@ -113,7 +113,7 @@ async def test_a_retry_that_is_given_up_while_it_waits_gives_everything_back(mak
     asked.cancel()
     await asyncio.wait([asked])
 
-    assert (stage.board.total_requests, stage.permit.told) == (0, [0])
+    assert (stage.tracker.total_requests, stage.permit.told) == (0, [0])
 
 
 class Told(Permit):

@@ -1,4 +1,4 @@
-"""What a request holds: legs share one deadline, and places on the board are given back once."""
+"""What a request holds: legs share one deadline, and places on the tracker are given back once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Route
 from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, Leg, RequestAlarms
 from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.errors import DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
 from dynamo_core.protocol.records import Instance
 
@@ -29,7 +29,7 @@ class CountedPermit(Permit):
 @dataclass
 class Request:
     deadlines: Deadlines = field(default_factory=Deadlines)
-    board: LoadBoard = field(default_factory=LoadBoard)
+    tracker: LoadTracker = field(default_factory=LoadTracker)
     permit: CountedPermit = field(default_factory=CountedPermit)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Request:
 
     def enter(self, leg: Leg, attempt: str) -> None:
         route = Route(Instance(instance_id=1))
-        leg.enter(self.board.enter(route, attempt, prompt_tokens=3, block_size=None, hashes=()))
+        leg.enter(self.tracker.reserve(route, attempt, prompt_tokens=3, block_size=None, hashes=()))
 
 
 async def ended(leg: Leg) -> DynamoError | None:
@@ -69,7 +69,7 @@ async def test_a_deadline_that_passes_before_a_worker_is_called_ends_what_goes_b
 
     assert type(error) is kind
     assert request.attempts.stream.error is error
-    assert request.board.total_requests == 0
+    assert request.tracker.total_requests == 0
     await leg.stream.aclose()
     await request.attempts.stream.aclose()
     assert request.permit.released == 1
@@ -84,7 +84,7 @@ async def test_a_leg_that_comes_too_late_ends_at_once() -> None:
     request.attempts.after(leg)
 
     assert leg.stream.error is lost
-    assert request.board.total_requests == 0
+    assert request.tracker.total_requests == 0
     await request.attempts.stream.aclose()
 
 
@@ -97,9 +97,9 @@ async def test_a_leg_that_was_let_go_outlives_the_request() -> None:
     await request.attempts.stream.aclose()
 
     assert not leg.stream.ended
-    assert request.board.total_requests == 1
+    assert request.tracker.total_requests == 1
     await leg.stream.aclose()
-    assert request.board.total_requests == 0
+    assert request.tracker.total_requests == 0
 
 
 async def test_a_worker_that_is_chosen_after_the_end_takes_no_place() -> None:
@@ -109,5 +109,5 @@ async def test_a_worker_that_is_chosen_after_the_end_takes_no_place() -> None:
     request.enter(request.attempts, "late")
 
     assert not request.attempts.placed
-    assert request.board.total_requests == 0
+    assert request.tracker.total_requests == 0
     await request.attempts.stream.aclose()

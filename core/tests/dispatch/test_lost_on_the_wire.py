@@ -58,7 +58,7 @@ async def test_the_only_worker_goes_on_once_it_is_reached_again(
 
     assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
     await stream.aclose()
-    assert stage.board.total_requests == 0
+    assert stage.tracker.total_requests == 0
 
 
 @pytest.mark.parametrize("error", OWN, ids=str)

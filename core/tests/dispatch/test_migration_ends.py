@@ -52,7 +52,7 @@ async def test_a_call_under_way_is_over_when_the_stream_is_closed(make_stage: Ca
     await stream.aclose()
 
     assert over == [True]
-    assert (stage.board.total_requests, stage.permit.told) == (0, [0])
+    assert (stage.tracker.total_requests, stage.permit.told) == (0, [0])
 
 
 async def test_the_worker_that_was_left_has_let_go_when_the_stream_is_closed(make_stage: Callable[..., Any]) -> None:
@@ -86,7 +86,7 @@ async def test_a_stream_that_ends_well_leaves_no_task(make_stage: Callable[..., 
     tokens = [token async for item in stream for token in item.token_ids]
 
     assert tokens == stage.answer(12)
-    assert stage.board.total_requests == 0
+    assert stage.tracker.total_requests == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
     await stream.aclose()
     assert stage.permit.told == [12]
@@ -117,7 +117,7 @@ async def test_workers_that_were_busy_are_asked_again_however_often_it_takes(
 
     assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
     await stream.aclose()
-    assert stage.board.total_requests == 0
+    assert stage.tracker.total_requests == 0
 
 
 async def test_a_new_request_that_every_worker_was_too_busy_for_is_refused_without_waiting(
@@ -133,7 +133,7 @@ async def test_a_new_request_that_every_worker_was_too_busy_for_is_refused_witho
         async with asyncio.timeout(5):
             [item async for item in stream]
     await stream.aclose()
-    assert stage.board.total_requests == 0
+    assert stage.tracker.total_requests == 0
 
 
 async def test_moving_has_tries_of_its_own(make_stage: Callable[..., Any]) -> None:

@@ -176,7 +176,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def no_more_than_one_place_is_held(self) -> None:
-        held = self.stage.board.total_requests
+        held = self.stage.tracker.total_requests
         assert held <= 1
         if self.stream.ended:
             assert held == 0
@@ -197,7 +197,7 @@ class Interleavings(RuleBasedStateMachine):
         self.run(self.stream.aclose())
         self.settle()
         assert not complete or self.seen == self.answer
-        assert self.stage.board.total_requests == 0
+        assert self.stage.tracker.total_requests == 0
         assert self.stage.permit.told == [len(self.seen)]
         assert all(call.closed for call in self.stage.transport.calls)
         assert not asyncio.all_tasks(self.loop)

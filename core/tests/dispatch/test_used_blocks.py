@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.load.board import LoadBoard, Ticket
-from dynamo_core.dispatch.load.load_share import LoadTalk
+from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages
+from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.dispatch.load.used_blocks import SETTLE
 from dynamo_core.protocol.events import PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import Instance
@@ -23,123 +23,123 @@ WAY = 0.05
 TELLING = 0.1
 
 
-def place(board: LoadBoard, blocks: int, name: str = "r", hashes: range | tuple[int, ...] = ()) -> Ticket:
+def place(tracker: LoadTracker, blocks: int, name: str = "r", hashes: range | tuple[int, ...] = ()) -> Reservation:
     tokens = BLOCK * blocks
     route = Route(Instance(instance_id=RANK[0]), RANK[1])
-    return board.enter(route, name, prompt_tokens=tokens, block_size=BLOCK, hashes=hashes, held_tokens=tokens)
+    return tracker.reserve(route, name, prompt_tokens=tokens, block_size=BLOCK, hashes=hashes, held_tokens=tokens)
 
 
-def used(board: LoadBoard) -> int:
-    return board.used_blocks(*RANK, BLOCK)
+def used(tracker: LoadTracker) -> int:
+    return tracker.used_blocks(*RANK, BLOCK)
 
 
-def quiet(blocks: int, now: float = 0.0) -> LoadBoard:
-    """A board whose worker has reported the same for a while."""
-    board = LoadBoard()
+def quiet(blocks: int, now: float = 0.0) -> LoadTracker:
+    """A tracker whose worker has reported the same for a while."""
+    tracker = LoadTracker()
     for earlier in (4, 2, 0):
-        board.reported(RANK, blocks, now - earlier)
-    return board
+        tracker.reported(RANK, blocks, now - earlier)
+    return tracker
 
 
 def test_what_is_placed_counts_beside_the_last_report_at_once() -> None:
-    board = quiet(30)
+    tracker = quiet(30)
 
-    ticket = place(board, 25)
-    placed = used(board)
-    ticket.leave()
+    reservation = place(tracker, 25)
+    placed = used(tracker)
+    reservation.release()
 
-    assert (placed, used(board)) == (55, 30)
+    assert (placed, used(tracker)) == (55, 30)
 
 
 def test_what_a_report_has_is_not_counted_again() -> None:
-    board = quiet(30)
-    place(board, 25)
+    tracker = quiet(30)
+    place(tracker, 25)
 
-    board.reported(RANK, 55, 0.01)
+    tracker.reported(RANK, 55, 0.01)
 
-    assert used(board) == 55
+    assert used(tracker) == 55
 
 
 def test_a_report_that_was_made_before_a_request_arrived_takes_nothing_away() -> None:
-    board = quiet(30)
-    place(board, 25, "r")
-    place(board, 25, "s")
+    tracker = quiet(30)
+    place(tracker, 25, "r")
+    place(tracker, 25, "s")
 
     # Only the first one has arrived.
-    board.reported(RANK, 55, 0.01)
+    tracker.reported(RANK, 55, 0.01)
 
-    assert used(board) == 80
+    assert used(tracker) == 80
 
 
 def test_the_worker_is_believed_about_what_was_placed_a_while_ago() -> None:
-    board = quiet(30)
-    ticket = place(board, 25)
-    ticket.first_item()
+    tracker = quiet(30)
+    reservation = place(tracker, 25)
+    reservation.first_item()
 
     # It shares ten blocks with another request, which only the worker can know.
     for late in (0.01, SETTLE + 0.02):
-        board.reported(RANK, 45, late)
+        tracker.reported(RANK, 45, late)
 
-    assert used(board) == 45
+    assert used(tracker) == 45
 
 
 def test_prompts_that_wait_in_the_engine_count_however_long() -> None:
-    board = quiet(0)
-    tickets = [place(board, 25, name) for name in "ab"]
+    tracker = quiet(0)
+    reservations = [place(tracker, 25, name) for name in "ab"]
 
     for second in range(1, 5):
-        board.reported(RANK, 25, second)
-    waiting = used(board)
-    for ticket in tickets:
-        ticket.first_item()
+        tracker.reported(RANK, 25, second)
+    waiting = used(tracker)
+    for reservation in reservations:
+        reservation.first_item()
 
-    assert (waiting, used(board)) == (50, 25)
+    assert (waiting, used(tracker)) == (50, 25)
 
 
 def test_a_request_that_ends_frees_nothing_of_the_last_report_until_the_next() -> None:
-    board = quiet(0)
-    ticket = place(board, 25)
+    tracker = quiet(0)
+    reservation = place(tracker, 25)
     for late in (0.1, 1.0):
-        board.reported(RANK, 40, late)
+        tracker.reported(RANK, 40, late)
 
-    ticket.leave()
-    ended = used(board)
-    board.reported(RANK, 0, 1.1)
+    reservation.release()
+    ended = used(tracker)
+    tracker.reported(RANK, 0, 1.1)
 
-    assert (ended, used(board)) == (40, 0)
+    assert (ended, used(tracker)) == (40, 0)
 
 
 def test_blocks_that_requests_share_count_once() -> None:
-    board = quiet(0)
-    place(board, 26, "r", hashes=range(25))
+    tracker = quiet(0)
+    place(tracker, 26, "r", hashes=range(25))
 
     # One block each is not full, and has no hash.
-    place(board, 26, "s", hashes=range(25))
+    place(tracker, 26, "s", hashes=range(25))
 
-    assert used(board) == 27
+    assert used(tracker) == 27
 
 
 def test_before_the_first_report_what_was_placed_counts_alone_and_beside_it_until_that_settles() -> None:
-    board = LoadBoard()
-    place(board, 25)
-    alone = used(board)
-    board.reported(RANK, 0, 0.0)
+    tracker = LoadTracker()
+    place(tracker, 25)
+    alone = used(tracker)
+    tracker.reported(RANK, 0, 0.0)
 
-    assert (alone, used(board)) == (25, 25)
+    assert (alone, used(tracker)) == (25, 25)
 
 
 def test_without_reports_any_more_what_was_placed_counts_alone() -> None:
-    board = quiet(60)
-    place(board, 25)
+    tracker = quiet(60)
+    place(tracker, 25)
 
-    board.forget_reports(RANK)
+    tracker.forget_reports(RANK)
 
-    assert used(board) == 25
+    assert used(tracker) == 25
 
 
-def tell(board: LoadBoard, number: int, blocks: int, now: float) -> None:
+def tell(tracker: LoadTracker, number: int, blocks: int, now: float) -> None:
     load = PlacedLoad(*RANK, 1 if blocks else 0, 0, 0, blocks)
-    board.others.hear(PlacedLoads(1, number, False, [load]), now)
+    tracker.peers.apply(PlacedLoads(1, number, False, [load]), now)
 
 
 def test_what_another_frontend_placed_counts_once_in_whatever_order_it_is_told() -> None:
@@ -147,40 +147,40 @@ def test_what_another_frontend_placed_counts_once_in_whatever_order_it_is_told()
 
     tell(first, 1, 25, 0.20)
     early = used(first)
-    for board in (first, second):
-        board.reported(RANK, 25, 0.21)
+    for tracker in (first, second):
+        tracker.reported(RANK, 25, 0.21)
     tell(second, 1, 25, 0.25)
     found = [used(first), used(second)]
-    for board in (first, second):
-        board.reported(RANK, 25, 3.0)
+    for tracker in (first, second):
+        tracker.reported(RANK, 25, 3.0)
 
     assert (early, found, [used(first), used(second)]) == (25, [25, 25], [25, 25])
 
 
 def test_what_another_frontend_placed_counts_until_it_is_over() -> None:
-    board = quiet(10)
-    tell(board, 1, 25, 1.0)
-    busy = used(board)
+    tracker = quiet(10)
+    tell(tracker, 1, 25, 1.0)
+    busy = used(tracker)
 
-    tell(board, 2, 0, 2.0)
+    tell(tracker, 2, 0, 2.0)
 
-    assert (busy, used(board)) == (35, 10)
+    assert (busy, used(tracker)) == (35, 10)
 
 
 def test_a_frontend_of_the_version_before_tells_of_blocks_with_hashes() -> None:
-    board = quiet(10)
+    tracker = quiet(10)
     message = msgspec.msgpack.encode([1, 1, True, [[*RANK, 1, 100, 25]]])
 
-    LoadTalk(board).hear(message, 1.0)
+    PeerLoadMessages(tracker).apply(message, 1.0)
 
-    assert used(board) == 35
+    assert used(tracker) == 35
 
 
 @dataclass
 class Running:
     """One request, and where it has got to."""
 
-    ticket: Ticket
+    reservation: Reservation
     frontend: int
     blocks: int
     placed: float
@@ -190,9 +190,9 @@ class Running:
 
 @dataclass
 class Frontend:
-    """A board, and what is on its way to it."""
+    """A tracker, and what is on its way to it."""
 
-    board: LoadBoard = field(default_factory=LoadBoard)
+    tracker: LoadTracker = field(default_factory=LoadTracker)
     reports: list[tuple[float, int]] = field(default_factory=list)
     #: When it was told, the message, and which requests it is about.
     messages: list[tuple[float, bytes, list[Running]]] = field(default_factory=list)
@@ -204,8 +204,8 @@ class Frontend:
     heard: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.talk = LoadTalk(self.board)
-        self.board.on_change = self.talk.note
+        self.composer = PeerLoadMessages(self.tracker)
+        self.tracker.on_change = self.composer.note
 
 
 class World(RuleBasedStateMachine):
@@ -245,8 +245,8 @@ class World(RuleBasedStateMachine):
     def request(self, which: int, blocks: int) -> None:
         self.names += 1
         frontend = self.frontends[which]
-        ticket = place(frontend.board, blocks, f"r{self.names}")
-        self.requests.append(Running(ticket, which, blocks, self.now))
+        reservation = place(frontend.tracker, blocks, f"r{self.names}")
+        self.requests.append(Running(reservation, which, blocks, self.now))
         self.running.append(self.requests[-1])
         frontend.untold = min(frontend.untold, self.now)
 
@@ -260,18 +260,18 @@ class World(RuleBasedStateMachine):
     def answer(self, at: int, more: int) -> None:
         request = self.pick(at)
         if request is not None and request.held is not None:
-            request.ticket.first_item()
+            request.reservation.first_item()
             request.held += more
             self.grown.append((self.now, more))
 
     @rule(at=st.integers(0, 9), cancelled=st.booleans())
-    def leave(self, at: int, cancelled: bool) -> None:
+    def release(self, at: int, cancelled: bool) -> None:
         """It is complete, was cancelled, or was refused before it arrived."""
         request = self.pick(at)
         if request is None:
             return
         self.running.remove(request)
-        request.ticket.leave()
+        request.reservation.release()
         frontend = self.frontends[request.frontend]
         frontend.untold = min(frontend.untold, self.now)
         if cancelled and request.held is not None:
@@ -288,7 +288,7 @@ class World(RuleBasedStateMachine):
         frontend = self.frontends[which]
         if frontend.reports:
             _, blocks = frontend.reports.pop(0)
-            frontend.board.reported(RANK, blocks, self.now)
+            frontend.tracker.reported(RANK, blocks, self.now)
             frontend.heard.append(self.now)
 
     @rule(which=which)
@@ -296,7 +296,7 @@ class World(RuleBasedStateMachine):
         frontend = self.frontends[which]
         own = [request for request in self.running if request.frontend == which]
         since = min(frontend.untold, self.now)
-        self.frontends[1 - which].messages.append((since, frontend.talk.changes(), own))
+        self.frontends[1 - which].messages.append((since, frontend.composer.changes(), own))
         frontend.untold = math.inf
 
     @rule(which=which)
@@ -304,7 +304,7 @@ class World(RuleBasedStateMachine):
         frontend = self.frontends[which]
         if frontend.messages:
             _, message, frontend.known = frontend.messages.pop(0)
-            frontend.talk.hear(message, self.now)
+            frontend.composer.apply(message, self.now)
 
     @rule(seconds=st.sampled_from([0.01, 0.04, 0.1, 0.3, 2.0]))
     def time_passes(self, seconds: float) -> None:
@@ -342,7 +342,7 @@ class World(RuleBasedStateMachine):
             crossed = min(sum(one.blocks for one in self.requests if self.crosses(one, number, at)) for at in counting)
             grown = sum(more for when, more in self.grown if when > counting[0] - WAY)
             whole = sum(one.blocks if one.held is None else one.held for one in alive)
-            assert used(frontend.board) >= whole - grown - crossed
+            assert used(frontend.tracker) >= whole - grown - crossed
 
     @staticmethod
     def crosses(request: Running, frontend: int, heard: float) -> bool:
@@ -361,17 +361,17 @@ class World(RuleBasedStateMachine):
         self.report(set())
         self.time_passes(WAY)
         for request in self.running:
-            request.ticket.first_item()
-        assert [used(frontend.board) for frontend in self.frontends] == [self.held] * 2
+            request.reservation.first_item()
+        assert [used(frontend.tracker) for frontend in self.frontends] == [self.held] * 2
 
     def teardown(self) -> None:
         """When all is over, one report is enough: nothing keeps an idle worker busy."""
         while self.running:
-            self.leave(0, cancelled=True)
+            self.release(0, cancelled=True)
         self.time_passes(2 * TELLING)
         self.report(set())
         self.time_passes(WAY)
-        assert [used(frontend.board) for frontend in self.frontends] == [0, 0]
+        assert [used(frontend.tracker) for frontend in self.frontends] == [0, 0]
 
 
 TestWorld = World.TestCase

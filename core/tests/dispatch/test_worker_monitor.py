@@ -12,8 +12,8 @@ from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.router import Route
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
-from dynamo_core.dispatch.load.board import LoadBoard, Ticket
 from dynamo_core.dispatch.load.monitor import EXPIRY, WorkerMonitor
+from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.events import ActiveLoad, PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
@@ -50,10 +50,10 @@ class Watched:
         self.thresholds = thresholds
         self.asked = 0
         self.now = 0.0
-        self.board = LoadBoard()
+        self.tracker = LoadTracker()
         self.plane = Plane()
         self.monitor = WorkerMonitor(
-            self.board,
+            self.tracker,
             self.plane,
             None,  # type: ignore[arg-type]
             rule=None if thresholds is None else self.is_busy,
@@ -70,14 +70,16 @@ class Watched:
         assert self.thresholds is not None
         return self.thresholds.busy(ranks)
 
-    def enter(self, worker: int, tokens: int = 10, *, rank: int = 0, name: str = "r", hashes: Any = ()) -> Ticket:
+    def reserve(
+        self, worker: int, tokens: int = 10, *, rank: int = 0, name: str = "r", hashes: Any = ()
+    ) -> Reservation:
         route = Route(self.pool.instances[worker], rank)
-        return self.board.enter(route, name, prompt_tokens=tokens, block_size=16, hashes=hashes, held_tokens=tokens)
+        return self.tracker.reserve(route, name, prompt_tokens=tokens, block_size=16, hashes=hashes, held_tokens=tokens)
 
     def tell(self, *loads: ActiveLoad, after: float = 1.0) -> None:
         """What workers tell so many seconds after the last time."""
         self.now += after
-        self.monitor.hear(told(*loads), self.now)
+        self.monitor.apply(told(*loads), self.now)
 
     @property
     def free(self) -> list[int]:
@@ -87,9 +89,9 @@ class Watched:
 def test_a_request_counts_the_moment_it_is_placed_and_until_its_prompt_is_computed() -> None:
     watched = Watched(Thresholds(None, 9))
 
-    ticket = watched.enter(1)
+    reservation = watched.reserve(1)
     placed = watched.free
-    ticket.first_item()
+    reservation.first_item()
 
     assert (placed, watched.free) == ([2], [1, 2])
 
@@ -98,9 +100,9 @@ def test_blocks_are_what_the_worker_told_last_and_what_was_placed_since() -> Non
     watched = Watched(Thresholds(0.5))
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=0), ActiveLoad(2, 0, kv_used_blocks=51))
     told_only = watched.free
-    ticket = watched.enter(1, hashes=range(51))
+    reservation = watched.reserve(1, hashes=range(51))
     placed = watched.free
-    ticket.first_item()
+    reservation.first_item()
 
     # The answer has its first block; then the engine counts less than the prompt, as only an engine can know.
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=52))
@@ -122,7 +124,7 @@ def test_a_burst_before_any_word_of_the_workers_fills_each_up_to_its_threshold_a
             worker = free[number % len(free)]
             placed[worker] += 1
             blocks = range(100 * number, 100 * number + 10) if hashes else ()
-            watched.enter(worker, 160, name=f"r{number}", hashes=blocks)
+            watched.reserve(worker, 160, name=f"r{number}", hashes=blocks)
 
     # Exactly half is not above it: with three more blocks of ten a worker has that, and then it is let one more in.
     assert placed == {1: 4, 2: 4, 3: 4}
@@ -132,7 +134,7 @@ def test_a_word_in_the_middle_of_a_burst_lets_in_no_more() -> None:
     watched = Watched(Thresholds(0.5), workers=1)
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=35))
     for number in range(2):
-        watched.enter(1, 160, name=f"r{number}")
+        watched.reserve(1, 160, name=f"r{number}")
 
     # It has heard of the first one only.
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=45), after=0.01)
@@ -142,11 +144,11 @@ def test_a_word_in_the_middle_of_a_burst_lets_in_no_more() -> None:
 
 def test_an_idle_worker_is_free_with_its_first_word_that_says_so() -> None:
     watched = Watched(Thresholds(0.5), workers=1)
-    tickets = [watched.enter(1, 1600, name=f"r{number}") for number in range(3)]
+    reservations = [watched.reserve(1, 1600, name=f"r{number}") for number in range(3)]
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=100))
 
-    for ticket in tickets:
-        ticket.leave()
+    for reservation in reservations:
+        reservation.release()
     ended = watched.free
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=0), after=0.01)
 
@@ -156,7 +158,7 @@ def test_an_idle_worker_is_free_with_its_first_word_that_says_so() -> None:
 def test_a_total_that_a_worker_tells_goes_before_that_of_its_card() -> None:
     watched = Watched(Thresholds(0.5))
 
-    watched.monitor.hear(told(ActiveLoad(1, 0, active_decode_blocks=51, kv_total_blocks=200)), 0)
+    watched.monitor.apply(told(ActiveLoad(1, 0, active_decode_blocks=51, kv_total_blocks=200)), 0)
 
     assert watched.free == [1, 2]
     assert watched.monitor.load(1, 0) == RankLoad(51, 200, 0, 1000)
@@ -164,9 +166,9 @@ def test_a_total_that_a_worker_tells_goes_before_that_of_its_card() -> None:
 
 def test_a_worker_with_an_idle_rank_is_free() -> None:
     watched = Watched(Thresholds(None, 5), ranks=2)
-    watched.enter(1, rank=0)
+    watched.reserve(1, rank=0)
     one = watched.free
-    watched.enter(1, rank=1, name="s")
+    watched.reserve(1, rank=1, name="s")
 
     assert (one, watched.free) == ([1, 2], [2])
 
@@ -174,16 +176,16 @@ def test_a_worker_with_an_idle_rank_is_free() -> None:
 def test_what_other_frontends_have_placed_counts_too() -> None:
     watched = Watched(Thresholds(None, 9))
 
-    watched.board.others.hear(PlacedLoads(7, 1, True, [PlacedLoad(1, 0, 1, 10, 0)]), 0)
+    watched.tracker.peers.apply(PlacedLoads(7, 1, True, [PlacedLoad(1, 0, 1, 10, 0)]), 0)
     busy = watched.free
-    watched.board.others.hear(PlacedLoads(7, 2, True, []), 0)
+    watched.tracker.peers.apply(PlacedLoads(7, 2, True, []), 0)
 
     assert (busy, watched.free) == ([2], [1, 2])
 
 
 def test_other_thresholds_count_at_once() -> None:
     watched = Watched(Thresholds())
-    watched.enter(1)
+    watched.reserve(1)
     before = watched.free
 
     watched.thresholds = Thresholds(None, 0)
@@ -196,8 +198,8 @@ def test_other_thresholds_count_at_once() -> None:
 
 def test_what_a_silent_worker_told_is_forgotten() -> None:
     watched = Watched(Thresholds(0.5))
-    watched.monitor.hear(told(ActiveLoad(1, 0, active_decode_blocks=99)), 100)
-    watched.monitor.hear(told(ActiveLoad(2, 0, active_decode_blocks=99)), 101)
+    watched.monitor.apply(told(ActiveLoad(1, 0, active_decode_blocks=99)), 100)
+    watched.monitor.apply(told(ActiveLoad(2, 0, active_decode_blocks=99)), 101)
 
     watched.monitor.expire(99 + EXPIRY)
     before = watched.free
@@ -208,7 +210,7 @@ def test_what_a_silent_worker_told_is_forgotten() -> None:
 
 def test_a_load_that_comes_before_its_worker_counts_when_it_is_there() -> None:
     watched = Watched(Thresholds(0.5))
-    watched.monitor.hear(told(ActiveLoad(3, 0, active_decode_blocks=51)), 0)
+    watched.monitor.apply(told(ActiveLoad(3, 0, active_decode_blocks=51)), 0)
 
     watched.pool.add(Instance(instance_id=3), watched.pool.cards[1])
 
@@ -217,9 +219,9 @@ def test_a_load_that_comes_before_its_worker_counts_when_it_is_there() -> None:
 
 def test_a_worker_that_has_gone_and_come_back_is_looked_at_anew() -> None:
     watched = Watched(Thresholds(None, 9))
-    ticket = watched.enter(1)
+    reservation = watched.reserve(1)
     watched.pool.remove(1)
-    ticket.leave()
+    reservation.release()
 
     watched.pool.add(Instance(instance_id=1), watched.pool.cards[2])
 
@@ -228,16 +230,16 @@ def test_a_worker_that_has_gone_and_come_back_is_looked_at_anew() -> None:
 
 def test_without_a_rule_nobody_is_looked_at_and_loads_are_still_known() -> None:
     watched = Watched()
-    watched.enter(1, tokens=1000)
-    watched.monitor.hear(told(ActiveLoad(1, 0, active_decode_blocks=100)), 0)
+    watched.reserve(1, tokens=1000)
+    watched.monitor.apply(told(ActiveLoad(1, 0, active_decode_blocks=100)), 0)
 
-    assert (watched.free, watched.board.on_load) == ([1, 2], None)
+    assert (watched.free, watched.tracker.on_load) == ([1, 2], None)
     assert watched.monitor.load(1, 0).active_decode_blocks == 100
 
 
 def test_asking_who_is_free_looks_at_nobody() -> None:
     watched = Watched(Thresholds(None, 9))
-    watched.enter(1)
+    watched.reserve(1)
     before = watched.asked
 
     for _ in range(100):
@@ -251,7 +253,7 @@ def test_a_full_worker_may_be_asked_again_once_it_tells_of_its_load() -> None:
     watched.pool.report_full(1)
     full = watched.free
 
-    watched.monitor.hear(told(ActiveLoad(1, 0, active_decode_blocks=1)), 0)
+    watched.monitor.apply(told(ActiveLoad(1, 0, active_decode_blocks=1)), 0)
 
     assert (full, watched.free) == ([2], [1, 2])
 
@@ -274,7 +276,7 @@ async def test_it_goes_on_after_what_cannot_be_read_and_after_the_plane_broke(
 
     assert "cannot be read" in caplog.text
     assert "the plane is gone" in caplog.text
-    assert watched.board.on_load is None
+    assert watched.tracker.on_load is None
 
 
 class Accounting(RuleBasedStateMachine):
@@ -283,7 +285,7 @@ class Accounting(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.watched = Watched(Thresholds(0.5, 20), ranks=2, workers=3)
-        self.tickets: list[Ticket] = []
+        self.reservations: list[Reservation] = []
         self.told: dict[tuple[int, int], int] = {}
         self.count = 0
 
@@ -291,21 +293,21 @@ class Accounting(RuleBasedStateMachine):
     def place(self, worker: int, rank: int, tokens: int) -> None:
         if worker in self.watched.pool.instances:
             self.count += 1
-            self.tickets.append(self.watched.enter(worker, tokens, rank=rank, name=f"r{self.count}"))
+            self.reservations.append(self.watched.reserve(worker, tokens, rank=rank, name=f"r{self.count}"))
 
     @rule(data=st.data(), leave=st.booleans())
     def advance(self, data: st.DataObject, leave: bool) -> None:
-        if self.tickets:
-            ticket = data.draw(st.sampled_from(self.tickets))
+        if self.reservations:
+            reservation = data.draw(st.sampled_from(self.reservations))
             if leave:
-                self.tickets.remove(ticket)
-                ticket.leave()
+                self.reservations.remove(reservation)
+                reservation.release()
             else:
-                ticket.first_item()
+                reservation.first_item()
 
     @rule(worker=st.integers(1, 3), rank=st.integers(0, 1), blocks=st.integers(0, 100))
     def tell(self, worker: int, rank: int, blocks: int) -> None:
-        self.watched.monitor.hear(told(ActiveLoad(worker, rank, active_decode_blocks=blocks)), 0)
+        self.watched.monitor.apply(told(ActiveLoad(worker, rank, active_decode_blocks=blocks)), 0)
 
     @rule(worker=st.integers(1, 3))
     def come_or_go(self, worker: int) -> None:

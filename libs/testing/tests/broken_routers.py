@@ -400,7 +400,7 @@ class TestNamesBlocksByTheirNumber(Broken):
         def names(self, request: RoutingRequest, chain: list[int]) -> Sequence[int] | None:
             return super().names(request, chain) or [len(chain) - at for at in range(len(chain))]
 
-    # The board loses count of what it takes for beginnings.
+    # The tracker loses count of what it takes for beginnings.
     FAILS = frozenset(
         {"test_blocks_are_named_by_all_that_is_before_them", "test_the_load_is_gone_when_all_requests_are_over"}
     )
@@ -492,7 +492,7 @@ class TestComparesEveryRankWithEveryOther(Broken):
     class router(Sound):  # noqa: N801
         def pick(self, ranks: list[tuple[Instance, int]]) -> tuple[Instance, int]:
             for _ in ranks:
-                self.services.board.loads([(one.instance_id, rank) for one, rank in ranks])
+                self.services.tracker.loads([(one.instance_id, rank) for one, rank in ranks])
             return super().pick(ranks)
 
     FAILS = frozenset({"test_a_choice_looks_at_the_load_of_each_rank_a_few_times"})

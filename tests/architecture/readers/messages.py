@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
-from dynamo_core.dispatch.load.board import LoadBoard
-from dynamo_core.dispatch.load.load_share import LoadTalk
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
+from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.protocol.events import (
     ActiveLoad,
     KvBlock,
@@ -35,8 +35,8 @@ LOADS = pack([ActiveLoad(worker_id=1, active_decode_blocks=3)])
     raises=[Unreadable],
 )
 async def loads() -> AsyncGenerator[Feed, None]:
-    monitor = WorkerMonitor(LoadBoard(), cast(Any, None), cast(Any, None))
-    yield lambda data: monitor.hear(data, 0.0)
+    monitor = WorkerMonitor(LoadTracker(), cast(Any, None), cast(Any, None))
+    yield lambda data: monitor.apply(data, 0.0)
     assert monitor.load(1, 0).active_decode_blocks == 3
 
 
@@ -44,16 +44,16 @@ PLACED = pack(PlacedLoads(5, 2**62, True, [PlacedLoad(1, 0, 2, 3, 4)]))
 
 
 @reader(
-    "dynamo_core.dispatch.load.load_share:_decoder msgspec.msgpack.Decoder",
+    "dynamo_core.dispatch.load.peer_load_sync:_decoder msgspec.msgpack.Decoder",
     bodies=msgpack_bodies,
     good=[PLACED],
     raises=[Unreadable],
 )
 async def placed_loads() -> AsyncGenerator[Feed, None]:
-    board = LoadBoard()
-    talk = LoadTalk(board)
-    yield lambda data: talk.hear(data, 0.0)
-    assert board.others.blocks(1, 0) >= 4
+    tracker = LoadTracker()
+    messages = PeerLoadMessages(tracker)
+    yield lambda data: messages.apply(data, 0.0)
+    assert tracker.peers.blocks(1, 0) >= 4
 
 
 STORED = pack([RouterEvent(1, KvEvent(0, KvStored([KvBlock(1, 2)], None)), 1)])

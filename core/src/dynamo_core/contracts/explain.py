@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank of a worker, for one prompt. Load is that of the load board.
+    """One rank of a worker, for one prompt. Load is that of the load tracker.
 
     `state` is ``free``, ``busy``, ``down`` or ``full``. `overlap`, `shared` and `cost` are None where the router goes
     by nothing of the kind, or the rank may not be chosen; `overlap` and `shared` are in blocks of the prompt.

@@ -47,7 +47,7 @@ class PoolView(Protocol):
         """Workers that may be routed to now: not excluded, not reported down, not busy; in order of registration."""
 
 
-class BoardView(Protocol):
+class LoadView(Protocol):
     """The load that core accounts for, per worker and rank."""
 
     def requests(self, instance_id: int) -> int:
@@ -77,7 +77,7 @@ class Phase(enum.StrEnum):
     PREFILL = "prefill"
     #: The answer, from a KV cache that a prefill worker hands over. What the worker holds of the prompt saves nothing:
     #: a router gives no credit for overlap, does not count on blocks being shared with other requests, and counts no
-    #: tokens to be prefilled (nor does the load board). The request's `router_config_override` says the same.
+    #: tokens to be prefilled (nor does the load tracker). The request's `router_config_override` says the same.
     DECODE = "decode"
 
 
@@ -129,7 +129,7 @@ class RoutingRequest:
 
 
 class RouteWatcher(Protocol):
-    """Is told by the load board what becomes of a request on its route, in this order. Must be quick, and not raise."""
+    """The load tracker calls it for a request on its route, in this order. Must be quick, and not raise."""
 
     def entered(self, attempt_id: str) -> None:
         """The request counts on the worker from now on. A route that is not taken is never entered."""
@@ -145,9 +145,9 @@ class RouteWatcher(Protocol):
 class Route:
     """A decision: the worker, its rank, and how many blocks of the prompt it already holds.
 
-    `blocks` are what the load board is to count as held by the request; None: the prompt's own, if the router has asked
-    for their hashes. Without `prefill` no tokens count as to be prefilled. A `watcher` is told what becomes of the
-    request.
+    `blocks` are what the load tracker is to count as held by the request; None: the prompt's own, if the router has
+    asked for their hashes. Without `prefill` no tokens count as to be prefilled. A `watcher` is told what becomes of
+    the request.
     """
 
     instance: Instance
@@ -179,7 +179,7 @@ class RouterServices:
     """What a router is made with."""
 
     pool: PoolView
-    board: BoardView
+    tracker: LoadView
     events: EventPlane
     directory: Discovery
     metrics: MetricsScope
@@ -209,7 +209,7 @@ def no_worker(pool: PoolView) -> DynamoError:
 class Router(Plugin, ABC):
     """Chooses a worker. One object per pool.
 
-    A router must not keep count of running requests: entering a route on the load board does, whatever the router.
+    A router must not keep count of running requests: entering a route on the load tracker does, whatever the router.
     """
 
     def __init__(self, config: PluginConfig, services: RouterServices) -> None:

@@ -20,7 +20,7 @@ Load: TypeAlias = tuple[int, int, int]
 
 _NOTHING: Load = (0, 0, 0)
 
-#: Below zero there are no hashes. One for all routers of a process, as they share one load board.
+#: Below zero there are no hashes. One for all routers of a process, as they share one load tracker.
 _private = count(-1, -1)
 
 

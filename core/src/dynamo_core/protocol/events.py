@@ -100,7 +100,7 @@ class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 class PlacedLoad(msgspec.Struct, array_like=True, frozen=True):
-    """What one frontend has running on one rank of a worker, as its load board counts it; all zero if nothing.
+    """What one frontend has running on one rank of a worker, as its load tracker counts it; all zero if nothing.
 
     `blocks` are those whose hashes a router asked for; `held` are all, of requests without hashes too.
     """

@@ -20,10 +20,10 @@ from dynamo_core.contracts.thresholds import THRESHOLDS, Thresholds
 from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.load.board import LoadBoard
-from dynamo_core.dispatch.load.drain import DrainRates
-from dynamo_core.dispatch.load.load_share import LoadShare
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
+from dynamo_core.dispatch.load.peer_load_sync import PeerLoadSync
+from dynamo_core.dispatch.load.retry_after import RetryAfterEstimator
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.cache import ModelCache
 from dynamo_core.dispatch.models.gauges import FrontGauges
 from dynamo_core.dispatch.models.models import Models
@@ -61,8 +61,8 @@ class Front:
         if resolved.frontend is None or resolved.router is None:
             raise ValueError("the plane was made for a role without a frontend")
         self._picked, self._picked_router = resolved.frontend, resolved.router
-        self.board = LoadBoard()
-        self._drain = DrainRates()
+        self.tracker = LoadTracker()
+        self._retry_after = RetryAfterEstimator()
         self._thresholds = self._make_thresholds()
         self._admission = self._make_admission()
         self._monitor = self._make_monitor()
@@ -82,7 +82,7 @@ class Front:
         self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)
         self._frontend = self._make_frontend()
         self._health = Health(self._settings, self.models, lambda: plane.waits_for)
-        self._share = self._make_share()
+        self._load_sync = self._make_load_sync()
         self._listeners = self._make_listeners()
         self._joined = asyncio.Event()
         self._tasks = TaskSet()
@@ -123,8 +123,8 @@ class Front:
         self._lag.start()
         self._monitor.start()
         self.models.start()
-        if self._share is not None:
-            self._share.start()
+        if self._load_sync is not None:
+            self._load_sync.start()
         await self._frontend.start()
         for listener in self._listeners:
             listener.started()
@@ -157,8 +157,8 @@ class Front:
 
     async def close_models(self) -> None:
         """Ends the watch of discovery, the routers, and what is still being cleaned up after requests."""
-        if self._share is not None:
-            await self._share.aclose()
+        if self._load_sync is not None:
+            await self._load_sync.aclose()
         await self.models.aclose()
         await self._monitor.aclose()
         await self._pipeline.aclose()
@@ -193,7 +193,7 @@ class Front:
     def _make_admission(self) -> Admission:
         picked = self._plane.resolved.admission
         services = AdmissionServices(
-            self._plane.metrics, thresholds=self._thresholds, retry_after=self._drain.retry_after
+            self._plane.metrics, thresholds=self._thresholds, retry_after=self._retry_after.retry_after
         )
         if picked is None:
             return NoAdmission(PluginConfig(), services)
@@ -213,7 +213,7 @@ class Front:
     def _make_monitor(self) -> WorkerMonitor:
         plane, admission = self._plane, self._admission
         rule = admission.is_busy if admission.ARMS_THRESHOLDS else None
-        return WorkerMonitor(self.board, plane.events, plane.discovery, rule=rule)
+        return WorkerMonitor(self.tracker, plane.events, plane.discovery, rule=rule)
 
     def _make_model_cache(self) -> ModelCache | None:
         # Within one process the worker holds the files anyway; fetching them costs nothing.
@@ -226,7 +226,7 @@ class Front:
         return Pipeline(
             transport=self._plane.transport,
             admission=self._admission,
-            board=self.board,
+            tracker=self.tracker,
             deadlines=Deadlines(
                 retries=client.retries,
                 accept=client.accept_timeout,
@@ -239,7 +239,7 @@ class Front:
             ),
             metrics=self._plane.metrics,
             prefix=self._settings.http.metrics_prefix,
-            retry_after=self._drain.retry_after,
+            retry_after=self._retry_after.retry_after,
         )
 
     def _make_router(self, pool: Pool) -> Router:
@@ -248,7 +248,7 @@ class Front:
         picked = self._picked_router
         services = RouterServices(
             pool=pool,
-            board=self.board,
+            tracker=self.tracker,
             events=plane.events,
             directory=plane.discovery,
             metrics=plane.metrics,
@@ -256,7 +256,7 @@ class Front:
         )
         return picked.cls(picked.config, services)
 
-    def _make_share(self) -> LoadShare | None:
+    def _make_load_sync(self) -> PeerLoadSync | None:
         plane, wanted = self._plane, self._settings.client.share_loads
         if wanted is None:
             # What the others have placed counts for the thresholds too.
@@ -266,21 +266,21 @@ class Front:
         peers = plane.metrics.gauge(
             f"{self._settings.http.metrics_prefix}_load_peers", "Other frontends that have told of their loads lately."
         )
-        return LoadShare(self.board, plane.events, plane.discovery, peers=peers.labels().set)
+        return PeerLoadSync(self.tracker, plane.events, plane.discovery, peers=peers.labels().set)
 
     def _make_frontend(self) -> Frontend:
         plane, settings = self._plane, self._settings
         picked = self._picked
 
-        gauges = FrontGauges(self.models, self.board, settings.http.metrics_prefix, self._monitor)
+        gauges = FrontGauges(self.models, self.tracker, settings.http.metrics_prefix, self._monitor)
         plane.metrics.registry.register(gauges)
 
         def finished(record: RequestRecord) -> None:
             gauges.finished(record)
             if record.instance_id is not None:
-                self._drain.ended(record.model)
+                self._retry_after.ended(record.model)
             elif record.error_type == OVERLOAD:
-                self._drain.refused(record.model)
+                self._retry_after.refused(record.model)
             plane.announce("dynamo_request_finished", record=record)
 
         services = FrontendServices(

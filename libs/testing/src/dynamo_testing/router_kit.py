@@ -10,10 +10,10 @@ The author's whole test file::
         def make_router(self) -> RouterFactory:
             return lambda services: MyRouter(MyConfig(), services)
 
-The kit makes the workers and the load board, and enters routes and leaves them as core does. It tells of KV caches over
-the event plane of the services; a router that believes those and claims overlap is held to it. One that holds something
-for requests, such as places in a queue, says how much by the method `held`. `CAN_PIN` says that requests can name their
-worker.
+The kit makes the workers and the load tracker, and reserves and releases routes as core does. It tells of KV caches
+over the event plane of the services; a router that believes those and claims overlap is held to it. One that holds
+something for requests, such as places in a queue, says how much by the method `held`. `CAN_PIN` says that requests can
+name their worker.
 """
 
 from __future__ import annotations

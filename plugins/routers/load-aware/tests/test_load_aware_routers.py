@@ -51,7 +51,7 @@ class Workers:
 
 
 @dataclass
-class Board:
+class Tracker:
     """Loads as written down, and how often anybody looked."""
 
     active: Mapping[int, int] = field(default_factory=dict)
@@ -79,11 +79,11 @@ class Board:
 
 
 def make(
-    kind: type[LoadAwareRouter], pool: Workers, board: Board | None = None, seed: int | None = 1
+    kind: type[LoadAwareRouter], pool: Workers, tracker: Tracker | None = None, seed: int | None = 1
 ) -> LoadAwareRouter:
     services = RouterServices(
         pool=pool,
-        board=board or Board(),
+        tracker=tracker or Tracker(),
         events=cast(Any, None),
         directory=cast(Any, None),
         metrics=cast(Any, None),
@@ -130,7 +130,7 @@ def test_a_chosen_worker_is_eligible_and_has_the_chosen_rank(
     seed: int,
 ) -> None:
     pool = Workers(count, ranks, start)
-    router = make(kind, pool, Board(active), seed)
+    router = make(kind, pool, Tracker(active), seed)
     left = set(pool.instances) - excluded
     if not left:
         with pytest.raises(ServiceOverloaded):
@@ -174,20 +174,20 @@ async def test_the_same_seed_makes_the_same_choices(kind: type[LoadAwareRouter])
 
 async def test_random_ignores_the_load() -> None:
     pool = Workers(4)
-    board = Board({1: 100, 2: 5})
+    tracker = Tracker({1: 100, 2: 5})
 
-    drawn = await draw(make(RandomRouter, pool, board), pool, 4000)
+    drawn = await draw(make(RandomRouter, pool, tracker), pool, 4000)
 
     assert_even(Counter(drawn), 4, 4000)
-    assert board.looks == 0
+    assert tracker.looks == 0
 
 
 @pytest.mark.parametrize("ranking", [(1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3)])
 async def test_power_of_two_takes_the_less_loaded_of_each_pair(ranking: tuple[int, ...]) -> None:
     pool = Workers(4)
-    board = Board({worker: load for load, worker in enumerate(ranking)})
+    tracker = Tracker({worker: load for load, worker in enumerate(ranking)})
 
-    drawn = Counter(worker for worker, _ in await draw(make(PowerOfTwoRouter, pool, board), pool, 6000))
+    drawn = Counter(worker for worker, _ in await draw(make(PowerOfTwoRouter, pool, tracker), pool, 6000))
 
     # Of the six pairs, the least loaded wins three, the next two, the next one; the last can never win.
     assert ranking[3] not in drawn
@@ -199,7 +199,7 @@ async def test_power_of_two_takes_the_less_loaded_of_each_pair(ranking: tuple[in
 async def test_power_of_two_serves_a_single_worker_however_busy() -> None:
     pool = Workers(3)
 
-    drawn = await draw(make(PowerOfTwoRouter, pool, Board({2: 50})), pool, 5, excluded={1, 3})
+    drawn = await draw(make(PowerOfTwoRouter, pool, Tracker({2: 50})), pool, 5, excluded={1, 3})
 
     assert {worker for worker, _ in drawn} == {2}
 
@@ -222,11 +222,11 @@ async def test_what_a_choice_costs_does_not_depend_on_the_number_of_workers(kind
 
     looks = set()
     for count in (10, 1000):
-        pool, board = Workers(count), Board()
+        pool, tracker = Workers(count), Tracker()
         eligible = Counting(pool.eligible())
         pool.eligible = lambda excluded=(), eligible=eligible: eligible  # type: ignore[method-assign, misc]
-        await make(kind, pool, board).route(ask(), pool)
-        looks.add((eligible.looks, board.looks))
+        await make(kind, pool, tracker).route(ask(), pool)
+        looks.add((eligible.looks, tracker.looks))
 
     assert len(looks) == 1
 
@@ -239,10 +239,10 @@ async def test_what_a_choice_costs_does_not_depend_on_the_number_of_workers(kind
 def test_least_loaded_takes_the_fewest_requests_then_the_fewest_tokens_to_prefill(
     active: dict[int, int], prefill: dict[tuple[int, int], int], seed: int
 ) -> None:
-    # A worker without requests has nothing to prefill, as on the real board.
+    # A worker without requests has nothing to prefill, as on the real tracker.
     prefill = {key: tokens for key, tokens in prefill.items() if active[key[0]]}
     pool = Workers(6, ranks=2)
-    router = make(LeastLoadedRouter, pool, Board(active, prefill), seed)
+    router = make(LeastLoadedRouter, pool, Tracker(active, prefill), seed)
 
     def load(worker: int) -> tuple[int, int]:
         return active[worker], prefill.get((worker, 0), 0) + prefill.get((worker, 1), 0)
@@ -255,13 +255,13 @@ def test_least_loaded_takes_the_fewest_requests_then_the_fewest_tokens_to_prefil
 @pytest.mark.parametrize("kind", [PowerOfTwoRouter, LeastLoadedRouter], ids=lambda kind: kind.NAME)
 async def test_the_rank_with_the_least_to_prefill_then_the_fewest_blocks_is_taken(kind: type[LoadAwareRouter]) -> None:
     pool = Workers(1, ranks=4)
-    board = Board(
+    tracker = Tracker(
         active={1: 4},
         prefill={(1, 0): 9, (1, 1): 2, (1, 2): 2, (1, 3): 2},
         held={(1, 0): 0, (1, 1): 7, (1, 2): 3, (1, 3): 3},
     )
 
-    drawn = Counter(rank for _, rank in await draw(make(kind, pool, board), pool, 400))
+    drawn = Counter(rank for _, rank in await draw(make(kind, pool, tracker), pool, 400))
 
     assert_even(drawn, 2, 400)
     assert set(drawn) == {2, 3}

@@ -39,7 +39,7 @@ class Workers:
 def router(pool: Workers) -> RoundRobinRouter:
     services = RouterServices(
         pool=pool,
-        board=cast(Any, None),
+        tracker=cast(Any, None),
         events=cast(Any, None),
         directory=cast(Any, None),
         metrics=cast(Any, None),

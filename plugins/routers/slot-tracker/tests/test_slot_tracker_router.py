@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from dynamo_core.contracts.router import Phase, Route, RouterServices, RoutingRequest
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ConfigError, InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
@@ -34,12 +34,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class House:
-    """A pool, a board, a service, and a router between them."""
+    """A pool, a tracker, a service, and a router between them."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self.pool = Pool("m", "aggregated")
-        self.board = LoadBoard()
+        self.tracker = LoadTracker()
         self.metrics = Metrics()
         self.service: Service | None = None
         self._numbers = 0
@@ -58,7 +58,7 @@ class House:
     async def router(self, url: str | None = None, **settings: Any) -> SlotTrackerRouter:
         services = RouterServices(
             pool=self.pool,
-            board=self.board,
+            tracker=self.tracker,
             events=cast(Any, None),
             directory=cast(Any, None),
             metrics=self.metrics,
@@ -118,8 +118,8 @@ class House:
             )
         )
 
-    def enter(self, route: Route, name: str, tokens: list[int]) -> Any:
-        return self.board.enter(route, name, prompt_tokens=len(tokens), block_size=4, hashes=())
+    def reserve(self, route: Route, name: str, tokens: list[int]) -> Any:
+        return self.tracker.reserve(route, name, prompt_tokens=len(tokens), block_size=4, hashes=())
 
     def decisions(self, source: str) -> float:
         text = self.metrics.render_now().decode()
@@ -201,8 +201,8 @@ async def test_a_prompt_goes_where_its_blocks_are_active(house: House) -> None:
     await house.known()
     prompt = list(range(80))
     first = await router.route(ask(prompt), house.pool)
-    ticket = house.enter(first, "first", prompt)
-    ticket.first_item()
+    reservation = house.reserve(first, "first", prompt)
+    reservation.first_item()
     there = (first.instance.instance_id, 0)
     await until(lambda: house.loads[there] == (0, 20))
 
@@ -226,11 +226,11 @@ async def test_the_service_is_told_what_becomes_of_a_request(house: House) -> No
     # A route that is not taken reserves nothing.
     assert set(house.loads.values()) == {(0, 0)}
 
-    ticket = house.enter(route, "r-0", prompt)
+    reservation = house.reserve(route, "r-0", prompt)
     await until(lambda: house.loads[key] == (10, 2))
-    ticket.first_item()
+    reservation.first_item()
     await until(lambda: house.loads[key] == (0, 2))
-    ticket.leave()
+    reservation.release()
     await until(lambda: house.loads[key] == (0, 0))
 
     assert not router._reservations.unknown
@@ -240,16 +240,17 @@ async def test_what_is_decoded_shares_no_blocks_with_anything(house: House) -> N
     """The cache of a prompt is brought to each request, whatever others of the same prompt hold."""
     router = await house.running()
     prompt = list(range(80))
-    tickets = []
+    reservations = []
     for number in range(3):
         asked = ask(prompt, phase=Phase.DECODE)
         route = await router.route(asked, house.pool)
-        tickets.append(house.board.enter(route, f"r{number}", prompt_tokens=0, block_size=4, hashes=route.blocks or ()))
+        blocks = route.blocks or ()
+        reservations.append(house.tracker.reserve(route, f"r{number}", prompt_tokens=0, block_size=4, hashes=blocks))
 
-    assert house.board.blocks(1) == 60
+    assert house.tracker.blocks(1) == 60
     await until(lambda: house.loads[1, 0] == (0, 60))
-    for ticket in tickets:
-        ticket.leave()
+    for reservation in reservations:
+        reservation.release()
     await until(lambda: house.loads[1, 0] == (0, 0))
 
 
@@ -269,17 +270,17 @@ async def test_a_burst_is_spread_although_the_service_does_not_know_of_it_yet(ho
     router = await house.router()
     await house.known()
     chosen: Counter[int] = Counter()
-    tickets = []
+    reservations = []
     for number in range(40):
         prompt = list(range(100 * number, 100 * number + 32))
         route = await router.route(ask(prompt), house.pool)
         chosen[route.instance.instance_id] += 1
-        tickets.append(house.enter(route, f"r{number}", prompt))
+        reservations.append(house.reserve(route, f"r{number}", prompt))
 
     assert set(chosen.values()) == {10}
 
-    for ticket in tickets:
-        ticket.leave()
+    for reservation in reservations:
+        reservation.release()
     await until(lambda: set(house.loads.values()) == {(0, 0)})
     await until(lambda: not router._reservations.unknown)
 
@@ -303,11 +304,11 @@ async def test_a_request_that_ends_before_it_was_told_is_never_told(
     route = await router.route(ask(prompt), house.pool)
 
     # No turn of the loop in between.
-    house.enter(route, "r", prompt).leave()
+    house.reserve(route, "r", prompt).release()
     other = await router.route(ask(prompt), house.pool)
-    ticket = house.enter(other, "s", prompt)
+    reservation = house.reserve(other, "s", prompt)
     await until(lambda: house.loads[1, 0] == (8, 2))
-    ticket.leave()
+    reservation.release()
 
     await until(lambda: house.loads[1, 0] == (0, 0))
     assert told == ["s"]
@@ -384,16 +385,16 @@ async def test_without_a_service_loads_decide(house: House, caplog: pytest.LogCa
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         router = await house.router(f"http://127.0.0.1:{taken.getsockname()[1]}")
-        tickets = []
+        reservations = []
         for number in range(10):
             route = await router.route(ask([1] * 8), house.pool)
-            tickets.append(house.enter(route, f"r{number}", [1] * 8))
+            reservations.append(house.reserve(route, f"r{number}", [1] * 8))
 
-    assert house.board.requests(1) == house.board.requests(2) == 5
+    assert house.tracker.requests(1) == house.tracker.requests(2) == 5
     assert house.decisions("load") == 10
     assert caplog.text.count("does not answer") == 1
-    for ticket in tickets:
-        ticket.leave()
+    for reservation in reservations:
+        reservation.release()
     await until(lambda: not router._reservations.unknown)
 
 
@@ -512,12 +513,12 @@ async def test_workers_may_leave_while_the_service_is_asked(house: House) -> Non
 
 async def placed(house: House, router: SlotTrackerRouter, number: int) -> list[Any]:
     """Requests of two blocks each that the service counts."""
-    tickets = []
+    reservations = []
     for one in range(number):
         prompt = list(range(100 * one, 100 * one + 8))
-        tickets.append(house.enter(await router.route(ask(prompt), house.pool), f"r{one}", prompt))
+        reservations.append(house.reserve(await router.route(ask(prompt), house.pool), f"r{one}", prompt))
     await until(lambda: sum(blocks for _, blocks in house.loads.values()) == 2 * number)
-    return tickets
+    return reservations
 
 
 async def left_while_it_hangs(house: House, number: int, *, pause: float) -> tuple[FaultProxy, SlotTrackerRouter]:
@@ -526,10 +527,10 @@ async def left_while_it_hangs(house: House, number: int, *, pause: float) -> tup
     proxy = await house.proxied()
     router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=pause)
     await house.known()
-    tickets = await placed(house, router, number)
+    reservations = await placed(house, router, number)
     hang = proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
-    for ticket in tickets:
-        ticket.leave()
+    for reservation in reservations:
+        reservation.release()
     await hang.hit()
     return proxy, router
 
@@ -554,11 +555,11 @@ async def test_a_request_whose_add_was_not_answered_is_freed_all_the_same(house:
     prompt = list(range(8))
     route = await router.route(ask(prompt), house.pool)
     proxy.plan.inject(HalfOpen(), direction=Direction.DOWN)
-    ticket = house.enter(route, "r", prompt)
+    reservation = house.reserve(route, "r", prompt)
     await until(lambda: house.loads[1, 0] == (8, 2) and not router._client.present)
     hang = proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
 
-    ticket.leave()
+    reservation.release()
     await until(lambda: router._reservations.pending == 1)
     proxy.plan.remove(hang)
 
@@ -573,9 +574,9 @@ async def test_an_add_that_its_free_has_overtaken_is_freed_again(house: House) -
         router = await house.router(late.url, timeout=0.2, pause=0)
         await house.known()
         prompt = list(range(8))
-        ticket = house.enter(await router.route(ask(prompt), house.pool), "r", prompt)
+        reservation = house.reserve(await router.route(ask(prompt), house.pool), "r", prompt)
         await until(lambda: not router._client.present)
-        ticket.leave()
+        reservation.release()
         await until(lambda: late.freed == 1)
         overtaken.set()
         await until(lambda: house.loads == {(1, 0): (8, 2)})
@@ -592,9 +593,9 @@ async def test_a_request_that_the_service_never_heard_of_is_not_freed_there(hous
     prompt = list(range(8))
     for one in range(3):
         # The first finds the port closed, the others are not tried.
-        ticket = house.enter(await router.route(ask(prompt), house.pool), f"r{one}", prompt)
+        reservation = house.reserve(await router.route(ask(prompt), house.pool), f"r{one}", prompt)
         await until(lambda: not router._reservations.unknown)
-        ticket.leave()
+        reservation.release()
 
     await until(lambda: not router._reservations._changed.qsize())
     assert router._reservations.pending == 0
@@ -624,10 +625,10 @@ async def test_nothing_is_left_when_it_ends(house: House) -> None:
     router = await house.running()
     prompt = list(range(8))
     routes = [await router.route(ask(prompt), house.pool) for _ in range(50)]
-    tickets = [house.enter(one, f"r{number}", prompt) for number, one in enumerate(routes)]
+    reservations = [house.reserve(one, f"r{number}", prompt) for number, one in enumerate(routes)]
     await until(lambda: house.loads[1, 0] == (400, 2))
-    for ticket in tickets:
-        ticket.leave()
+    for reservation in reservations:
+        reservation.release()
 
     await router.aclose()
     await router.aclose()
@@ -643,7 +644,7 @@ async def test_nothing_is_left_when_it_ends(house: House) -> None:
 )
 def test_a_set_up_that_cannot_work_is_named(settings: dict[str, Any], says: str) -> None:
     services = RouterServices(
-        cast(Any, None), LoadBoard(), cast(Any, None), cast(Any, None), Metrics(), cast(Any, None)
+        cast(Any, None), LoadTracker(), cast(Any, None), cast(Any, None), Metrics(), cast(Any, None)
     )
 
     with pytest.raises(ConfigError, match=says):

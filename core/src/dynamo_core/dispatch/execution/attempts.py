@@ -1,4 +1,4 @@
-"""What a request holds while it runs: streams, places on the load board, a permit, a deadline."""
+"""What a request holds while it runs: streams, places on the load tracker, a permit, a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_core.dispatch.execution.route_span import RouteSpan
 from dynamo_core.dispatch.execution.stall import StallTimeout
 from dynamo_core.dispatch.execution.stream import Adjust, Merge, ResponseStream
 from dynamo_core.dispatch.execution.token_log import TokenLog
-from dynamo_core.dispatch.load.board import Ticket
+from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.errors import Cancelled, DeadlineExceeded, DynamoError, ResponseTimeout
 from dynamo_core.protocol.output import LLMEngineOutput
 
@@ -55,12 +55,12 @@ class RequestAlarms:
 
 
 class Leg:
-    """A call that is tried at one worker after the other: its stream, and its place on the load board.
+    """A call that is tried at one worker after the other: its stream, and its place on the load tracker.
 
     The place is given back when the stream ends or is closed, whichever is first.
     """
 
-    __slots__ = ("_span", "_ticket", "asked", "completed", "label", "moved_from", "patient", "stream", "workers")
+    __slots__ = ("_reservation", "_span", "asked", "completed", "label", "moved_from", "patient", "stream", "workers")
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Leg:
         on_close: Callable[[], None] | None = None,
         stall: StallTimeout | None = None,
     ) -> None:
-        self._ticket: Ticket | None = None
+        self._reservation: Reservation | None = None
         self._span: RouteSpan | None = None
         #: The workers that were asked, except those that were full. The connector bounds their number.
         self.workers: set[int] = set()
@@ -92,31 +92,31 @@ class Leg:
     @property
     def placed(self) -> bool:
         """Whether a worker has the call, or is being asked, and nobody has ended it."""
-        return self._ticket is not None
+        return self._reservation is not None
 
     @property
     def over(self) -> DynamoError | None:
         """Why there is no use in asking another worker, if there is none."""
         return self.stream.error
 
-    def enter(self, ticket: Ticket, span: RouteSpan | None = None) -> None:
+    def enter(self, reservation: Reservation, span: RouteSpan | None = None) -> None:
         """A worker was chosen."""
-        self._ticket, self._span = ticket, span
+        self._reservation, self._span = reservation, span
         if self.stream.ended:
             self.leave(self.stream.error)
 
     def leave(self, error: DynamoError | None = None) -> None:
         """The worker has finished the call, or has not taken it, or failed: `error` says why."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            ticket.leave()
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.release()
         span, self._span = self._span, None
         if span is not None:
             span.end(error)
 
     def sink(self) -> Any:
         """The sink for the chosen worker."""
-        on_first: Callable[[], None] | None = self._ticket.first_item if self._ticket is not None else None
+        on_first: Callable[[], None] | None = self._reservation.first_item if self._reservation is not None else None
         return self.stream.begin(on_first)
 
     def _ended(self) -> None:
@@ -189,7 +189,7 @@ class Attempts(Leg):
         return self.stream.error or self.pending
 
     def sink(self) -> Any:
-        on_first: Callable[[], None] | None = self._ticket.first_item if self._ticket is not None else None
+        on_first: Callable[[], None] | None = self._reservation.first_item if self._reservation is not None else None
         return self.stream.begin(on_first, self.adjust)
 
     def lose(self, error: DynamoError, culprit: int) -> None:

@@ -15,7 +15,7 @@ from dynamo_core.contracts.transport import Transport
 from dynamo_core.dispatch.execution.alarms import Alarms
 from dynamo_core.dispatch.execution.attempts import Deadlines, Leg
 from dynamo_core.dispatch.execution.route_span import route_span
-from dynamo_core.dispatch.load.board import LoadBoard, Ticket
+from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import (
     BackendError,
@@ -84,10 +84,10 @@ class Patience:
 class Connector:
     """Places calls. Holds no state of a single request."""
 
-    def __init__(self, *, transport: Transport, board: LoadBoard, deadlines: Deadlines, stages: Stages) -> None:
+    def __init__(self, *, transport: Transport, tracker: LoadTracker, deadlines: Deadlines, stages: Stages) -> None:
         self._transport = transport
         self._stages = {role: (stages.stage(ROUTE, role), stages.stage(DISPATCH, role)) for role in ROLES}
-        self._board = board
+        self._tracker = tracker
         self._deadlines = deadlines
         self._accept = Alarms(deadlines.accept)
         #: How many workers are asked at most for one leg.
@@ -172,7 +172,7 @@ class Connector:
                 span.chosen(instance_id, attempt_ctx)
             ctx.link_child(attempt_ctx)
             sent = prepare(route, card) if prepare is not None else _for_rank(payload, route, card)
-            leg.enter(self._ticket(route, attempt_ctx, routing, card), span)
+            leg.enter(self._reserve(route, attempt_ctx, routing, card), span)
             begun = dispatched.enter()
             try:
                 with self._accept.within():
@@ -215,11 +215,11 @@ class Connector:
         routing.excluded |= known - leg.workers
         return not known <= routing.excluded
 
-    def _ticket(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Ticket:
+    def _reserve(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Reservation:
         # A decode worker is brought the KV cache of the prompt; it has nothing to prefill.
         prefills = route.prefill and routing.phase is not Phase.DECODE
         blocks = route.blocks
-        return self._board.enter(
+        return self._tracker.reserve(
             route,
             ctx.attempt_id,
             prompt_tokens=len(routing.request.token_ids) if prefills else 0,

@@ -18,7 +18,7 @@ from dynamo_core.dispatch.execution.migration import Migration, Migrator
 from dynamo_core.dispatch.execution.prefill import PrefillHop
 from dynamo_core.dispatch.execution.stream import ResponseStream
 from dynamo_core.dispatch.execution.token_log import TokenLog
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest
@@ -36,7 +36,7 @@ class Pipeline:
         *,
         transport: Transport,
         admission: Admission,
-        board: LoadBoard,
+        tracker: LoadTracker,
         deadlines: Deadlines,
         metrics: Metrics,
         prefix: str = "dynamo_frontend",
@@ -47,11 +47,11 @@ class Pipeline:
         self._alarms = RequestAlarms(deadlines)
         self._flush = FlushQueue()
         stages = Stages(metrics, prefix)
-        self._connector = Connector(transport=transport, board=board, deadlines=deadlines, stages=stages)
+        self._connector = Connector(transport=transport, tracker=tracker, deadlines=deadlines, stages=stages)
         self._hop = PrefillHop(self._connector, self._flush, deadlines)
         self._migrator = Migrator(deadlines, metrics, prefix)
         #: What every worker is doing, as far as this process has it do it.
-        self.board = board
+        self.tracker = tracker
 
     @property
     def admission(self) -> Admission:

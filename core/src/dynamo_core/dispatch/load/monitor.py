@@ -1,9 +1,9 @@
 """The worker monitor: hears what workers tell of their load, and says which of them are busy.
 
 How many KV blocks a rank holds is what its worker told last and what was placed since: only the engine knows how long
-the answers have become, but the load board knows of a request the moment it is placed, a worker a tenth of a second
-later (`dynamo_core.dispatch.load.used_blocks`). How many tokens wait to be prefilled is the load board's alone. With
-several frontends the board holds what each of them has placed (`dynamo_core.dispatch.load.load_share`).
+the answers have become, but the load tracker knows of a request the moment it is placed, a worker a tenth of a second
+later (`dynamo_core.dispatch.load.used_blocks`). How many tokens wait to be prefilled is the load tracker's alone. With
+several frontends the tracker holds what each of them has placed (`dynamo_core.dispatch.load.peer_load_sync`).
 
 A worker is looked at when one of the two has changed, never when a request asks.
 """
@@ -22,7 +22,7 @@ import msgspec
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.thresholds import RankLoad
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.events import KV_METRICS, ActiveLoad
 from dynamo_core.protocol.left_out import LeftOut
@@ -55,14 +55,14 @@ class _Told(NamedTuple):
 class WorkerMonitor:
     """Keeps the busy marks of all pools that are put in its care.
 
-    Without a rule nobody is busy, and the board is not listened to; what workers tell is still heard, for those who
+    Without a rule nobody is busy, and the tracker is not listened to; what workers tell is still heard, for those who
     look at the gauges before they set thresholds.
     """
 
     def __init__(
-        self, board: LoadBoard, events: EventPlane, directory: Discovery, *, rule: BusyRule | None = None
+        self, tracker: LoadTracker, events: EventPlane, directory: Discovery, *, rule: BusyRule | None = None
     ) -> None:
-        self._board = board
+        self._tracker = tracker
         self._events = events
         self._directory = directory
         self._rule = rule
@@ -71,7 +71,7 @@ class WorkerMonitor:
         self._unreadable = LeftOut(log, "a message about the load of worker")
         self._tasks = TaskSet()
         if rule is not None:
-            board.on_load = self._placed
+            tracker.on_load = self._placed
 
     def start(self) -> None:
         """Begins to listen."""
@@ -81,7 +81,7 @@ class WorkerMonitor:
     async def aclose(self) -> None:
         """Stops. Safe twice, and without `start`."""
         if self._rule is not None:
-            self._board.on_load = None
+            self._tracker.on_load = None
         await self._tasks.aclose()
 
     def take(self, pool: Pool) -> None:
@@ -100,11 +100,11 @@ class WorkerMonitor:
             block_size = card.kv_cache_block_size
             batch = card.runtime_config.max_num_batched_tokens
             total = card.runtime_config.total_kv_blocks if total is None else total
-        board = self._board
+        tracker = self._tracker
         return RankLoad(
-            board.used_blocks(instance_id, dp_rank, block_size),
+            tracker.used_blocks(instance_id, dp_rank, block_size),
             total,
-            board.prefill_tokens(instance_id, dp_rank),
+            tracker.prefill_tokens(instance_id, dp_rank),
             batch,
         )
 
@@ -119,7 +119,7 @@ class WorkerMonitor:
             if model is None or pool.model == model:
                 self._look(pool, instance_id)
 
-    def hear(self, payload: bytes, now: float) -> None:
+    def apply(self, payload: bytes, now: float) -> None:
         """Takes in a message of a worker.
 
         Raises:
@@ -131,7 +131,7 @@ class WorkerMonitor:
             self._told[rank] = _Told(load, now)
             blocks = _blocks(load)
             if blocks is not None:
-                self._board.reported(rank, blocks, now)
+                self._tracker.reported(rank, blocks, now)
         for instance_id in {load.worker_id for load in heard}:
             self._recompute(instance_id)
 
@@ -139,7 +139,7 @@ class WorkerMonitor:
         """Forgets the words of ranks that have been silent for `EXPIRY`."""
         for rank in [rank for rank, told in self._told.items() if now - told.heard >= EXPIRY]:
             del self._told[rank]
-            self._board.forget_reports(rank)
+            self._tracker.forget_reports(rank)
             self._recompute(rank[0])
 
     # What has changed.
@@ -179,7 +179,7 @@ class WorkerMonitor:
                 async with aclosing(self._events.subscribe(KV_METRICS, self._directory)) as events:
                     async for source, _, payload in events:
                         try:
-                            self.hear(payload, loop.time())
+                            self.apply(payload, loop.time())
                         except Unreadable as error:
                             self._unreadable.warn(f"{source:016x}", error)
                         else:

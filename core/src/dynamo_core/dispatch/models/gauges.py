@@ -8,8 +8,8 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from dynamo_core.dispatch.load.board import LoadBoard
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.protocol.records import ModelCard, RequestRecord
 
@@ -34,9 +34,9 @@ class FrontGauges(Collector):
     Costs nothing between two readings but a note of the last request of each worker. Read from a thread.
     """
 
-    def __init__(self, models: Models, board: LoadBoard, prefix: str, monitor: WorkerMonitor | None = None) -> None:
+    def __init__(self, models: Models, tracker: LoadTracker, prefix: str, monitor: WorkerMonitor | None = None) -> None:
         self._models = models
-        self._board = board
+        self._tracker = tracker
         self._monitor = monitor
         self._prefix = prefix
         self._last: dict[int, RequestRecord] = {}
@@ -78,8 +78,8 @@ class FrontGauges(Collector):
         first, size = config.data_parallel_start_rank, config.data_parallel_size
         for rank in range(first, first + size):
             labels = [worker, str(rank), role]
-            families["worker_active_prefill_tokens"].add_metric(labels, self._board.prefill_tokens(instance_id, rank))
-            used = self._board.used_blocks(instance_id, rank, card.kv_cache_block_size)
+            families["worker_active_prefill_tokens"].add_metric(labels, self._tracker.prefill_tokens(instance_id, rank))
+            used = self._tracker.used_blocks(instance_id, rank, card.kv_cache_block_size)
             families["worker_active_decode_blocks"].add_metric(labels, used)
             if self._monitor is not None:
                 load = self._monitor.load(instance_id, rank)

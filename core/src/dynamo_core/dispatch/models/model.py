@@ -136,7 +136,7 @@ class Model:
 
     def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
         """How its workers look to a request now, by role; nothing is reserved."""
-        return [explain_group(group, self._pipeline.board, request) for group in self._groups.values()]
+        return [explain_group(group, self._pipeline.tracker, request) for group in self._groups.values()]
 
     # For requests under way, which may outlive the model's workers and find others.
 
@@ -187,7 +187,7 @@ class Model:
 
     def _load(self, group: WorkerGroup) -> float:
         """Requests per worker."""
-        requests = self._pipeline.board.requests
+        requests = self._pipeline.tracker.requests
         workers = group.pool.instances
         return sum(requests(instance_id) for instance_id in workers) / max(1, len(workers))
 

@@ -10,7 +10,7 @@ import msgspec
 from dynamo_core.contracts.explain import RankView, RouteView
 from dynamo_core.contracts.router import Considered, Phase, RoutingRequest, no_worker
 from dynamo_core.dispatch.execution.prefill import decode_override
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import DynamoError
@@ -24,7 +24,7 @@ _ID = "explain"
 _Rank: TypeAlias = tuple[int, int]
 
 
-def explain_group(group: WorkerGroup, board: LoadBoard, request: PreprocessedRequest) -> RouteView:
+def explain_group(group: WorkerGroup, tracker: LoadTracker, request: PreprocessedRequest) -> RouteView:
     """How the workers of one group look to a request."""
     pool = group.pool
     phase = _PHASES.get(pool.role, Phase.AGGREGATED)
@@ -40,11 +40,11 @@ def explain_group(group: WorkerGroup, board: LoadBoard, request: PreprocessedReq
     except DynamoError as error:
         refusal = error.message
     sizes = [card.kv_cache_block_size for card in pool.cards.values()]
-    ranks = _ranks(pool, board, considered)
+    ranks = _ranks(pool, tracker, considered)
     return RouteView(pool.role, group.router.NAME, len(request.token_ids), next(iter(sizes), None), ranks, refusal)
 
 
-def _ranks(pool: Pool, board: LoadBoard, considered: Sequence[Considered] | None) -> list[RankView]:
+def _ranks(pool: Pool, tracker: LoadTracker, considered: Sequence[Considered] | None) -> list[RankView]:
     known: dict[_Rank, Considered] = {(one.instance_id, one.dp_rank): one for one in considered or ()}
     least = min((one.cost for one in known.values()), default=None)
     found = []
@@ -59,9 +59,9 @@ def _ranks(pool: Pool, board: LoadBoard, considered: Sequence[Considered] | None
                 instance.worker,
                 rank,
                 pool.state(worker_id),
-                board.requests(worker_id),
-                board.prefill_tokens(worker_id, rank),
-                board.blocks(worker_id, rank),
+                tracker.requests(worker_id),
+                tracker.prefill_tokens(worker_id, rank),
+                tracker.blocks(worker_id, rank),
                 overlap=one.overlap if one is not None else None,
                 shared=one.shared if one is not None else None,
                 cost=one.cost if one is not None else None,

@@ -7,7 +7,7 @@ import random
 from contextlib import suppress
 
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
-from dynamo_core.dispatch.load.board import Ticket
+from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.records import DECODE
 from dynamo_core.tasks import TaskSet
@@ -23,7 +23,7 @@ class AccountChecks(RouterHarness):
 
     async def test_the_load_is_gone_when_all_requests_are_over(self, fleet: Fleet) -> None:
         draw = random.Random(7)  # noqa: S311 - the same every time
-        open_: list[Ticket] = []
+        open_: list[Reservation] = []
         for step in range(200):
             what = draw.randrange(8)
             if what == 0 and len(fleet.pool.instances) > 1:
@@ -33,16 +33,16 @@ class AccountChecks(RouterHarness):
             elif what == 1:
                 fleet.add(10 + step)
             elif what < 4 and open_:
-                open_.pop(draw.randrange(len(open_))).leave()
+                open_.pop(draw.randrange(len(open_))).release()
             elif what == 4 and open_:
                 draw.choice(open_).first_item()
             else:
                 tokens = range_of(draw.randrange(3), draw.randrange(1, 30))
                 phase = draw.choice(list(Phase))
                 open_.append((await fleet.placed(fleet.asked(tokens, phase=phase)))[1])
-        for ticket in open_:
-            ticket.leave()
-            ticket.leave()
+        for reservation in open_:
+            reservation.release()
+            reservation.release()
 
         assert fleet.counted() == {}
         assert fleet.load.total_requests == 0
@@ -72,8 +72,8 @@ class AccountChecks(RouterHarness):
         before = _names()
         async with self.running(make_router) as fleet:
             fleet.add(1, 2)
-            _, ticket = await fleet.placed()
-            ticket.leave()
+            _, reservation = await fleet.placed()
+            reservation.release()
             await fleet.router.aclose()
             await fleet.router.aclose()
             await self.until(lambda: _names() <= before, "what runs is more than before it was made")
@@ -86,7 +86,7 @@ class AccountChecks(RouterHarness):
     # The blocks.
 
     async def test_blocks_are_named_by_all_that_is_before_them(self, fleet: Fleet) -> None:
-        """For the board, who holds a block holds what is before it; two requests share no more than a beginning."""
+        """For the tracker, who holds a block holds what is before it; two requests share no more than a beginning."""
         before: dict[int, tuple[int, ...]] = {}
         for length in (5, 12, 12, 30, 21, 8):
             for number in range(2):
@@ -98,7 +98,7 @@ class AccountChecks(RouterHarness):
                     assert before.setdefault(name, tuple(names[:at])) == tuple(names[:at]), "a name stands for two"
 
     async def test_requests_to_be_decoded_share_no_blocks(self, make_router: RouterFactory) -> None:
-        """Nor do those of another router on the same board: a frontend has one for each pool."""
+        """Nor do those of another router on the same tracker: a frontend has one for each pool."""
         async with self.running(make_router, DECODE) as fleet:
             other = make_router(fleet.services(fleet.pool))
             await other.start()
@@ -164,7 +164,7 @@ class AccountChecks(RouterHarness):
 
 
 def _names_of(route: Route, fleet: Fleet, asked: RoutingRequest) -> list[int]:
-    """The blocks that the board counts for a route."""
+    """The blocks that the tracker counts for a route."""
     size = fleet.pool.cards[route.instance.instance_id].kv_cache_block_size
     return list(route.blocks if route.blocks is not None else asked.known_hashes(size))
 

@@ -17,10 +17,10 @@ class CostChecks(RouterHarness):
             for ranks in (1, 2):
                 fleet.add(*range(100 * ranks, 100 * ranks + WORKERS), ranks=ranks)
                 await self._settled(fleet)
-                before = fleet.board.reads
+                before = fleet.tracker.reads
                 await fleet.route()
                 bound = self.READS_PER_RANK * len(fleet.ranks())
-                assert fleet.board.reads - before <= bound, f"of {len(fleet.ranks())} ranks"
+                assert fleet.tracker.reads - before <= bound, f"of {len(fleet.ranks())} ranks"
 
     async def test_a_choice_asks_a_few_times_who_is_eligible(self, make_router: RouterFactory) -> None:
         async with self.running(make_router) as fleet:

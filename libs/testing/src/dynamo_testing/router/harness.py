@@ -1,4 +1,4 @@
-"""What the checks of a router work with: a pool of workers, a real load board, and requests in every phase."""
+"""What the checks of a router work with: a pool of workers, a real load tracker, and requests in every phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.router import Phase, Route, Router, RouterServices, RoutingRequest
-from dynamo_core.dispatch.load.board import LoadBoard, Ticket
+from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.errors import NotSupported, ServiceOverloaded, Unavailable
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.events import KV_EVENTS, KvBlock, KvEvent, KvStored, RouterEvent
@@ -20,7 +20,7 @@ from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverri
 from dynamo_core.telemetry.metrics import Metrics
 
 from dynamo_testing.extra import pytest
-from dynamo_testing.router.world import CountingBoard, EmptyDirectory, KitEvents, KitPool
+from dynamo_testing.router.world import CountingTracker, EmptyDirectory, KitEvents, KitPool
 
 #: Makes the router under test, not yet started.
 RouterFactory: TypeAlias = Callable[[RouterServices], Router]
@@ -35,8 +35,8 @@ class Fleet:
 
     def __init__(self, make_router: RouterFactory, wait: float, role: str = AGGREGATED) -> None:
         self.pool = KitPool(MODEL, role)
-        self.load = LoadBoard()
-        self.board = CountingBoard(self.load)
+        self.load = LoadTracker()
+        self.tracker = CountingTracker(self.load)
         self.events = KitEvents()
         self.wait = wait
         self._numbers = count()
@@ -44,8 +44,8 @@ class Fleet:
         self.router = make_router(self.services(self.pool))
 
     def services(self, pool: KitPool) -> RouterServices:
-        """What a router of a pool is made with; all see one load board."""
-        return RouterServices(pool, self.board, self.events, EmptyDirectory(), Metrics(), _nobody_answers)
+        """What a router of a pool is made with; all see one load tracker."""
+        return RouterServices(pool, self.tracker, self.events, EmptyDirectory(), Metrics(), _nobody_answers)
 
     # The workers.
 
@@ -112,11 +112,11 @@ class Fleet:
             return error
         raise AssertionError(f"worker {route.instance.instance_id} was chosen where nobody may be")
 
-    def enter(self, route: Route, asked: RoutingRequest) -> Ticket:
+    def reserve(self, route: Route, asked: RoutingRequest) -> Reservation:
         """The route is taken, as core does it."""
         prefills = route.prefill and asked.phase is not Phase.DECODE
         size = self.pool.cards[route.instance.instance_id].kv_cache_block_size
-        return self.load.enter(
+        return self.load.reserve(
             route,
             f"{asked.request_id}-{next(self._numbers)}",
             prompt_tokens=len(asked.request.token_ids) if prefills else 0,
@@ -125,11 +125,11 @@ class Fleet:
             held_tokens=len(asked.request.token_ids),
         )
 
-    async def placed(self, asked: RoutingRequest | None = None) -> tuple[Route, Ticket]:
+    async def placed(self, asked: RoutingRequest | None = None) -> tuple[Route, Reservation]:
         """A request that is chosen for, and entered."""
         asked = asked or self.asked()
         route = await self.route(asked)
-        return route, self.enter(route, asked)
+        return route, self.reserve(route, asked)
 
     # What there is to see.
 
@@ -142,7 +142,7 @@ class Fleet:
         return found
 
     def counted(self) -> dict[tuple[int, int], tuple[int, int, int]]:
-        """What the board counts, of the ranks where there is anything."""
+        """What the tracker counts, of the ranks where there is anything."""
         found = {}
         for rank in self.ranks():
             seen = (self.load.requests(rank[0]), self.load.prefill_tokens(*rank), self.load.blocks(*rank))
@@ -174,7 +174,7 @@ class RouterHarness:
     WAIT: ClassVar[float] = 5.0
     #: Whether a request can name the worker and the rank that it is to go to.
     CAN_PIN: ClassVar[bool] = False
-    #: How many looks at the load board one choice takes at most, for each rank that may be chosen.
+    #: How many looks at the load tracker one choice takes at most, for each rank that may be chosen.
     READS_PER_RANK: ClassVar[int] = 3
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""What surrounds the router under test: an event plane, a directory, and a pool and a board that count who looks."""
+"""What surrounds the router under test: an event plane, a directory, and a pool and a tracker that count who looks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
 from dynamo_core.contracts.events import EventPlane, Publisher
-from dynamo_core.dispatch.load.board import LoadBoard
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
@@ -24,31 +24,31 @@ class KitPool(Pool):
         return super().eligible(excluded)
 
 
-class CountingBoard:
-    """What routers may ask of a load board, and how many ranks they have asked about."""
+class CountingTracker:
+    """What routers may ask of a load tracker, and how many ranks they have asked about."""
 
-    def __init__(self, board: LoadBoard) -> None:
-        self._board = board
+    def __init__(self, tracker: LoadTracker) -> None:
+        self._tracker = tracker
         self.reads = 0
 
     def requests(self, instance_id: int) -> int:
         self.reads += 1
-        return self._board.requests(instance_id)
+        return self._tracker.requests(instance_id)
 
     def prefill_tokens(self, instance_id: int, dp_rank: int = 0) -> int:
         self.reads += 1
-        return self._board.prefill_tokens(instance_id, dp_rank)
+        return self._tracker.prefill_tokens(instance_id, dp_rank)
 
     def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
         self.reads += 1
-        return self._board.blocks(instance_id, dp_rank)
+        return self._tracker.blocks(instance_id, dp_rank)
 
     def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
         self.reads += len(ranks)
-        return self._board.loads(ranks, chain)
+        return self._tracker.loads(ranks, chain)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return self._board.watch(callback)
+        return self._tracker.watch(callback)
 
 
 class KitEvents(EventPlane):

@@ -75,7 +75,7 @@ class KvRouter(Router):
         super().__init__(config, services)
         self._settings = config
         self._pool = services.pool
-        self._board = services.board
+        self._tracker = services.tracker
         # Spreads load, keeps no secret.
         self._random = random.Random(config.seed)  # noqa: S311
         self._weights = Weights.of(config)
@@ -95,7 +95,7 @@ class KvRouter(Router):
         self._silent = False
         self._unreadable = LeftOut(log, "a message about the KV cache of worker")
         if config.queue_threshold is not None:
-            self._unwatch = self._board.watch(self._queue.look)
+            self._unwatch = self._tracker.watch(self._queue.look)
 
     async def start(self) -> None:
         """Begins to listen, and to ask workers what they hold. Until that is known, requests go by load."""
@@ -168,10 +168,10 @@ class KvRouter(Router):
         if request.phase is not Phase.DECODE:
             overlaps = candidates.overlaps(self._index, self._index.overlaps(chain))
         matched = perf_counter()
-        loads = self._board.loads(candidates.ranks, chain)
+        loads = self._tracker.loads(candidates.ranks, chain)
         active = None
         if weights.decode_active_request_weight:
-            active = [self._board.requests(rank[0]) for rank in candidates.ranks]
+            active = [self._tracker.requests(rank[0]) for rank in candidates.ranks]
         found = costs(
             weights,
             tokens=len(request.request.token_ids),
@@ -230,7 +230,7 @@ class KvRouter(Router):
         except DynamoError:
             # Choosing will say why.
             return True
-        loads = self._board.loads(candidates.ranks)
+        loads = self._tracker.loads(candidates.ranks)
         for (worker_id, _), (prefill, _, _) in zip(candidates.ranks, loads, strict=True):
             batch = pool.cards[worker_id].runtime_config.max_num_batched_tokens or NO_BATCH
             if prefill <= threshold * batch:

@@ -27,7 +27,7 @@ class LoadAwareRouter(Router):
         super().__init__(config, services)
         # Spreads load, keeps no secret.
         self._random = random.Random(config.seed)  # noqa: S311
-        self._board = services.board
+        self._tracker = services.tracker
 
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
         """Chooses a worker, then one of its ranks."""
@@ -47,7 +47,7 @@ class LoadAwareRouter(Router):
     def _choose_rank(self, instance_id: int, ranks: range) -> int:
         """The rank with the least to prefill, then with the fewest blocks; any of them if several are alike."""
         loads = [
-            (self._board.prefill_tokens(instance_id, rank), self._board.blocks(instance_id, rank)) for rank in ranks
+            (self._tracker.prefill_tokens(instance_id, rank), self._tracker.blocks(instance_id, rank)) for rank in ranks
         ]
         least = min(loads)
         return self._random.choice([rank for rank, load in zip(ranks, loads, strict=True) if load == least])
@@ -85,7 +85,7 @@ class PowerOfTwoRouter(LoadAwareRouter):
             second += 1
         one, other = eligible[first], eligible[second]
         # Which of the two was drawn first is random already: a tie needs no further draw.
-        return other if self._board.requests(other.instance_id) < self._board.requests(one.instance_id) else one
+        return other if self._tracker.requests(other.instance_id) < self._tracker.requests(one.instance_id) else one
 
 
 class LeastLoadedRouter(LoadAwareRouter):
@@ -94,7 +94,7 @@ class LeastLoadedRouter(LoadAwareRouter):
     NAME = "least-loaded"
 
     def _choose(self, eligible: Sequence[Instance], pool: PoolView) -> Instance:
-        requests = [self._board.requests(instance.instance_id) for instance in eligible]
+        requests = [self._tracker.requests(instance.instance_id) for instance in eligible]
         fewest = min(requests)
         idlest = [instance for instance, active in zip(eligible, requests, strict=True) if active == fewest]
         if len(idlest) == 1:
@@ -109,4 +109,4 @@ class LeastLoadedRouter(LoadAwareRouter):
     def _prefill_tokens(self, instance_id: int, pool: PoolView) -> int:
         facts = pool.cards[instance_id].runtime_config
         start = facts.data_parallel_start_rank
-        return sum(self._board.prefill_tokens(instance_id, start + rank) for rank in range(facts.data_parallel_size))
+        return sum(self._tracker.prefill_tokens(instance_id, start + rank) for rank in range(facts.data_parallel_size))

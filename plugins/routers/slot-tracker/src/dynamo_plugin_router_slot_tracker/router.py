@@ -84,7 +84,7 @@ class SlotTrackerRouter(Router):
                 f"router.url: {config.url!r} is no address of a service; give one such as http://host:8091"
             )
         self._settings = config
-        self._board = services.board
+        self._loads = services.tracker
         # Spreads load, keeps no secret.
         self._random = random.Random(config.seed)  # noqa: S311
         self._client = ServiceClient(
@@ -196,9 +196,9 @@ class SlotTrackerRouter(Router):
         return costs
 
     def _own_costs(self, ranks: Sequence[_RankKey], block_size: int) -> list[float]:
-        board = self._board
+        loads = self._loads
         return [
-            board.prefill_tokens(*rank) / block_size + board.blocks(*rank) + board.requests(rank[0]) for rank in ranks
+            loads.prefill_tokens(*rank) / block_size + loads.blocks(*rank) + loads.requests(rank[0]) for rank in ranks
         ]
 
     def _cheapest(self, costs: Sequence[tuple[_RankKey, float]]) -> _RankKey:

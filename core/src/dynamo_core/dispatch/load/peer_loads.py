@@ -26,7 +26,7 @@ class _Frontend:
     loads: dict[Rank, PlacedLoad] = field(default_factory=dict)
 
 
-class OtherLoads:
+class PeerLoads:
     """Sums over all other frontends, kept as messages come, so that asking costs a look-up.
 
     A message says how things are, so one that is lost or comes twice does no lasting harm: the next that names the
@@ -58,7 +58,7 @@ class OtherLoads:
         """The same, and beside them the blocks of which no hash is known."""
         return self._ranks.get((instance_id, dp_rank), _NO_SUMS)[2]
 
-    def hear(self, message: PlacedLoads, now: float) -> None:
+    def apply(self, message: PlacedLoads, now: float) -> None:
         """Takes in a message."""
         frontend = self._frontends.get(message.frontend)
         if frontend is None:

@@ -1,4 +1,4 @@
-"""The boards of several frontends agree, whatever happens to the messages between them and to the frontends."""
+"""The trackers of several frontends agree, whatever happens to the messages between them and to the frontends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.load import load_share, other_loads
-from dynamo_core.dispatch.load.board import LoadBoard, Ticket
-from dynamo_core.dispatch.load.load_share import LoadShare, LoadTalk
-from dynamo_core.dispatch.load.other_loads import EXPIRY
+from dynamo_core.dispatch.load import peer_load_sync, peer_loads
+from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages, PeerLoadSync
+from dynamo_core.dispatch.load.peer_loads import EXPIRY
+from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.protocol.events import PLACED_LOADS
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
@@ -30,25 +30,25 @@ RANKS = (0, 1)
 
 @dataclass
 class Frontend:
-    """A board, what runs on it, and the messages that are on their way to it."""
+    """A tracker, what runs on it, and the messages that are on their way to it."""
 
-    board: LoadBoard = field(default_factory=LoadBoard)
-    running: list[tuple[Ticket, int, int, list[int]]] = field(default_factory=list)
+    tracker: LoadTracker = field(default_factory=LoadTracker)
+    running: list[tuple[Reservation, int, int, list[int]]] = field(default_factory=list)
     inbox: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.talk = LoadTalk(self.board)
-        self.board.on_change = self.talk.note
+        self.messages = PeerLoadMessages(self.tracker)
+        self.tracker.on_change = self.messages.note
 
-    def enter(self, name: str, worker: int, rank: int, tokens: int) -> None:
-        ticket = self.board.enter(
+    def reserve(self, name: str, worker: int, rank: int, tokens: int) -> None:
+        reservation = self.tracker.reserve(
             Route(Instance(instance_id=worker), rank),
             name,
             prompt_tokens=tokens,
             block_size=16,
             hashes=[hash((name, block)) for block in range(tokens // 16)],
         )
-        self.running.append((ticket, worker, rank, [tokens, tokens // 16]))
+        self.running.append((reservation, worker, rank, [tokens, tokens // 16]))
 
     def sums(self, worker: int, rank: int) -> tuple[int, int, int]:
         """Requests, tokens to be prefilled and blocks of its own on a rank."""
@@ -64,34 +64,34 @@ class Frontends(RuleBasedStateMachine):
         self.frontends = [Frontend() for _ in range(3)]
         self.now = 0.0
         self.names = 0
-        #: Whether one was replaced, whose loads may still be on the others' boards.
+        #: Whether one was replaced, whose loads may still be on the others' trackers.
         self.ghosts = False
 
     which = st.integers(0, 2)
 
     @rule(which=which, worker=st.sampled_from(WORKERS), rank=st.sampled_from(RANKS), tokens=st.integers(0, 64))
-    def enter(self, which: int, worker: int, rank: int, tokens: int) -> None:
+    def reserve(self, which: int, worker: int, rank: int, tokens: int) -> None:
         self.names += 1
-        self.frontends[which].enter(f"r{self.names}", worker, rank, tokens)
+        self.frontends[which].reserve(f"r{self.names}", worker, rank, tokens)
 
     @rule(which=which, at=st.integers(0, 9))
     def first_item(self, which: int, at: int) -> None:
         running = self.frontends[which].running
         if running:
-            ticket, _, _, facts = running[at % len(running)]
-            ticket.first_item()
+            reservation, _, _, facts = running[at % len(running)]
+            reservation.first_item()
             facts[0] = 0
 
     @rule(which=which, at=st.integers(0, 9))
-    def leave(self, which: int, at: int) -> None:
+    def release(self, which: int, at: int) -> None:
         running = self.frontends[which].running
         if running:
-            running.pop(at % len(running))[0].leave()
+            running.pop(at % len(running))[0].release()
 
     @rule(which=which, whole=st.booleans(), lost=st.sets(which))
     def tell(self, which: int, whole: bool, lost: set[int]) -> None:
-        talk = self.frontends[which].talk
-        message = talk.everything() if whole else talk.changes()
+        messages = self.frontends[which].messages
+        message = messages.everything() if whole else messages.changes()
         for number, frontend in enumerate(self.frontends):
             if number not in lost:
                 frontend.inbox.append(message)
@@ -101,13 +101,13 @@ class Frontends(RuleBasedStateMachine):
         inbox = self.frontends[which].inbox
         if inbox:
             message = inbox[at % len(inbox)] if again else inbox.pop(at % len(inbox))
-            self.frontends[which].talk.hear(message, self.now)
+            self.frontends[which].messages.apply(message, self.now)
 
     @rule(seconds=st.sampled_from([0.05, 1.0, EXPIRY]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         for frontend in self.frontends:
-            frontend.board.others.expire(self.now)
+            frontend.tracker.peers.expire(self.now)
 
     @rule(which=which)
     def restart(self, which: int) -> None:
@@ -119,11 +119,11 @@ class Frontends(RuleBasedStateMachine):
     def end(self, which: int) -> None:
         """One ends in order."""
         gone = self.frontends[which]
-        for ticket, *_ in gone.running:
-            ticket.leave()
+        for reservation, *_ in gone.running:
+            reservation.release()
         gone.running.clear()
         for frontend in self.frontends:
-            frontend.inbox.append(gone.talk.farewell())
+            frontend.inbox.append(gone.messages.farewell())
         self.frontends[which] = Frontend()
         self.ghosts = True
 
@@ -132,7 +132,7 @@ class Frontends(RuleBasedStateMachine):
         for frontend in self.frontends:
             for worker in WORKERS:
                 own = sum(frontend.sums(worker, rank)[0] for rank in RANKS)
-                assert frontend.board.requests(worker) >= own
+                assert frontend.tracker.requests(worker) >= own
 
     @precondition(lambda self: any(frontend.inbox for frontend in self.frontends))
     @rule()
@@ -143,7 +143,7 @@ class Frontends(RuleBasedStateMachine):
         """
         for frontend in self.frontends:
             while frontend.inbox:
-                frontend.talk.hear(frontend.inbox.pop(0), self.now)
+                frontend.messages.apply(frontend.inbox.pop(0), self.now)
         if self.ghosts:
             # A little more: sums of such times need not be exact.
             self.time_passes(EXPIRY + 0.01)
@@ -151,25 +151,25 @@ class Frontends(RuleBasedStateMachine):
         self.agree()
 
     def agree(self) -> None:
-        messages = [frontend.talk.everything() for frontend in self.frontends]
+        messages = [frontend.messages.everything() for frontend in self.frontends]
         for frontend in self.frontends:
             for message in messages:
-                frontend.talk.hear(message, self.now)
+                frontend.messages.apply(message, self.now)
         for worker in WORKERS:
             for rank in RANKS:
                 sums = [frontend.sums(worker, rank) for frontend in self.frontends]
                 expected = (sum(tokens for _, tokens, _ in sums), sum(blocks for _, _, blocks in sums))
                 for frontend in self.frontends:
-                    board = frontend.board
-                    assert (board.prefill_tokens(worker, rank), board.blocks(worker, rank)) == expected
+                    tracker = frontend.tracker
+                    assert (tracker.prefill_tokens(worker, rank), tracker.blocks(worker, rank)) == expected
             total = sum(frontend.sums(worker, rank)[0] for frontend in self.frontends for rank in RANKS)
-            assert [frontend.board.requests(worker) for frontend in self.frontends] == [total] * 3
+            assert [frontend.tracker.requests(worker) for frontend in self.frontends] == [total] * 3
 
     def teardown(self) -> None:
-        """Once everybody is done, no board holds anything."""
+        """Once everybody is done, no tracker holds anything."""
         for frontend in self.frontends:
-            for ticket, *_ in frontend.running:
-                ticket.leave()
+            for reservation, *_ in frontend.running:
+                reservation.release()
             frontend.running.clear()
             frontend.inbox.clear()
         self.time_passes(EXPIRY + 0.01)
@@ -180,44 +180,44 @@ TestFrontends = Frontends.TestCase
 TestFrontends.settings = settings(stateful_step_count=40, deadline=None)
 
 
-def told(message: bytes, to: LoadBoard, now: float = 0.0) -> None:
-    LoadTalk(to).hear(message, now)
+def told(message: bytes, to: LoadTracker, now: float = 0.0) -> None:
+    PeerLoadMessages(to).apply(message, now)
 
 
 def test_what_another_frontend_placed_counts_until_it_says_otherwise() -> None:
-    one, other = Frontend(), LoadBoard()
-    one.enter("a", 1, 0, 32)
-    one.enter("b", 1, 1, 16)
-    told(one.talk.changes(), other)
+    one, other = Frontend(), LoadTracker()
+    one.reserve("a", 1, 0, 32)
+    one.reserve("b", 1, 1, 16)
+    told(one.messages.changes(), other)
     assert (other.requests(1), other.prefill_tokens(1, 0), other.blocks(1, 0), other.blocks(1, 1)) == (2, 32, 2, 1)
 
     one.running[0][0].first_item()
-    told(one.talk.changes(), other)
+    told(one.messages.changes(), other)
     assert (other.requests(1), other.prefill_tokens(1, 0), other.prefill_tokens(1, 1)) == (2, 0, 16)
 
-    one.running[0][0].leave()
-    told(one.talk.changes(), other)
+    one.running[0][0].release()
+    told(one.messages.changes(), other)
     assert (other.requests(1), other.blocks(1, 0), other.total_requests) == (1, 0, 0)
 
 
 def test_a_whole_message_also_takes_back_what_it_does_not_name() -> None:
-    one, other = Frontend(), LoadBoard()
-    one.enter("a", 1, 0, 32)
-    told(one.talk.changes(), other)
-    one.running[0][0].leave()
-    assert one.talk.changes()
+    one, other = Frontend(), LoadTracker()
+    one.reserve("a", 1, 0, 32)
+    told(one.messages.changes(), other)
+    one.running[0][0].release()
+    assert one.messages.changes()
 
-    told(one.talk.everything(), other)
+    told(one.messages.everything(), other)
 
     assert (other.requests(1), other.prefill_tokens(1), other.blocks(1)) == (0, 0, 0)
 
 
 def test_a_message_that_was_overtaken_is_ignored() -> None:
-    one, other = Frontend(), LoadBoard()
-    one.enter("a", 1, 0, 32)
-    early = one.talk.changes()
-    one.running[0][0].leave()
-    told(one.talk.changes(), other)
+    one, other = Frontend(), LoadTracker()
+    one.reserve("a", 1, 0, 32)
+    early = one.messages.changes()
+    one.running[0][0].release()
+    told(one.messages.changes(), other)
 
     told(early, other)
 
@@ -225,15 +225,15 @@ def test_a_message_that_was_overtaken_is_ignored() -> None:
 
 
 def test_a_frontend_that_is_silent_is_forgotten_with_all_it_placed() -> None:
-    one, other = Frontend(), LoadBoard()
-    one.enter("a", 1, 0, 32)
-    told(one.talk.everything(), other, now=10.0)
+    one, other = Frontend(), LoadTracker()
+    one.reserve("a", 1, 0, 32)
+    told(one.messages.everything(), other, now=10.0)
 
-    other.others.expire(10.0 + EXPIRY - 0.01)
-    assert (other.requests(1), len(other.others)) == (1, 1)
-    other.others.expire(10.0 + EXPIRY)
+    other.peers.expire(10.0 + EXPIRY - 0.01)
+    assert (other.requests(1), len(other.peers)) == (1, 1)
+    other.peers.expire(10.0 + EXPIRY)
 
-    assert (other.requests(1), other.prefill_tokens(1), other.blocks(1), len(other.others)) == (0, 0, 0, 0)
+    assert (other.requests(1), other.prefill_tokens(1), other.blocks(1), len(other.peers)) == (0, 0, 0, 0)
 
 
 @pytest.fixture
@@ -249,18 +249,18 @@ class Plane:
         metrics = Metrics()
         self.events = InprocEvents(metrics)
         self.directory = MemoryDiscovery(PluginConfig(), metrics)
-        self.heard: dict[LoadShare, int] = {}
+        self.heard: dict[PeerLoadSync, int] = {}
 
-    def share(self, stack: AsyncExitStack) -> tuple[LoadBoard, LoadShare]:
-        board = LoadBoard()
+    def share(self, stack: AsyncExitStack) -> tuple[LoadTracker, PeerLoadSync]:
+        tracker = LoadTracker()
 
         def peers(count: float) -> None:
             self.heard[share] = int(count)
 
-        share = LoadShare(board, self.events, self.directory, peers=peers)
+        share = PeerLoadSync(tracker, self.events, self.directory, peers=peers)
         share.start()
         stack.push_async_callback(share.aclose)
-        return board, share
+        return tracker, share
 
 
 async def eventually(condition: object) -> None:
@@ -275,21 +275,21 @@ async def test_boards_that_share_see_each_others_requests_come_and_go(stack: Asy
     one, share = plane.share(stack)
     other, _ = plane.share(stack)
 
-    ticket = one.enter(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    reservation = one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
     await eventually(lambda: other.requests(7) == 1)
     assert (one.requests(7), other.prefill_tokens(7)) == (1, 5)
     assert plane.heard[share] == 1
-    ticket.leave()
+    reservation.release()
     await eventually(lambda: other.requests(7) == 0)
 
 
 async def test_one_that_comes_late_is_told_of_what_runs_already(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_share, "REFRESH", 0.02)
+    monkeypatch.setattr(peer_load_sync, "REFRESH", 0.02)
     plane = Plane()
     one, _ = plane.share(stack)
-    one.enter(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
     await eventually(lambda: plane.heard)
 
     late, _ = plane.share(stack)
@@ -300,11 +300,11 @@ async def test_one_that_comes_late_is_told_of_what_runs_already(
 async def test_one_that_ends_leaves_nothing_on_the_others_boards_and_nobody_waits_for_that(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_loads, "EXPIRY", 3600)
+    monkeypatch.setattr(peer_loads, "EXPIRY", 3600)
     plane = Plane()
     one, share = plane.share(stack)
     other, _ = plane.share(stack)
-    one.enter(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
     await eventually(lambda: other.requests(7) == 1)
 
     await share.aclose()
@@ -315,8 +315,8 @@ async def test_one_that_ends_leaves_nothing_on_the_others_boards_and_nobody_wait
 async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_share, "REFRESH", 0.02)
-    monkeypatch.setattr(load_share, "RETRY", 0.01)
+    monkeypatch.setattr(peer_load_sync, "REFRESH", 0.02)
+    monkeypatch.setattr(peer_load_sync, "RETRY", 0.01)
     plane = Plane()
     leases = []
     lease_of = plane.directory.lease
@@ -328,21 +328,21 @@ async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(
     monkeypatch.setattr(plane.directory, "lease", lease)
     one, _ = plane.share(stack)
     other, _ = plane.share(stack)
-    one.enter(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
     await eventually(lambda: other.requests(7) == 1)
 
     leases[0].lost.set()
     await eventually(lambda: len(leases) == 3)
-    one.enter(Route(Instance(instance_id=7)), "b", prompt_tokens=5, block_size=None, hashes=())
+    one.reserve(Route(Instance(instance_id=7)), "b", prompt_tokens=5, block_size=None, hashes=())
 
     await eventually(lambda: other.requests(7) == 2)
-    assert len(other.others) == 1
+    assert len(other.peers) == 1
 
 
 async def test_a_directory_that_fails_at_first_is_asked_again(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_share, "RETRY", 0.01)
+    monkeypatch.setattr(peer_load_sync, "RETRY", 0.01)
     plane = Plane()
     lease_of, asked = plane.directory.lease, []
 
@@ -355,7 +355,7 @@ async def test_a_directory_that_fails_at_first_is_asked_again(
     monkeypatch.setattr(plane.directory, "lease", lease)
     one, _ = plane.share(stack)
     other, _ = plane.share(stack)
-    one.enter(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
 
     await eventually(lambda: other.requests(7) == 1)
 
@@ -369,6 +369,6 @@ async def test_a_message_that_cannot_be_read_is_left_out(stack: AsyncExitStack) 
 
     publisher.send(b"\xc1")
     publisher.send(msgspec.msgpack.encode(["not", "a", "message"]))
-    one.enter(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
 
     await eventually(lambda: other.requests(7) == 1)

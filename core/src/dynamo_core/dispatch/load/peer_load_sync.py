@@ -18,8 +18,8 @@ import msgspec
 
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane
-from dynamo_core.dispatch.load.board import LoadBoard
-from dynamo_core.dispatch.load.other_loads import Rank
+from dynamo_core.dispatch.load.peer_loads import Rank
+from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.protocol.events import PLACED_LOADS, PlacedLoads
 from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable, read
@@ -37,11 +37,11 @@ RETRY = 1.0
 _decoder = msgspec.msgpack.Decoder(PlacedLoads)
 
 
-class LoadTalk:
-    """What is said between frontends about the loads on their boards; when, and over what, is others' affair."""
+class PeerLoadMessages:
+    """The messages between frontends about the loads of their trackers. `PeerLoadSync` sends and receives them."""
 
-    def __init__(self, board: LoadBoard) -> None:
-        self._board = board
+    def __init__(self, tracker: LoadTracker) -> None:
+        self._tracker = tracker
         #: Not a lease's id: a lease may be lost and another taken while the requests stay the same.
         self._id = secrets.randbits(63)
         self._number = 0
@@ -58,13 +58,13 @@ class LoadTalk:
 
     def everything(self) -> bytes:
         """A message of all there is."""
-        return self._message(True, self._board.own_ranks())
+        return self._message(True, self._tracker.own_ranks())
 
     def farewell(self) -> bytes:
         """A message that nothing is left."""
         return self._message(True, ())
 
-    def hear(self, payload: bytes, now: float) -> None:
+    def apply(self, payload: bytes, now: float) -> None:
         """Takes in a message, unless it is this frontend's own.
 
         Raises:
@@ -72,47 +72,47 @@ class LoadTalk:
         """
         message = read(_decoder, payload)
         if message.frontend != self._id:
-            self._board.others.hear(message, now)
+            self._tracker.peers.apply(message, now)
 
     def _message(self, whole: bool, ranks: Iterable[Rank]) -> bytes:
-        loads = [self._board.placed(rank) for rank in ranks]
+        loads = [self._tracker.placed(rank) for rank in ranks]
         self._dirty.clear()
         self._number += 1
         return self._encoder.encode(PlacedLoads(self._id, self._number, whole, loads))
 
 
-class LoadShare:
-    """Tells what a board's own requests are, and lets the board hear of the others'.
+class PeerLoadSync:
+    """Sends what this frontend has placed, and applies what the others have placed to the tracker.
 
     Best effort: without the event plane a frontend goes by its own requests, as if it were alone. `peers` is told how
     many other frontends have been heard of lately.
     """
 
     def __init__(
-        self, board: LoadBoard, events: EventPlane, directory: Discovery, *, peers: Callable[[float], None]
+        self, tracker: LoadTracker, events: EventPlane, directory: Discovery, *, peers: Callable[[float], None]
     ) -> None:
-        self._board = board
+        self._tracker = tracker
         self._events = events
         self._directory = directory
         self._peers = peers
-        self._talk = LoadTalk(board)
+        self._messages = PeerLoadMessages(tracker)
         self._changed = asyncio.Event()
         self._unreadable = LeftOut(log, "a message about loads of frontend")
         self._tasks = TaskSet()
 
     def start(self) -> None:
         """Begins to tell and to listen."""
-        self._board.on_change = self._note
+        self._tracker.on_change = self._note
         self._tasks.spawn(self._tell(), name="tell loads")
         self._tasks.spawn(self._listen(), name="hear loads")
 
     async def aclose(self) -> None:
         """Tells the others that nothing is left here, and ends. Safe twice, and without `start`."""
-        self._board.on_change = None
+        self._tracker.on_change = None
         await self._tasks.aclose()
 
     def _note(self, rank: Rank) -> None:
-        self._talk.note(rank)
+        self._messages.note(rank)
         self._changed.set()
 
     async def _tell(self) -> None:
@@ -140,14 +140,14 @@ class LoadShare:
                         await self._changed.wait()
                 self._changed.clear()
                 if loop.time() < due:
-                    publisher.send(self._talk.changes())
+                    publisher.send(self._messages.changes())
                 else:
                     due = loop.time() + REFRESH
-                    publisher.send(self._talk.everything())
+                    publisher.send(self._messages.everything())
                     self._expire()
                 await asyncio.sleep(INTERVAL)
         finally:
-            publisher.send(self._talk.farewell())
+            publisher.send(self._messages.farewell())
             await publisher.aclose()
 
     async def _listen(self) -> None:
@@ -155,23 +155,23 @@ class LoadShare:
             try:
                 async with aclosing(self._events.subscribe(PLACED_LOADS, self._directory)) as events:
                     async for source, _, payload in events:
-                        self._hear(source, payload)
+                        self._receive(source, payload)
             except Exception as error:
                 log.warning("the loads of other frontends cannot be heard: %s", error)
             await asyncio.sleep(_varied(RETRY))
 
-    def _hear(self, source: int, payload: bytes) -> None:
+    def _receive(self, source: int, payload: bytes) -> None:
         try:
-            self._talk.hear(payload, asyncio.get_running_loop().time())
+            self._messages.apply(payload, asyncio.get_running_loop().time())
         except Unreadable as error:
             self._unreadable.warn(f"{source:016x}", error)
         else:
             self._unreadable.readable(f"{source:016x}")
-        self._peers(len(self._board.others))
+        self._peers(len(self._tracker.peers))
 
     def _expire(self) -> None:
-        self._board.others.expire(asyncio.get_running_loop().time())
-        self._peers(len(self._board.others))
+        self._tracker.peers.expire(asyncio.get_running_loop().time())
+        self._peers(len(self._tracker.peers))
 
 
 def _varied(seconds: float) -> float:

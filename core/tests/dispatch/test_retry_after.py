@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.dispatch.load.drain import LONGEST, SHORTEST, UNKNOWN, WINDOW, DrainRates
+from dynamo_core.dispatch.load.retry_after import LONGEST, SHORTEST, UNKNOWN, WINDOW, RetryAfterEstimator
 
 
 class Bench:
@@ -11,7 +11,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.rates = DrainRates(clock=lambda: self.now, seed=1)
+        self.rates = RetryAfterEstimator(clock=lambda: self.now, seed=1)
 
     def mean(self) -> float:
         return sum(self.rates.retry_after("m") for _ in range(2000)) / 2000

@@ -1,21 +1,20 @@
-"""The load board: what every worker and rank is doing, as far as frontends have it do it. Core's accounting, for any
-router."""
+"""The load tracker: what frontends have every worker and rank do. Core's accounting, for any router."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
 from dynamo_core.contracts.router import Route, RouteWatcher
-from dynamo_core.dispatch.load.other_loads import OtherLoads
+from dynamo_core.dispatch.load.peer_loads import PeerLoads
 from dynamo_core.dispatch.load.used_blocks import Report, UsedBlocks
 from dynamo_core.kv.chains import ActiveChains
 from dynamo_core.protocol.events import PlacedLoad
 
 
-class LoadBoard:
-    """Counts requests in when their route is entered, completes their prefill, and counts them out.
+class LoadTracker:
+    """Counts requests in when their route is reserved, completes their prefill, and counts them out.
 
-    The requests of this process are counted exactly; those of other frontends are added as `others` last heard.
+    The requests of this process are counted exactly; those of other frontends are added as `peers` last reported.
     """
 
     def __init__(self) -> None:
@@ -24,15 +23,15 @@ class LoadBoard:
         #: Active requests by worker: those of this process, and with them those of others.
         self._requests: dict[int, int] = {}
         self._all_requests: dict[int, int] = {}
-        #: What other frontends told. Nothing, unless somebody listens to them.
-        self.others = OtherLoads(self._add, self._others_changed)
+        #: What other frontends reported. Empty unless `PeerLoadSync` receives their messages.
+        self.peers = PeerLoads(self._add, self._peers_changed)
         #: Called with a worker and rank whenever this process changed something there.
         self.on_change: Callable[[tuple[int, int]], None] | None = None
         #: The same, and also when others did.
         self.on_load: Callable[[tuple[int, int]], None] | None = None
         self._watchers: tuple[Callable[[], None], ...] = ()
 
-    def enter(
+    def reserve(
         self,
         route: Route,
         attempt_id: str,
@@ -41,8 +40,8 @@ class LoadBoard:
         block_size: int | None,
         hashes: Sequence[int],
         held_tokens: int = 0,
-    ) -> Ticket:
-        """Counts an attempt in; the ticket counts it out. Cached blocks of the route are not prefilled again.
+    ) -> Reservation:
+        """Counts an attempt in; the reservation counts it out. Cached blocks of the route are not prefilled again.
 
         `held_tokens` are those whose KV cache it holds from the beginning, even if another worker computes them.
         They fill the blocks that `hashes` name; blocks beyond these count without a name.
@@ -60,7 +59,7 @@ class LoadBoard:
         self._note(key)
         if route.watcher is not None:
             route.watcher.entered(attempt_id)
-        return Ticket(self, key, attempt_id, route.watcher, report, added)
+        return Reservation(self, key, attempt_id, route.watcher, report, added)
 
     def requests(self, instance_id: int) -> int:
         """Requests active on a worker now, all ranks together."""
@@ -69,22 +68,22 @@ class LoadBoard:
     def prefill_tokens(self, instance_id: int, dp_rank: int = 0) -> int:
         """Tokens still to be prefilled on a rank."""
         own = self._ranks.prefill_tokens((instance_id, dp_rank))
-        return own + self.others.prefill_tokens(instance_id, dp_rank) if self.others else own
+        return own + self.peers.prefill_tokens(instance_id, dp_rank) if self.peers else own
 
     def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
         """Different KV blocks held by active requests on a rank."""
         own = self._ranks.blocks((instance_id, dp_rank))
-        return own + self.others.blocks(instance_id, dp_rank) if self.others else own
+        return own + self.peers.blocks(instance_id, dp_rank) if self.peers else own
 
     def used_blocks(self, instance_id: int, dp_rank: int, block_size: int | None) -> int:
         """KV blocks in use on a rank, by what its worker reported and what was placed; see `UsedBlocks`."""
         key = (instance_id, dp_rank)
         uncomputed = -(-self.prefill_tokens(instance_id, dp_rank) // block_size) if block_size else 0
-        return self._used.used(key, self._ranks.held(key), self.others.held(instance_id, dp_rank), uncomputed)
+        return self._used.used(key, self._ranks.held(key), self.peers.held(instance_id, dp_rank), uncomputed)
 
     def reported(self, key: tuple[int, int], blocks: int, now: float) -> None:
         """A worker reported how many KV blocks are in use on a rank; heard at `now`, seconds of the loop's clock."""
-        self._used.report(key, blocks, self._ranks.held(key), self.others.held(*key), now)
+        self._used.report(key, blocks, self._ranks.held(key), self.peers.held(*key), now)
 
     def forget_reports(self, key: tuple[int, int]) -> None:
         """What the worker reported of a rank counts no more."""
@@ -92,11 +91,11 @@ class LoadBoard:
 
     def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
         """Of many ranks: tokens to be prefilled, blocks held, and how many blocks of a chain are among these."""
-        loads, others = self._ranks.loads(ranks, chain), self.others
-        if not others:
+        loads, peers = self._ranks.loads(ranks, chain), self.peers
+        if not peers:
             return loads
         return [
-            (tokens + others.prefill_tokens(*rank), blocks + others.blocks(*rank), shared)
+            (tokens + peers.prefill_tokens(*rank), blocks + peers.blocks(*rank), shared)
             for rank, (tokens, blocks, shared) in zip(ranks, loads, strict=True)
         ]
 
@@ -125,14 +124,14 @@ class LoadBoard:
         ranks = self._ranks
         return PlacedLoad(*key, ranks.requests(key), ranks.prefill_tokens(key), ranks.blocks(key), ranks.held(key))
 
-    # For tickets.
+    # For reservations.
 
     def prefilled(self, key: tuple[int, int], attempt_id: str) -> None:
         """An attempt has its first item."""
         self._ranks.complete_prefill(key, attempt_id)
         self._note(key)
 
-    def left(self, key: tuple[int, int], attempt_id: str) -> None:
+    def released(self, key: tuple[int, int], attempt_id: str) -> None:
         """An attempt is over."""
         self._ranks.free(key, attempt_id)
         left = self._requests[key[0]] - 1
@@ -159,21 +158,21 @@ class LoadBoard:
         if self.on_load is not None:
             self.on_load(key)
 
-    def _others_changed(self, key: tuple[int, int], more: int, now: float) -> None:
+    def _peers_changed(self, key: tuple[int, int], more: int, now: float) -> None:
         if more:
             self._used.others_changed(key, more, now)
         if self.on_load is not None:
             self.on_load(key)
 
 
-class Ticket:
-    """One attempt on the board."""
+class Reservation:
+    """One attempt on the tracker."""
 
-    __slots__ = ("_attempt_id", "_blocks", "_board", "_key", "_report", "_watcher")
+    __slots__ = ("_attempt_id", "_blocks", "_key", "_report", "_tracker", "_watcher")
 
     def __init__(
         self,
-        board: LoadBoard,
+        tracker: LoadTracker,
         key: tuple[int, int],
         attempt_id: str,
         watcher: RouteWatcher | None,
@@ -181,7 +180,7 @@ class Ticket:
         blocks: int,
     ) -> None:
         """`report` is the worker's last one when the attempt was counted in, to which it added so many blocks."""
-        self._board: LoadBoard | None = board
+        self._tracker: LoadTracker | None = tracker
         self._key = key
         self._attempt_id = attempt_id
         self._watcher = watcher
@@ -190,17 +189,17 @@ class Ticket:
 
     def first_item(self) -> None:
         """The prompt has been prefilled."""
-        if self._board is not None:
-            self._board.prefilled(self._key, self._attempt_id)
+        if self._tracker is not None:
+            self._tracker.prefilled(self._key, self._attempt_id)
             if self._watcher is not None:
                 self._watcher.prefilled()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Counts the attempt out. Safe twice."""
-        board, self._board = self._board, None
-        if board is not None:
+        tracker, self._tracker = self._tracker, None
+        if tracker is not None:
             if self._report is not None:
                 self._report.placed -= self._blocks
-            board.left(self._key, self._attempt_id)
+            tracker.released(self._key, self._attempt_id)
             if self._watcher is not None:
                 self._watcher.left()

@@ -1,4 +1,4 @@
-"""When somebody who was refused may come back: from how fast requests end, and how many others were refused."""
+"""When a refused client may retry: from how fast requests end, and how many others were refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORTEST, LONGEST = 1.0, 60.0
 UNKNOWN = 2.0
 
 
-class _Spell:
+class _RefusalPeriod:
     """A time in which a model's requests are refused: how many ended and how many were refused, the last ones most.
 
     Only what ends in such a time tells how fast requests can end; before it too few may have been asked for.
@@ -39,37 +39,37 @@ class _Spell:
         return WINDOW * (1.0 - math.exp((self._began - now) / WINDOW))
 
 
-class DrainRates:
-    """Tells those who are refused when to come back: in the time in which as many requests end as were refused.
+class RetryAfterEstimator:
+    """Estimates `Retry-After`: the time in which as many requests end as were refused.
 
-    Some sooner and some later, so that they return about as fast as there is room for them.
+    Some clients get less and some more, so that they return about as fast as there is room for them.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, seed: int | None = None) -> None:
         self._clock = clock
         self._random = random.Random(seed)  # noqa: S311 - spreads retries, guards nothing
-        self._spells: dict[str, _Spell] = {}
+        self._periods: dict[str, _RefusalPeriod] = {}
         self._last: dict[str, float] = {}
 
     def ended(self, model: str) -> None:
         """A request has left its worker, however it ended."""
-        spell = self._spells.get(model)
-        if spell is not None:
-            spell.advance(self._clock())
-            spell.ended += 1
+        period = self._periods.get(model)
+        if period is not None:
+            period.advance(self._clock())
+            period.ended += 1
 
     def refused(self, model: str) -> None:
         """A request was refused for load."""
         now = self._clock()
-        spell = self._spells.get(model)
-        if spell is None or now - self._last[model] > WINDOW:
-            spell = self._spells[model] = _Spell(now)
+        period = self._periods.get(model)
+        if period is None or now - self._last[model] > WINDOW:
+            period = self._periods[model] = _RefusalPeriod(now)
         self._last[model] = now
-        spell.advance(now)
-        spell.refused += 1
+        period.advance(now)
+        period.refused += 1
 
     def retry_after(self, model: str) -> float:
-        """Whole seconds, 1 to 60, another number for each who asks."""
+        """Whole seconds, 1 to 60, varied from call to call."""
         seconds = min(max(self._seconds(model), SHORTEST), LONGEST)
         # Up or down to a whole number with the chance that keeps the mean.
         whole = math.floor(seconds * (0.5 + self._random.random()) + self._random.random())
@@ -77,11 +77,11 @@ class DrainRates:
 
     def _seconds(self, model: str) -> float:
         now = self._clock()
-        spell = self._spells.get(model)
-        if spell is None or now - self._last[model] > WINDOW:
+        period = self._periods.get(model)
+        if period is None or now - self._last[model] > WINDOW:
             return UNKNOWN
-        spell.advance(now)
-        if spell.ended < 0.5:
+        period.advance(now)
+        if period.ended < 0.5:
             # Hardly anything has ended: it will take as long as that again, at least.
-            return max(UNKNOWN, spell.span(now))
-        return spell.refused * spell.span(now) / spell.ended
+            return max(UNKNOWN, period.span(now))
+        return period.refused * period.span(now) / period.ended

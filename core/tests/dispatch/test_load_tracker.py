@@ -1,9 +1,9 @@
-"""The board counts every attempt in and out, whatever the order."""
+"""The tracker counts every attempt in and out, whatever the order."""
 
 from __future__ import annotations
 
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.load.board import LoadBoard, Ticket
+from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.protocol.records import Instance
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,48 +20,48 @@ steps = st.lists(
 
 @given(steps)
 def test_the_board_agrees_with_a_plain_list_of_what_runs(steps: list[tuple[str, int, int, int]]) -> None:
-    board = LoadBoard()
-    running: list[tuple[Ticket, int, int, int]] = []
+    tracker = LoadTracker()
+    running: list[tuple[Reservation, int, int, int]] = []
 
     for number, (action, which, rank, tokens) in enumerate(steps):
         if action == "enter":
-            ticket = board.enter(
+            reservation = tracker.reserve(
                 Route(Instance(instance_id=which), rank),
                 f"r{number}",
                 prompt_tokens=tokens,
                 block_size=16,
                 hashes=range(tokens // 16),
             )
-            running.append((ticket, which, rank, tokens))
+            running.append((reservation, which, rank, tokens))
         elif running:
             at = which % len(running)
-            ticket, instance, rank, tokens = running[at]
+            reservation, instance, rank, tokens = running[at]
             if action == "first":
-                ticket.first_item()
-                running[at] = (ticket, instance, rank, 0)
+                reservation.first_item()
+                running[at] = (reservation, instance, rank, 0)
             else:
-                ticket.leave()
-                ticket.leave()
+                reservation.release()
+                reservation.release()
                 del running[at]
         for instance in (1, 2, 3):
-            assert board.requests(instance) == sum(entry[1] == instance for entry in running)
+            assert tracker.requests(instance) == sum(entry[1] == instance for entry in running)
             for rank in (0, 1):
                 here = [entry for entry in running if entry[1:3] == (instance, rank)]
-                assert board.prefill_tokens(instance, rank) == sum(entry[3] for entry in here)
+                assert tracker.prefill_tokens(instance, rank) == sum(entry[3] for entry in here)
     for entry in running:
-        entry[0].leave()
+        entry[0].release()
 
-    assert board.total_requests == 0
-    assert board.blocks(1) == board.blocks(2) == board.blocks(3) == 0
+    assert tracker.total_requests == 0
+    assert tracker.blocks(1) == tracker.blocks(2) == tracker.blocks(3) == 0
 
 
 def test_cached_blocks_are_not_prefilled_again() -> None:
-    board = LoadBoard()
+    tracker = LoadTracker()
 
-    board.enter(Route(Instance(instance_id=1), overlap=2), "r", prompt_tokens=40, block_size=16, hashes=[1, 2])
+    tracker.reserve(Route(Instance(instance_id=1), overlap=2), "r", prompt_tokens=40, block_size=16, hashes=[1, 2])
 
-    assert board.prefill_tokens(1) == 8
-    assert board.blocks(1) == 2
+    assert tracker.prefill_tokens(1) == 8
+    assert tracker.blocks(1) == 2
 
 
 class Watcher:
@@ -81,14 +81,14 @@ class Watcher:
 
 
 def test_the_watcher_of_a_route_is_told_what_becomes_of_the_request() -> None:
-    board, watcher = LoadBoard(), Watcher()
+    tracker, watcher = LoadTracker(), Watcher()
     route = Route(Instance(instance_id=1), watcher=watcher)
     assert watcher.told == []
 
-    ticket = board.enter(route, "r-0", prompt_tokens=4, block_size=None, hashes=())
-    ticket.first_item()
-    ticket.leave()
-    ticket.leave()
-    ticket.first_item()
+    reservation = tracker.reserve(route, "r-0", prompt_tokens=4, block_size=None, hashes=())
+    reservation.first_item()
+    reservation.release()
+    reservation.release()
+    reservation.first_item()
 
     assert watcher.told == ["entered r-0", "prefilled", "left"]

@@ -649,7 +649,7 @@ async def test_a_worker_that_hangs_ends_the_answer_where_it_cannot_move(make_hou
         await read(await house.ask(request()))
 
     assert house.tracker.total_requests == 0
-    assert not len(house.pipeline._alarms.stall.alarms)
+    assert not len(house.pipeline._timeouts.stall.timeouts)
 
 
 @pytest.mark.parametrize("limit", [0, 3])
@@ -728,7 +728,7 @@ async def test_a_reader_that_pauses_is_no_fault_of_the_worker(make_house: Callab
     for _ in range(8):
         # As long as the alarms that look at the stream.
         looked.clear()
-        house.pipeline._alarms.stall.alarms.set(looked.set)
+        house.pipeline._timeouts.stall.timeouts.set(looked.set)
         await looked.wait()
     stream.resume()
 

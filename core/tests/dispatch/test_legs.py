@@ -9,7 +9,7 @@ import pytest
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, Leg, RequestAlarms
+from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, Leg, RequestTimeouts
 from dynamo_core.dispatch.execution.flush import FlushQueue
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.errors import DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
@@ -34,7 +34,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.flush = FlushQueue()
-        self.attempts = Attempts(self.flush, GENERATE, self.permit, RequestAlarms(self.deadlines))
+        self.attempts = Attempts(self.flush, GENERATE, self.permit, RequestTimeouts(self.deadlines))
 
     def leg(self) -> Leg:
         leg = Leg(GENERATE.merge, self.flush, label="p")

@@ -156,7 +156,7 @@ async def test_the_first_item_of_the_next_worker_is_not_that_of_the_answer(make_
     stage.transport.calls[0].fail(Disconnected("lost"), told=False)
     await turns()
     passed = asyncio.Event()
-    stage.pipeline._alarms.first.set(passed.set)
+    stage.pipeline._timeouts.first.set(passed.set)
     await passed.wait()
 
     assert not stream.ended

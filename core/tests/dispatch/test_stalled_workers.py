@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.dispatch.execution.stall import StallTimeout
+from dynamo_core.dispatch.execution.timeouts import StallTimeout
 from dynamo_core.errors import CannotConnect, Disconnected, ResponseTimeout, Unavailable
 from dynamo_core.protocol.annotated import Annotated
 from hypothesis import given
 from hypothesis import strategies as st
 
-#: Seconds that pass only where a test says so: `look` does what the alarms would do.
+#: Seconds that pass only where a test says so: `check` does what the timeouts would do.
 NEVER = 4000.0
 
 
@@ -22,21 +22,21 @@ async def turns(count: int = 30) -> None:
         await asyncio.sleep(0)
 
 
-def looks(stage: Any) -> int:
-    """How many looks in a row have to find nothing new."""
-    count = stage.pipeline._alarms.stall.looks
+def checks(stage: Any) -> int:
+    """How many checks in a row have to find nothing new."""
+    count = stage.pipeline._timeouts.stall.checks
     assert isinstance(count, int)
     return count
 
 
-def look(stream: Any, times: int = 1) -> None:
+def check(stream: Any, times: int = 1) -> None:
     timer = stream._stall_timer
     for _ in range(times):
-        if not timer._alarm:
+        if not timer._number:
             # It was given up, and the next worker has not accepted yet.
             return
         timer.cancel()
-        timer._look()
+        timer._check()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def test_a_worker_that_is_slow_is_not_given_up(stage: Any) -> None:
     stream = await stage.generate()
     for _ in range(10):
         stage.transport.calls[0].give(1)
-        look(stream, looks(stage) - 1)
+        check(stream, checks(stage) - 1)
     await turns()
     stage.transport.calls[0].complete()
 
@@ -63,11 +63,11 @@ async def test_a_worker_that_falls_silent_is_given_up_in_any_phase(stage: Any, g
     stream = await stage.generate()
     stage.transport.calls[0].give(given)
     read = [token for item in stream.take() for token in item.token_ids] if taken else []
-    look(stream)
-    look(stream, looks(stage))
+    check(stream)
+    check(stream, checks(stage))
     await turns()
     # The worker that goes on is watched like the first one, also before it says anything.
-    look(stream, looks(stage))
+    check(stream, checks(stage))
     await turns()
     assert len(stage.transport.calls) == 3
     stage.transport.calls[2].complete()
@@ -75,15 +75,15 @@ async def test_a_worker_that_falls_silent_is_given_up_in_any_phase(stage: Any, g
     read += [token async for item in stream for token in item.token_ids]
     assert read == stage.answer(12)
     await stream.aclose()
-    assert not len(stage.pipeline._alarms.stall.alarms)
+    assert not len(stage.pipeline._timeouts.stall.timeouts)
 
 
 async def test_what_an_engine_reports_is_a_sign_of_life(stage: Any) -> None:
     stream = await stage.generate()
     for _ in range(3):
-        look(stream, looks(stage) - 1)
+        check(stream, checks(stage) - 1)
         stage.transport.calls[0].sink.event(Annotated(event="progress"))
-        look(stream)
+        check(stream)
     await turns()
 
     assert len(stage.transport.calls) == 1
@@ -95,11 +95,11 @@ async def test_silence_of_a_worker_that_was_asked_to_pause_is_no_failure(stage: 
     stream = await stage.generate()
     stage.transport.calls[0].give(2)
     stream.pause()
-    look(stream, 5 * looks(stage))
+    check(stream, 5 * checks(stage))
     await turns()
     resumed_after = len(stage.transport.calls)
     stream.resume()
-    look(stream, looks(stage))
+    check(stream, checks(stage))
     await turns()
 
     assert (resumed_after, len(stage.transport.calls)) == (1, 2)
@@ -113,7 +113,7 @@ async def test_a_request_that_no_worker_answers_is_tried_on_so_many_others_and_n
     stream = await stage.generate()
     for _ in range(5):
         if not stream.ended:
-            look(stream, looks(stage))
+            check(stream, checks(stage))
         await turns()
 
     assert len(stage.transport.calls) == 3
@@ -135,7 +135,7 @@ async def test_refusals_and_silence_count_together(make_stage: Callable[..., Any
     stage.transport.refusals = [CannotConnect("gone")]
     stream = await stage.generate()
     while not stream.ended:
-        look(stream, looks(stage))
+        check(stream, checks(stage))
         await turns()
 
     assert len(asked) == 3
@@ -152,7 +152,7 @@ async def test_nothing_is_watched_while_no_worker_has_the_request(make_stage: Ca
     stage.transport.calls[0].fail(Disconnected("lost"), told=False)
     await turns()
 
-    assert not len(stage.pipeline._alarms.stall.alarms)
+    assert not len(stage.pipeline._timeouts.stall.timeouts)
     await stream.aclose()
 
 
@@ -171,7 +171,7 @@ class Silent:
 
 
 @given(st.floats(0.001, 1000.0), st.lists(st.booleans(), max_size=60))
-def test_exactly_so_many_silent_looks_in_a_row_give_a_worker_up(seconds: float, arrivals: list[bool]) -> None:
+def test_exactly_so_many_silent_checks_in_a_row_give_a_worker_up(seconds: float, arrivals: list[bool]) -> None:
     async def run() -> None:
         timeout, stream = StallTimeout(seconds), Silent()
         timer = timeout.timer(stream)
@@ -180,13 +180,13 @@ def test_exactly_so_many_silent_looks_in_a_row_give_a_worker_up(seconds: float, 
         for arrives in arrivals:
             stream.arrived += arrives
             silent = 0 if arrives else silent + 1
-            timeout.alarms.cancel(timer._alarm)
-            timer._look()
-            assert (stream.error is not None) == (silent == timeout.looks)
+            timeout.timeouts.cancel(timer._number)
+            timer._check()
+            assert (stream.error is not None) == (silent == timeout.checks)
             if stream.error is not None:
                 assert isinstance(stream.error, ResponseTimeout)
                 break
         timer.cancel()
-        assert not len(timeout.alarms)
+        assert not len(timeout.timeouts)
 
     asyncio.run(run())

@@ -9,11 +9,10 @@ from typing import Any
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.endpoints import GENERATE
-from dynamo_core.dispatch.execution.alarms import Alarms
 from dynamo_core.dispatch.execution.flush import FlushQueue
 from dynamo_core.dispatch.execution.route_span import RouteSpan
-from dynamo_core.dispatch.execution.stall import StallTimeout
 from dynamo_core.dispatch.execution.stream import Adjust, Merge, ResponseStream
+from dynamo_core.dispatch.execution.timeouts import FixedTimeouts, StallTimeout
 from dynamo_core.dispatch.execution.token_log import TokenLog
 from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.errors import Cancelled, DeadlineExceeded, DynamoError, ResponseTimeout
@@ -38,7 +37,7 @@ class Deadlines:
     stall: float | None = None
 
 
-class RequestAlarms:
+class RequestTimeouts:
     """The deadlines of all requests of a pipeline."""
 
     __slots__ = ("deadlines", "first", "rest", "stall")
@@ -47,9 +46,9 @@ class RequestAlarms:
         first = min(deadlines.first_item, deadlines.total)
         self.deadlines = deadlines
         #: Until the first item.
-        self.first = Alarms(first)
+        self.first = FixedTimeouts(first)
         #: From then on.
-        self.rest = Alarms(deadlines.total - first)
+        self.rest = FixedTimeouts(deadlines.total - first)
         #: Without output of a worker; None: no such deadline.
         self.stall = None if deadlines.stall is None else StallTimeout(deadlines.stall)
 
@@ -130,12 +129,12 @@ class Attempts(Leg):
     """
 
     __slots__ = (
-        "_alarm",
-        "_alarms",
         "_before",
         "_output_tokens",
         "_permit",
         "_running",
+        "_timeout",
+        "_timeouts",
         "adjust",
         "culprit",
         "log",
@@ -150,7 +149,7 @@ class Attempts(Leg):
         flush: FlushQueue,
         endpoint: Endpoint,
         permit: Permit,
-        alarms: RequestAlarms,
+        timeouts: RequestTimeouts,
         *,
         log: TokenLog | None = None,
     ) -> None:
@@ -165,18 +164,18 @@ class Attempts(Leg):
         self.prefill_workers: set[int] = set()
         self.prefills = 0
         #: For the streams of all legs.
-        self.stall = alarms.stall
-        self._alarms = alarms
+        self.stall = timeouts.stall
+        self._timeouts = timeouts
         self._before: Leg | None = None
         self._output_tokens = 0
-        self._running = alarms.first
-        self._alarm = alarms.first.set(self._first_due)
+        self._running = timeouts.first
+        self._timeout = timeouts.first.set(self._first_due)
         observers: Sequence[Callable[[Sequence[Any]], None]] = ()
         if log is not None:
             observers = (log.observe,)
         elif endpoint is GENERATE:
             observers = (self._count,)
-        super().__init__(endpoint.merge, flush, observers=observers, on_close=self._closed, stall=alarms.stall)
+        super().__init__(endpoint.merge, flush, observers=observers, on_close=self._closed, stall=timeouts.stall)
 
     def after(self, leg: Leg | None) -> None:
         """What this one comes after: it ends when the request does. None: it is ended by others from now on."""
@@ -198,7 +197,7 @@ class Attempts(Leg):
         self.stream.lose(error)
 
     def _ended(self) -> None:
-        self._running.cancel(self._alarm)
+        self._running.cancel(self._timeout)
         self.leave(self.stream.error)
         before, self._before = self._before, None
         if before is not None:
@@ -212,14 +211,14 @@ class Attempts(Leg):
             self._output_tokens += len(item.token_ids)
 
     def _first_due(self) -> None:
-        deadlines = self._alarms.deadlines
+        deadlines = self._timeouts.deadlines
         if not self.stream.begun and deadlines.first_item < deadlines.total:
             self.stream.fail(ResponseTimeout(f"no answer began within {deadlines.first_item} s"))
         elif deadlines.first_item < deadlines.total:
-            self._running = self._alarms.rest
-            self._alarm = self._running.set(self._last_due)
+            self._running = self._timeouts.rest
+            self._timeout = self._running.set(self._last_due)
         else:
             self._last_due()
 
     def _last_due(self) -> None:
-        self.stream.fail(DeadlineExceeded(f"the answer took longer than {self._alarms.deadlines.total} s"))
+        self.stream.fail(DeadlineExceeded(f"the answer took longer than {self._timeouts.deadlines.total} s"))

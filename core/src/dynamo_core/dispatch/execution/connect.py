@@ -12,9 +12,9 @@ from dynamo_core.contracts.call import Endpoint, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.alarms import Alarms
 from dynamo_core.dispatch.execution.attempts import Deadlines, Leg
 from dynamo_core.dispatch.execution.route_span import route_span
+from dynamo_core.dispatch.execution.timeouts import FixedTimeouts
 from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import (
@@ -89,7 +89,7 @@ class Connector:
         self._stages = {role: (stages.stage(ROUTE, role), stages.stage(DISPATCH, role)) for role in ROLES}
         self._tracker = tracker
         self._deadlines = deadlines
-        self._accept = Alarms(deadlines.accept)
+        self._accept = FixedTimeouts(deadlines.accept)
         #: How many workers are asked at most for one leg.
         self.tries = deadlines.retries + 1
 
@@ -175,7 +175,7 @@ class Connector:
             leg.enter(self._reserve(route, attempt_ctx, routing, card), span)
             begun = dispatched.enter()
             try:
-                with self._accept.within():
+                with self._accept.timeout():
                     source = await self._transport.call(route.instance, endpoint, sent, attempt_ctx, leg.sink())
             except TimeoutError as error:
                 last = ConnectionTimeout(

@@ -11,7 +11,7 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, RequestAlarms
+from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, RequestTimeouts
 from dynamo_core.dispatch.execution.connect import Connector
 from dynamo_core.dispatch.execution.flush import FlushQueue
 from dynamo_core.dispatch.execution.migration import Migration, Migrator
@@ -44,7 +44,7 @@ class Pipeline:
     ) -> None:
         self._admission = admission
         self._retry_after = retry_after
-        self._alarms = RequestAlarms(deadlines)
+        self._timeouts = RequestTimeouts(deadlines)
         self._flush = FlushQueue()
         stages = Stages(metrics, prefix)
         self._connector = Connector(transport=transport, tracker=tracker, deadlines=deadlines, stages=stages)
@@ -80,7 +80,7 @@ class Pipeline:
         patient = permit is not None
         if permit is None:
             permit = await self._admission.admit(request, principal, [group.pool for group in plan])
-        if self._alarms.stall is not None:
+        if self._timeouts.stall is not None:
             # What is held back at the worker cannot be told from silence.
             ctx.gather = 1
         log = self._migrator.log_for(request, planner.card)
@@ -123,7 +123,7 @@ class Pipeline:
         patient: bool = False,
     ) -> ResponseStream:
         """The permit is released when the stream is closed."""
-        attempts = Attempts(self._flush, endpoint, permit, self._alarms, log=log)
+        attempts = Attempts(self._flush, endpoint, permit, self._timeouts, log=log)
         attempts.patient = patient
 
         async def place(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.execution.stall import StallTimeout
+from dynamo_core.dispatch.execution.timeouts import StallTimeout
 from dynamo_core.errors import Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 

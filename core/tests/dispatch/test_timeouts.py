@@ -1,4 +1,4 @@
-"""Alarms go off in time and in order, with one timer; a bounded block ends as with `asyncio.timeout`."""
+"""FixedTimeouts go off in time and in order, with one timer; a bounded block ends as with `asyncio.timeout`."""
 
 from __future__ import annotations
 
@@ -6,65 +6,65 @@ import asyncio
 import logging
 
 import pytest
-from dynamo_core.dispatch.execution.alarms import Alarms
+from dynamo_core.dispatch.execution.timeouts import FixedTimeouts
 
 LONG = 60.0
 
 
 async def test_alarms_go_off_in_the_order_in_which_they_were_set_except_those_taken_back() -> None:
-    alarms = Alarms(0.02)
+    timeouts = FixedTimeouts(0.02)
     rang: list[str] = []
     over = asyncio.Event()
     for name in "abc":
-        number = alarms.set(lambda name=name: rang.append(name))  # type: ignore[misc]
+        number = timeouts.set(lambda name=name: rang.append(name))  # type: ignore[misc]
         if name == "b":
-            alarms.cancel(number)
-            alarms.cancel(number)
-    alarms.set(over.set)
+            timeouts.cancel(number)
+            timeouts.cancel(number)
+    timeouts.set(over.set)
 
     async with asyncio.timeout(10):
         await over.wait()
 
     assert rang == ["a", "c"]
-    assert len(alarms) == 0
+    assert len(timeouts) == 0
 
 
-async def test_an_alarm_that_is_set_after_another_was_taken_back_goes_off_in_its_own_time() -> None:
-    alarms = Alarms(0.06)
-    alarms.cancel(alarms.set(lambda: None))
+async def test_a_timeout_that_is_set_after_another_was_taken_back_goes_off_in_its_own_time() -> None:
+    timeouts = FixedTimeouts(0.06)
+    timeouts.cancel(timeouts.set(lambda: None))
     await asyncio.sleep(0.03)
     over = asyncio.Event()
 
     begun = asyncio.get_running_loop().time()
-    alarms.set(over.set)
+    timeouts.set(over.set)
     async with asyncio.timeout(10):
         await over.wait()
 
     assert asyncio.get_running_loop().time() - begun >= 0.055
 
 
-async def test_an_alarm_may_set_the_next_one() -> None:
-    alarms = Alarms(0.005)
+async def test_a_timeout_may_set_the_next_one() -> None:
+    timeouts = FixedTimeouts(0.005)
     over = asyncio.Event()
 
     def again() -> None:
-        alarms.set(over.set)
+        timeouts.set(over.set)
 
-    alarms.set(again)
+    timeouts.set(again)
 
     async with asyncio.timeout(10):
         await over.wait()
 
 
 async def test_one_that_fails_keeps_no_other_from_going_off(caplog: pytest.LogCaptureFixture) -> None:
-    alarms = Alarms(0.005)
+    timeouts = FixedTimeouts(0.005)
     over = asyncio.Event()
 
     def fail() -> None:
         raise ValueError("no")
 
-    alarms.set(fail)
-    alarms.set(over.set)
+    timeouts.set(fail)
+    timeouts.set(over.set)
     with caplog.at_level(logging.ERROR):
         async with asyncio.timeout(10):
             await over.wait()
@@ -73,7 +73,7 @@ async def test_one_that_fails_keeps_no_other_from_going_off(caplog: pytest.LogCa
 
 
 async def test_what_takes_too_long_in_a_bounded_block_is_cancelled_and_told_as_a_timeout() -> None:
-    alarms = Alarms(0.01)
+    timeouts = FixedTimeouts(0.01)
     cancelled = False
 
     async def work() -> None:
@@ -83,7 +83,7 @@ async def test_what_takes_too_long_in_a_bounded_block_is_cancelled_and_told_as_a
         finally:
             cancelled = True
 
-    with pytest.raises(TimeoutError), alarms.within():
+    with pytest.raises(TimeoutError), timeouts.timeout():
         await work()
 
     assert cancelled
@@ -93,22 +93,22 @@ async def test_what_takes_too_long_in_a_bounded_block_is_cancelled_and_told_as_a
 
 
 async def test_a_block_that_ends_in_time_leaves_nothing_behind() -> None:
-    alarms = Alarms(LONG)
+    timeouts = FixedTimeouts(LONG)
 
-    with alarms.within():
+    with timeouts.timeout():
         await asyncio.sleep(0)
-    with pytest.raises(KeyError), alarms.within():
+    with pytest.raises(KeyError), timeouts.timeout():
         raise KeyError
 
-    assert len(alarms) == 0
+    assert len(timeouts) == 0
 
 
 async def test_a_block_that_is_cancelled_from_outside_stays_cancelled() -> None:
-    alarms = Alarms(LONG)
+    timeouts = FixedTimeouts(LONG)
     inside = asyncio.Event()
 
     async def work() -> None:
-        with alarms.within():
+        with timeouts.timeout():
             inside.set()
             await asyncio.sleep(LONG)
 
@@ -118,15 +118,15 @@ async def test_a_block_that_is_cancelled_from_outside_stays_cancelled() -> None:
         task.cancel()
 
     assert task.cancelled()
-    assert len(alarms) == 0
+    assert len(timeouts) == 0
 
 
 async def test_a_block_that_is_late_and_cancelled_from_outside_stays_cancelled() -> None:
-    alarms = Alarms(0.005)
+    timeouts = FixedTimeouts(0.005)
     inside = asyncio.Event()
 
     async def work() -> None:
-        with alarms.within():
+        with timeouts.timeout():
             inside.set()
             try:
                 await asyncio.sleep(LONG)

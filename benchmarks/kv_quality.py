@@ -20,9 +20,8 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import WorkerConfig
 from dynamo_core.contracts.router import Router, RouterServices
-from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader

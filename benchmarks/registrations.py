@@ -20,9 +20,8 @@ from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Router, RouterServices, RoutingRequest
 from dynamo_core.contracts.transport import Served
-from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.model import Model
 from dynamo_core.dispatch.models.models import Models

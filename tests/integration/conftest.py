@@ -17,9 +17,8 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
 from dynamo_core.contracts.router import Router, RouterServices
-from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.model import Model
 from dynamo_core.dispatch.models.models import Models

@@ -14,9 +14,8 @@ from dynamo_core import chunk as piece
 from dynamo_core.contracts.call import Source
 from dynamo_core.contracts.endpoints import GENERATE, MODEL_FILE
 from dynamo_core.contracts.router import RoutingRequest
-from dynamo_core.dispatch.execution.flush import FlushQueue
 from dynamo_core.dispatch.execution.pipeline import Deadlines
-from dynamo_core.dispatch.execution.stream import HIGH_WATER, ResponseStream
+from dynamo_core.dispatch.execution.response_stream import HIGH_WATER, FlushQueue, ResponseStream
 from dynamo_core.errors import DeadlineExceeded, EngineShutdown, ResponseTimeout
 from dynamo_core.protocol.files import ModelFileChunk
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, ModelFile

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import chunk, merge_outputs
 

@@ -22,8 +22,7 @@ from dynamo_core import (
     chunk,
 )
 from dynamo_core.contracts.endpoints import GENERATE
-from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import Instance

@@ -24,8 +24,7 @@ from dynamo_core import (
 )
 from dynamo_core.contracts.boundary import EngineFiles
 from dynamo_core.contracts.endpoints import GENERATE
-from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 
 #: Seconds after which a test gives up on the warning.
 PATIENCE = 20.0

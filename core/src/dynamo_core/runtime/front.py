@@ -17,9 +17,8 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
 from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.contracts.thresholds import THRESHOLDS, Thresholds
-from dynamo_core.dispatch.execution.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
 from dynamo_core.dispatch.load.peer_load_sync import PeerLoadSync
 from dynamo_core.dispatch.load.retry_after import RetryAfterEstimator

@@ -17,8 +17,7 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.frontend import FrontendServices, HttpRoute
 from dynamo_core.contracts.parsers import Parsers
-from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
 from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.annotated import Annotated

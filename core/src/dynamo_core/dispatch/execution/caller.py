@@ -11,8 +11,7 @@ from typing import Any
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import ResponseTimeout
 from dynamo_core.protocol.records import Instance
 

@@ -12,7 +12,7 @@ from dynamo_core.contracts.call import Endpoint, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.attempts import Deadlines, Leg
+from dynamo_core.dispatch.execution.execution import Deadlines, Leg
 from dynamo_core.dispatch.execution.route_span import route_span
 from dynamo_core.dispatch.execution.timeouts import FixedTimeouts
 from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation

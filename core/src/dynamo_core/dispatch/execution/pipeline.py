@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynamo_core.contracts.admission import Admission, Permit, Principal
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
-from dynamo_core.contracts.router import RoutingRequest
+from dynamo_core.contracts.router import PoolView, RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, RequestTimeouts
 from dynamo_core.dispatch.execution.connect import Connector
-from dynamo_core.dispatch.execution.flush import FlushQueue
-from dynamo_core.dispatch.execution.migration import Migration, Migrator
+from dynamo_core.dispatch.execution.execution import Attempts, Deadlines, RequestTimeouts
+from dynamo_core.dispatch.execution.migrate import Migration, Migrator
 from dynamo_core.dispatch.execution.prefill import PrefillHop
-from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.dispatch.execution.token_log import TokenLog
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
@@ -25,7 +24,18 @@ from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.telemetry.stages import Stages
 
-__all__ = ["Deadlines", "Pipeline"]
+__all__ = ["Deadlines", "NoAdmission", "Pipeline"]
+
+_PERMIT = Permit()
+
+
+class NoAdmission(Admission):
+    """Lets every request in at once."""
+
+    NAME = "none"
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
+        return _PERMIT
 
 
 class Pipeline:

@@ -19,9 +19,9 @@ from dynamo_core.contracts.call import Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
-from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, Leg
 from dynamo_core.dispatch.execution.connect import Connector, down, lost_on_the_wire, retryable
-from dynamo_core.dispatch.execution.flush import FlushQueue
+from dynamo_core.dispatch.execution.execution import Attempts, Deadlines, Leg
+from dynamo_core.dispatch.execution.response_stream import FlushQueue
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import BackendError, Cancelled, DynamoError, ServiceOverloaded
 from dynamo_core.protocol.annotated import Annotated

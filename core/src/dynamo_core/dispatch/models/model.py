@@ -12,7 +12,7 @@ from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.dispatch.execution.pipeline import Pipeline
-from dynamo_core.dispatch.execution.stream import ResponseStream
+from dynamo_core.dispatch.execution.response_stream import ResponseStream
 from dynamo_core.dispatch.pools.explain import explain_group
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, WorkerGroup
 from dynamo_core.errors import DynamoError, NotSupported, StreamIncomplete, Unavailable

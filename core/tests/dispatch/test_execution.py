@@ -9,8 +9,8 @@ import pytest
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines, Leg, RequestTimeouts
-from dynamo_core.dispatch.execution.flush import FlushQueue
+from dynamo_core.dispatch.execution.execution import Attempts, Deadlines, Leg, RequestTimeouts
+from dynamo_core.dispatch.execution.response_stream import FlushQueue
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.errors import DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
 from dynamo_core.protocol.records import Instance

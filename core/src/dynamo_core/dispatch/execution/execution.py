@@ -9,9 +9,8 @@ from typing import Any
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.endpoints import GENERATE
-from dynamo_core.dispatch.execution.flush import FlushQueue
+from dynamo_core.dispatch.execution.response_stream import Adjust, FlushQueue, Merge, ResponseStream
 from dynamo_core.dispatch.execution.route_span import RouteSpan
-from dynamo_core.dispatch.execution.stream import Adjust, Merge, ResponseStream
 from dynamo_core.dispatch.execution.timeouts import FixedTimeouts, StallTimeout
 from dynamo_core.dispatch.execution.token_log import TokenLog
 from dynamo_core.dispatch.load.tracker import Reservation

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import msgspec
 
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.dispatch.execution.attempts import Attempts, Deadlines
 from dynamo_core.dispatch.execution.connect import down, exhausted, lost_on_the_wire, retryable
-from dynamo_core.dispatch.execution.losses import LossLog
+from dynamo_core.dispatch.execution.execution import Attempts, Deadlines
 from dynamo_core.dispatch.execution.token_log import TokenLog
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import Cancelled, DynamoError, ServiceOverloaded, Unavailable
@@ -42,6 +42,35 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 #: Places a request with workers of a way: not those given, after one that failed for the reason given.
 Place: TypeAlias = Callable[[RoutePlan, PreprocessedRequest, frozenset[int], DynamoError | None], Awaitable[None]]
+
+
+#: Seconds for which the log says nothing more of a worker that is lost for the same reason; how many such pairs it
+#: remembers.
+WARNING_INTERVAL = 60.0
+MAX_WARNINGS = 1024
+
+
+class LossLog:
+    """Warns of workers that requests were lost on."""
+
+    __slots__ = ("_quiet_until",)
+
+    def __init__(self) -> None:
+        self._quiet_until: dict[tuple[int | None, str], float] = {}
+
+    def lost(self, instance_id: int | None, error: DynamoError) -> None:
+        """A request has lost a worker; None: no worker was chosen yet."""
+        now = time.monotonic()
+        key = (instance_id, error.kind)
+        if self._quiet_until.get(key, 0.0) > now:
+            return
+        if len(self._quiet_until) >= MAX_WARNINGS:
+            self._quiet_until = {known: until for known, until in self._quiet_until.items() if until > now}
+            if len(self._quiet_until) >= MAX_WARNINGS:
+                self._quiet_until.clear()
+        self._quiet_until[key] = now + WARNING_INTERVAL
+        where = "a worker that is not known" if instance_id is None else f"worker {instance_id:016x}"
+        log.warning("requests lose %s: %s: %s", where, error.kind, error)
 
 
 class Migrator:
@@ -93,7 +122,7 @@ class Migrator:
 
 
 class Migration:
-    """Keeps the stream of one request alive; see `dynamo_core.dispatch.execution.stream.Rescue`."""
+    """Keeps the stream of one request alive; see `dynamo_core.dispatch.execution.response_stream.Rescue`."""
 
     __slots__ = (
         "_attempts",

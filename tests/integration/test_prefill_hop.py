@@ -542,7 +542,7 @@ async def test_no_decode_worker_is_kept_for_a_prefill_that_failed_before_it_was_
 async def test_a_prefilled_request_waits_for_a_decode_worker_while_all_are_busy(
     house: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.execution.prefill.FIRST_WAIT", 0.0001)
+    monkeypatch.setattr("dynamo_core.dispatch.execution.timeouts.FIRST_PAUSE", 0.0001)
     _, decoder = await pair(house, limits=ONE_AT_A_TIME)
     decoder.gate.clear()
     running = await house.generate([1])
@@ -707,7 +707,7 @@ async def test_a_request_given_up_between_the_phases_still_has_its_cache_fetched
     with pytest.raises((Cancelled, asyncio.CancelledError)):
         await asking
     await house.eventually(lambda: bool(decoder.asked) and not decoder.running)
-    await house.eventually(lambda: not house.pipeline._hop._tasks)
+    await house.eventually(lambda: not house.pipeline._prefill._tasks)
 
     (request,) = decoder.asked
     if meeting:
@@ -1031,7 +1031,7 @@ async def test_nothing_is_kept_whichever_way_a_request_goes(
             engine.gate.set() if engine.behave != "waits" else engine.gate.clear()
         async with asyncio.timeout(10):
             await request(client, delay, EngineContext(f"r{number}"))
-        await house.eventually(lambda: not house.pipeline._hop._tasks)
+        await house.eventually(lambda: not house.pipeline._prefill._tasks)
         way = f"prefill {first}, decode {second}, client {client} after {delay}"
         assert house.tracker.total_requests == 0, way
         assert len(admission.back) == admission.given, way

@@ -198,3 +198,14 @@ class Stage:
 def make_stage() -> Callable[..., Stage]:
     """For tests that have a loop of their own."""
     return Stage
+
+
+@pytest.fixture
+def make_call() -> Callable[[], Call]:
+    """An accepted call without a worker behind it."""
+
+    def make() -> Call:
+        sink: Any = None
+        return Call(PreprocessedRequest(model="m", token_ids=PROMPT), sink)
+
+    return make

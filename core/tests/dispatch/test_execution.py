@@ -1,19 +1,27 @@
-"""What a request holds: legs share one deadline, and places on the tracker are given back once."""
+"""What a request holds: hops share one deadline, places on the load tracker are given back once, and one state."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from dynamo_core.contracts.admission import Permit
+from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.execution.execution import Attempts, Deadlines, Leg, RequestTimeouts
-from dynamo_core.dispatch.execution.response_stream import FlushQueue
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.errors import DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
-from dynamo_core.protocol.records import Instance
+from dynamo_core.dispatch.execution.execution import ExecutionState, RequestExecution
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_core.dispatch.execution.timeouts import Deadlines, RequestTimeouts
+from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_core.dispatch.pools.worker_group import RoutePlan
+from dynamo_core.errors import Cancelled, DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
+from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.records import Instance, ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.tasks import TaskSet
 
 
 class CountedPermit(Permit):
@@ -26,6 +34,23 @@ class CountedPermit(Permit):
         self.released += 1
 
 
+class Planner:
+    card = ModelCard(name="m", instance_id=0)
+
+    def plan(self, excluded: Collection[int] = ()) -> RoutePlan:
+        raise NotImplementedError
+
+
+class NoRecovery:
+    """Every failure ends the request."""
+
+    def __init__(self) -> None:
+        self.tasks = TaskSet()
+
+    def recover(self, execution: RequestExecution, error: DynamoError) -> DynamoError | None:
+        return error
+
+
 @dataclass
 class Request:
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -34,24 +59,36 @@ class Request:
 
     def __post_init__(self) -> None:
         self.flush = FlushQueue()
-        self.attempts = Attempts(self.flush, GENERATE, self.permit, RequestTimeouts(self.deadlines))
+        plan: Any = ()
+        self.execution = RequestExecution(
+            PreprocessedRequest(model="m", token_ids=[1]),
+            EngineContext("r"),
+            Planner(),
+            plan,
+            self.permit,
+            flush=self.flush,
+            timeouts=RequestTimeouts(self.deadlines),
+            policy=NoRecovery(),
+        )
+        self.stream = self.execution.stream
 
-    def leg(self) -> Leg:
-        leg = Leg(GENERATE.merge, self.flush, label="p")
-        self.enter(leg, "p")
-        return leg
+    def prefill(self) -> ResponseStream:
+        """The stream of a prefill worker that was chosen."""
+        stream = ResponseStream(GENERATE.merge, self.flush)
+        stream.begin(self.reserve("p"))
+        return stream
 
-    def enter(self, leg: Leg, attempt: str) -> None:
+    def reserve(self, attempt: str) -> Reservation:
         route = Route(Instance(instance_id=1))
-        leg.enter(self.tracker.reserve(route, attempt, prompt_tokens=3, block_size=None, hashes=()))
+        return self.tracker.reserve(route, attempt, prompt_tokens=3, block_size=None, hashes=())
 
 
-async def ended(leg: Leg) -> DynamoError | None:
+async def ended(stream: ResponseStream) -> DynamoError | None:
     done = asyncio.Event()
-    leg.stream.on_ready(lambda: done.set() if leg.stream.ended else None)
+    stream.on_ready(lambda: done.set() if stream.ended else None)
     async with asyncio.timeout(5):
         await done.wait()
-    return leg.stream.error
+    return stream.error
 
 
 @pytest.mark.parametrize(
@@ -62,52 +99,123 @@ async def test_a_deadline_that_passes_before_a_worker_is_called_ends_what_goes_b
     deadlines: Deadlines, kind: type[DynamoError]
 ) -> None:
     request = Request(deadlines)
-    leg = request.leg()
-    request.attempts.after(leg)
+    prefill = request.prefill()
+    request.execution.start_prefill(prefill)
 
-    error = await ended(leg)
+    error = await ended(prefill)
 
     assert type(error) is kind
-    assert request.attempts.stream.error is error
+    assert request.stream.error is error
     assert request.tracker.total_requests == 0
-    await leg.stream.aclose()
-    await request.attempts.stream.aclose()
+    await prefill.aclose()
+    await request.stream.aclose()
     assert request.permit.released == 1
 
 
-async def test_a_leg_that_comes_too_late_ends_at_once() -> None:
+async def test_a_hop_that_comes_too_late_ends_at_once() -> None:
     request = Request()
     lost = Disconnected("lost")
-    request.attempts.stream.fail(lost)
-    leg = request.leg()
+    request.stream.fail(lost)
+    prefill = request.prefill()
 
-    request.attempts.after(leg)
+    request.execution.start_prefill(prefill)
 
-    assert leg.stream.error is lost
+    assert prefill.error is lost
     assert request.tracker.total_requests == 0
-    await request.attempts.stream.aclose()
+    await request.stream.aclose()
 
 
-async def test_a_leg_that_was_let_go_outlives_the_request() -> None:
+async def test_a_hop_whose_call_was_joined_is_not_ended_with_the_request(make_call: Callable[[], Any]) -> None:
     request = Request()
-    leg = request.leg()
-    request.attempts.after(leg)
-    request.attempts.after(None)
+    prefill = request.prefill()
+    request.execution.start_prefill(prefill)
+    call = make_call()
+    request.execution.join(call, 1)
 
-    await request.attempts.stream.aclose()
+    await request.stream.aclose()
 
-    assert not leg.stream.ended
+    assert call.closed
+    assert not prefill.ended
     assert request.tracker.total_requests == 1
-    await leg.stream.aclose()
+    await prefill.aclose()
     assert request.tracker.total_requests == 0
 
 
 async def test_a_worker_that_is_chosen_after_the_end_takes_no_place() -> None:
     request = Request()
-    request.attempts.stream.fail(Disconnected("lost"))
+    request.stream.fail(Disconnected("lost"))
 
-    request.enter(request.attempts, "late")
+    request.execution.answer.begin(request.reserve("late"))
 
-    assert not request.attempts.placed
+    assert not request.stream.placed
     assert request.tracker.total_requests == 0
-    await request.attempts.stream.aclose()
+    await request.stream.aclose()
+
+
+async def test_a_request_goes_from_state_to_state(make_call: Callable[[], Any]) -> None:
+    request = Request()
+    states = [request.execution.state]
+
+    request.execution.start_routing()
+    states.append(request.execution.state)
+    sink = request.execution.answer.begin(request.reserve("a"))
+    request.stream.attach(make_call(), 1)
+    request.execution.accept()
+    states.append(request.execution.state)
+    sink.data(LLMEngineOutput([1]))
+    states.append(request.execution.state)
+    await request.stream.aclose()
+    states.append(request.execution.state)
+
+    assert states == [
+        ExecutionState.ADMITTED,
+        ExecutionState.ROUTING,
+        ExecutionState.ACCEPTED,
+        ExecutionState.STREAMING,
+        ExecutionState.ENDED,
+    ]
+
+
+async def test_items_that_come_before_the_acceptance_count_once_it_is_there(make_call: Callable[[], Any]) -> None:
+    request = Request()
+    request.execution.start_routing()
+    request.execution.answer.begin().data(LLMEngineOutput([1]))
+    before = request.execution.state
+    request.stream.attach(make_call(), 1)
+    request.execution.accept()
+
+    assert (before, request.execution.state) == (ExecutionState.ROUTING, ExecutionState.STREAMING)
+    await request.stream.aclose()
+
+
+async def test_a_failure_while_a_worker_is_sought_is_left_to_what_seeks_it(make_call: Callable[[], Any]) -> None:
+    request = Request()
+    request.execution.start_routing()
+    request.execution.answer.begin(request.reserve("a"))
+    first, second = Disconnected("first"), Disconnected("second")
+    for error in (first, second):
+        request.stream.fail_attempt(error)
+    meanwhile = request.stream.ended
+    request.execution.accept()
+
+    assert not meanwhile
+    assert request.execution.state is ExecutionState.ENDED
+    assert request.stream.error is first
+    await request.stream.aclose()
+
+
+async def test_closing_ends_a_request_that_recovers() -> None:
+    request = Request()
+    request.execution.start_routing()
+    request.execution.accept()
+    task = asyncio.create_task(asyncio.Event().wait())
+    request.execution.recover(task, in_mid_answer=False)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    state = request.execution.state
+
+    await request.stream.aclose()
+
+    assert (state, request.execution.state) == (ExecutionState.RECOVERING, ExecutionState.ENDED)
+    assert task.cancelled()
+    assert isinstance(request.stream.error, Cancelled)
+    assert request.permit.released == 1

@@ -67,7 +67,7 @@ async def test_the_worker_that_was_left_has_let_go_when_the_stream_is_closed(mak
         closed.append(True)
 
     slow.aclose = aclose
-    stream.lose(ResponseTimeout("silent"))
+    stream.fail_attempt(ResponseTimeout("silent"))
     await turns(5)
     assert len(stage.transport.calls) == 2
     early = list(closed)
@@ -96,8 +96,8 @@ async def test_a_stream_that_ends_well_leaves_no_task(make_stage: Callable[..., 
 async def test_workers_that_were_busy_are_asked_again_however_often_it_takes(
     make_stage: Callable[..., Any], given: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.execution.migrate.FIRST_WAIT", 0.0001)
-    monkeypatch.setattr("dynamo_core.dispatch.execution.migrate.LAST_WAIT", 0.0001)
+    monkeypatch.setattr("dynamo_core.dispatch.execution.timeouts.FIRST_PAUSE", 0.0001)
+    monkeypatch.setattr("dynamo_core.dispatch.execution.timeouts.LAST_PAUSE", 0.0001)
     stage = make_stage(migration_wait=20)
     stream = await stage.generate()
     stage.transport.calls[0].give(given)
@@ -173,7 +173,7 @@ async def test_a_worker_is_not_called_for_an_attempt_that_has_failed_already(mak
 
     async def fails(*arguments: Any) -> Any:
         stage.group.router.route = route
-        stream.lose(Disconnected("what it builds on"))
+        stream.fail_attempt(Disconnected("what it builds on"))
         return await route(*arguments)
 
     stage.group.router.route = fails
@@ -194,7 +194,7 @@ async def test_attempts_that_fail_before_a_worker_is_called_count_too(make_stage
     async def fails(*arguments: Any) -> Any:
         nonlocal routed
         routed += 1
-        stream.lose(Disconnected("what it builds on"))
+        stream.fail_attempt(Disconnected("what it builds on"))
         return await route(*arguments)
 
     stage.group.router.route = fails

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
+from dynamo_core.dispatch.execution.execution import ExecutionState
 from dynamo_core.errors import (
     BackendError,
     CannotConnect,
@@ -59,6 +60,7 @@ class Interleavings(RuleBasedStateMachine):
         self.prompt_tokens = len(self.stage.prompt)
         self.stage.transport.early, self.stage.transport.broken = early, broken
         self.stream = self.run(self.stage.generate(LENGTH))
+        self.execution = self.stream._owner
         self.settle()
 
     def run(self, coroutine: Any) -> Any:
@@ -116,7 +118,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule()
     def hang(self) -> None:
         """It is given up, and may still have something to say."""
-        self.do(partial(self.stream.lose, ResponseTimeout("silent")))
+        self.do(partial(self.stream.fail_attempt, ResponseTimeout("silent")))
         self.settle()
 
     @precondition(lambda self: self.working)
@@ -180,6 +182,15 @@ class Interleavings(RuleBasedStateMachine):
         assert held <= 1
         if self.stream.ended:
             assert held == 0
+
+    @invariant()
+    def its_state_says_what_becomes_of_it(self) -> None:
+        state = self.execution.state
+        assert (state is ExecutionState.ENDED) == self.stream.ended
+        if state is ExecutionState.STREAMING:
+            assert self.stream.begun
+        if state is ExecutionState.RECOVERING:
+            assert self.execution._recovery is not None
 
     @invariant()
     def it_moves_no_more_often_than_allowed(self) -> None:

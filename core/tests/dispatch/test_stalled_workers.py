@@ -166,7 +166,7 @@ class Silent:
         self.arrived = 0
         self.error: Exception | None = None
 
-    def lose(self, error: Exception) -> None:
+    def fail_attempt(self, error: Exception) -> None:
         self.error = error
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from dynamo_core.contracts.call import Endpoint, Source
+from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.execution import Deadlines, Leg
-from dynamo_core.dispatch.execution.route_span import route_span
-from dynamo_core.dispatch.execution.timeouts import FixedTimeouts
+from dynamo_core.dispatch.execution.response_stream import ResponseStream
+from dynamo_core.dispatch.execution.route_span import RouteSpan, route_span
+from dynamo_core.dispatch.execution.timeouts import Backoff, Deadlines, FixedTimeouts
+from dynamo_core.dispatch.execution.token_log import ContinuedSink, TokenLog
 from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import (
@@ -56,33 +56,83 @@ DOWN = (CannotConnect, ConnectionTimeout, Disconnected, EngineShutdown, Response
 
 ROLES = (AGGREGATED, PREFILL, DECODE)
 
-#: Seconds between two looks for a worker that is not busy; doubled each time, up to the second.
-FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
-
-#: Makes what a chosen worker is sent.
-Prepare = Callable[[Route, ModelCard], Any]
+#: Makes of a payload what a chosen worker is sent.
+Prepare: TypeAlias = Callable[[Any, Route, ModelCard], Any]
 
 
-class Patience:
-    """Waits for workers that are busy, longer each time, up to so many seconds in all."""
+class Hop:
+    """A call that is tried at one worker after the other until one accepts: its stream, and which workers were asked.
 
-    __slots__ = ("_pause", "_until")
+    The hop of the answer has the client's stream; a prefill worker is called in a hop of its own. `label` tells the
+    attempts of the hop from those of the request's other hops. If `patient`, a worker is waited for while all are busy,
+    since the request has been let in as part of another.
+    """
 
-    def __init__(self, seconds: float) -> None:
-        self._until = asyncio.get_running_loop().time() + seconds
-        self._pause = FIRST_PAUSE
+    __slots__ = ("_seen", "calls", "completed", "failure", "label", "moved_from", "patient", "stream", "workers")
 
-    async def pause(self) -> bool:
-        """Waits a while; False at once if that would be too long."""
-        if asyncio.get_running_loop().time() + self._pause > self._until:
-            return False
-        await asyncio.sleep(self._pause)
-        self._pause = min(2 * self._pause, LAST_PAUSE)
-        return True
+    def __init__(self, stream: ResponseStream, label: str = "", *, patient: bool = False) -> None:
+        self.stream = stream
+        self.label = label
+        self.patient = patient
+        #: The workers that were asked, except those that were full. The connector bounds their number.
+        self.workers: set[int] = set()
+        #: How many calls there have been in all.
+        self.calls = 0
+        #: The worker that had the call before, and how many tokens had come by then.
+        self.moved_from: int | None = None
+        self.completed = 0
+        #: Why the attempt that is being placed is of no use, although the stream stays open.
+        self.failure: DynamoError | None = None
+        #: What came before, of which the items of the next workers make one answer.
+        self._seen: TokenLog | None = None
+
+    @property
+    def over(self) -> DynamoError | None:
+        """Why there is no use in asking another worker, if there is none."""
+        return self.stream.error or self.failure
+
+    def begin(self, reservation: Reservation | None = None, span: RouteSpan | None = None) -> Sink:
+        """The sink for the worker that was chosen."""
+        attempt = self.stream.begin(reservation, span)
+        return attempt if self._seen is None else ContinuedSink(attempt, self._seen)
+
+    def ask(self, instance_id: int) -> int:
+        """Counts a worker that is about to be asked; returns how many calls there were before."""
+        self.workers.add(instance_id)
+        number, self.calls = self.calls, self.calls + 1
+        return number
+
+    def refused(self, instance_id: int, error: DynamoError) -> None:
+        """The worker has not accepted. One that is full does not count as asked: another one may have room."""
+        self.stream.release_attempt(error)
+        self.moved_from = instance_id
+        if isinstance(error, WorkerOverloaded):
+            self.workers.discard(instance_id)
+
+    def forget_asked(self) -> None:
+        """Workers that were asked may be asked again."""
+        self.workers.clear()
+
+    def reopen(self, stream: ResponseStream, after: Hop) -> None:
+        """Another round over a stream of its own; `after` says what the request has been through."""
+        self.stream = stream
+        self.moved_from, self.completed = after.moved_from, after.completed
+
+    def moves(self, moved_from: int | None, completed: int) -> None:
+        """The request leaves a worker that had accepted it."""
+        self.moved_from, self.completed = moved_from, completed
+
+    def goes_on_after(self, seen: TokenLog) -> None:
+        """The next workers are asked to go on from there."""
+        self._seen = seen
+
+    def fails(self, error: DynamoError | None) -> None:
+        """Notes why what is being placed is of no use any more; None: it is placed anew."""
+        self.failure = error
 
 
 class Connector:
-    """Places calls. Holds no state of a single request."""
+    """The step *connect*: finds a worker that accepts a call. Holds no state of a single request."""
 
     def __init__(self, *, transport: Transport, tracker: LoadTracker, deadlines: Deadlines, stages: Stages) -> None:
         self._transport = transport
@@ -90,12 +140,12 @@ class Connector:
         self._tracker = tracker
         self._deadlines = deadlines
         self._accept = FixedTimeouts(deadlines.accept)
-        #: How many workers are asked at most for one leg.
+        #: How many workers are asked at most for one hop.
         self.tries = deadlines.retries + 1
 
     async def connect(
         self,
-        leg: Leg,
+        hop: Hop,
         endpoint: Endpoint,
         payload: Any,
         routing: RoutingRequest,
@@ -105,114 +155,141 @@ class Connector:
         prepare: Prepare | None = None,
         last: DynamoError | None = None,
     ) -> Source:
-        """Calls `endpoint` of a worker of `group`; returns once it has accepted. The leg's stream is then fed.
+        """Calls `endpoint` of a worker of `group`; returns once it has accepted. The hop's stream is then fed.
 
-        The worker is sent `payload`, or what `prepare` makes once it is known. Workers that refuse are added to
-        ``routing.excluded``. Those in ``leg.workers`` were asked before and count: once as many were asked as allowed,
+        The worker is sent `payload`, as `prepare` makes it once it is known. Workers that refuse are added to
+        ``routing.excluded``. Those in ``hop.workers`` were asked before and count: once as many were asked as allowed,
         only they may be asked again. `last` is why the one before failed.
 
         Raises:
             ServiceOverloaded: every worker is busy, or at capacity.
             Unavailable: there is no worker, or none that was not asked, or none could be reached.
             Cancelled: `ctx` was stopped; no worker has been asked since.
-            DynamoError: the worker's own refusal, or why the leg's stream has ended meanwhile.
+            DynamoError: the worker's own refusal, or why the hop's stream has ended meanwhile.
         """
-        stream = leg.stream
-        routed, dispatched = self._stages[group.pool.role]
-        patience: Patience | None = None
-        while self._may_ask(leg, routing, group):
+        backoff: Backoff | None = None
+        while self._may_ask(hop, routing, group):
             if ctx.is_stopped():
                 raise Cancelled("the request was stopped before a worker accepted it", cause=last)
-            number = leg.asked
-            span = route_span(
-                ctx,
-                group.router.NAME,
-                number,
-                tokens_completed=leg.completed,
-                last=last,
-                from_worker=leg.moved_from,
-            )
-            begun = routed.enter()
             try:
-                route = await group.router.route(routing, group.pool)
-            except BaseException as error:
-                if span is not None:
-                    span.end(error if isinstance(error, DynamoError) else Cancelled("the routing was given up"))
-                if not isinstance(error, ServiceOverloaded | Unavailable):
-                    raise
+                route, span = await self._route(hop, routing, ctx, group, last)
+            except (ServiceOverloaded, Unavailable) as error:
                 if last is not None and (isinstance(last, WorkerOverloaded) or _asked_all(routing, group)):
                     break
                 # One that was let in is not refused for load later: it waits for a worker that is not busy.
-                if isinstance(error, Unavailable) or not (leg.patient or last is not None):
+                if isinstance(error, Unavailable) or not (hop.patient or last is not None):
                     raise
-                patience = patience or Patience(self._deadlines.migration_wait)
-                if leg.over is not None or not await patience.pause():
+                backoff = backoff or Backoff(self._deadlines.migration_wait)
+                if hop.over is not None or not await backoff.pause():
                     raise
                 continue
-            finally:
-                routed.leave(begun)
-            if leg.over is not None:
+            if hop.over is not None:
                 # A deadline of the whole request passed meanwhile, or what this one builds on has failed.
                 if span is not None:
-                    span.end(leg.over)
-                raise leg.over
-            instance_id = route.instance.instance_id
-            leg.workers.add(instance_id)
-            leg.asked += 1
-            card = group.pool.cards.get(instance_id)
-            if card is None:
-                last = CannotConnect(f"worker {instance_id:016x} left while the request was routed")
-                if span is not None:
-                    span.end(last)
-                routing.excluded |= {instance_id}
-                continue
-            attempt_ctx = EngineContext(ctx.id, attempt_id=f"{ctx.id}-{leg.label}{number}", metadata=ctx.metadata)
-            attempt_ctx.gather = ctx.gather
-            if span is not None:
-                span.chosen(instance_id, attempt_ctx)
-            ctx.link_child(attempt_ctx)
-            sent = prepare(route, card) if prepare is not None else _for_rank(payload, route, card)
-            leg.enter(self._reserve(route, attempt_ctx, routing, card), span)
-            begun = dispatched.enter()
-            try:
-                with self._accept.timeout():
-                    source = await self._transport.call(route.instance, endpoint, sent, attempt_ctx, leg.sink())
-            except TimeoutError as error:
-                last = ConnectionTimeout(
-                    f"worker {instance_id:016x} did not accept within {self._deadlines.accept} s", cause=error
-                )
-            except DynamoError as error:
-                if not retryable(error):
-                    leg.leave(error)
-                    raise
-                last = error
-            else:
-                stream.attach(source, instance_id)
-                group.pool.report_up(instance_id)
-                if stream.ended and stream.error is not None and not stream.started:
-                    raise stream.error
-                return source
-            finally:
-                dispatched.leave(begun)
-            routing.excluded |= {instance_id}
-            leg.leave(last)
-            if down(last):
-                group.pool.report_down(instance_id)
-            elif isinstance(last, WorkerOverloaded):
-                # Not counted: as long as another one may have room it is asked, and who is full is not asked again.
-                leg.workers.discard(instance_id)
-                group.pool.report_full(instance_id)
-            leg.moved_from = instance_id
-            if leg.over is not None:
-                raise leg.over
+                    span.end(hop.over)
+                raise hop.over
+            answer = await self._call(hop, endpoint, payload, route, routing, ctx, group, span, prepare)
+            if not isinstance(answer, DynamoError):
+                return answer
+            last = answer
         raise exhausted(last)
 
-    def _may_ask(self, leg: Leg, routing: RoutingRequest, group: WorkerGroup) -> bool:
+    async def _route(
+        self, hop: Hop, routing: RoutingRequest, ctx: EngineContext, group: WorkerGroup, last: DynamoError | None
+    ) -> tuple[Route, RouteSpan | None]:
+        """The router's choice, and the span of the attempt, if spans are recorded."""
+        router = group.router
+        span = route_span(
+            ctx, router.NAME, hop.calls, tokens_completed=hop.completed, last=last, from_worker=hop.moved_from
+        )
+        stage, _ = self._stages[group.pool.role]
+        begun = stage.enter()
+        try:
+            return await router.route(routing, group.pool), span
+        except BaseException as error:
+            if span is not None:
+                span.end(error if isinstance(error, DynamoError) else Cancelled("the routing was given up"))
+            raise
+        finally:
+            stage.leave(begun)
+
+    async def _call(
+        self,
+        hop: Hop,
+        endpoint: Endpoint,
+        payload: Any,
+        route: Route,
+        routing: RoutingRequest,
+        ctx: EngineContext,
+        group: WorkerGroup,
+        span: RouteSpan | None,
+        prepare: Prepare | None,
+    ) -> Source | DynamoError:
+        """Asks one worker. What it returns instead of raising is a reason to ask another one."""
+        instance_id = route.instance.instance_id
+        number = hop.ask(instance_id)
+        card = group.pool.cards.get(instance_id)
+        error: DynamoError
+        if card is None:
+            error = CannotConnect(f"worker {instance_id:016x} left while the request was routed")
+            if span is not None:
+                span.end(error)
+            routing.excluded |= {instance_id}
+            return error
+        attempt_ctx = EngineContext(ctx.id, attempt_id=f"{ctx.id}-{hop.label}{number}", metadata=ctx.metadata)
+        attempt_ctx.gather = ctx.gather
+        if span is not None:
+            span.chosen(instance_id, attempt_ctx)
+        ctx.link_child(attempt_ctx)
+        sent = (prepare or _for_rank)(payload, route, card)
+        sink = hop.begin(self._reserve(route, attempt_ctx, routing, card), span)
+        _, stage = self._stages[group.pool.role]
+        begun = stage.enter()
+        try:
+            with self._accept.timeout():
+                source = await self._transport.call(route.instance, endpoint, sent, attempt_ctx, sink)
+        except TimeoutError as late:
+            error = ConnectionTimeout(
+                f"worker {instance_id:016x} did not accept within {self._deadlines.accept} s", cause=late
+            )
+        except DynamoError as refusal:
+            if not retryable(refusal):
+                hop.stream.release_attempt(refusal)
+                raise
+            error = refusal
+        else:
+            return self._accepted(hop, source, group, instance_id)
+        finally:
+            stage.leave(begun)
+        self._refused(hop, error, routing, group, instance_id)
+        return error
+
+    def _accepted(self, hop: Hop, source: Source, group: WorkerGroup, instance_id: int) -> Source:
+        stream = hop.stream
+        stream.attach(source, instance_id)
+        group.pool.report_up(instance_id)
+        if stream.ended and stream.error is not None and not stream.started:
+            raise stream.error
+        return source
+
+    def _refused(
+        self, hop: Hop, error: DynamoError, routing: RoutingRequest, group: WorkerGroup, instance_id: int
+    ) -> None:
+        routing.excluded |= {instance_id}
+        hop.refused(instance_id, error)
+        if down(error):
+            group.pool.report_down(instance_id)
+        elif isinstance(error, WorkerOverloaded):
+            group.pool.report_full(instance_id)
+        if hop.over is not None:
+            raise hop.over
+
+    def _may_ask(self, hop: Hop, routing: RoutingRequest, group: WorkerGroup) -> bool:
         """Whether a worker may be asked at all; one that must not be is excluded from routing."""
-        if len(leg.workers) < self.tries:
+        if len(hop.workers) < self.tries:
             return True
         known = group.pool.instances.keys()
-        routing.excluded |= known - leg.workers
+        routing.excluded |= known - hop.workers
         return not known <= routing.excluded
 
     def _reserve(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Reservation:

@@ -1,213 +1,303 @@
-"""What a request holds while it runs: streams, places on the load tracker, a permit, a deadline."""
+"""`RequestExecution`: one client request, from its admission to its end, as one state machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+import enum
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.call import Endpoint
+from dynamo_core.contracts.call import Endpoint, Source
+from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
-from dynamo_core.dispatch.execution.response_stream import Adjust, FlushQueue, Merge, ResponseStream
-from dynamo_core.dispatch.execution.route_span import RouteSpan
-from dynamo_core.dispatch.execution.timeouts import FixedTimeouts, StallTimeout
+from dynamo_core.dispatch.execution.connect import Hop, lost_on_the_wire, retryable
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_core.dispatch.execution.timeouts import RequestTimeouts, StallTimeout
 from dynamo_core.dispatch.execution.token_log import TokenLog
-from dynamo_core.dispatch.load.tracker import Reservation
+from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import Cancelled, DeadlineExceeded, DynamoError, ResponseTimeout
 from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.records import ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.tasks import TaskSet
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Bounds of one request, in seconds, and how many more workers are tried while nothing of the answer is there."""
+class ExecutionState(enum.Enum):
+    """Where a request is; docs/architecture.md has the transitions."""
 
-    retries: int = 2
-    accept: float = 5.0
-    first_item: float = 300.0
-    total: float = 590.0
-    #: How long a prompt that has been prefilled waits for a decode worker that takes it.
-    decode_wait: float = 30.0
-    #: How long a request whose worker has failed waits for another one.
-    migration_wait: float = 20.0
-    #: Tokens of prompt and answer up to which a request can move in mid-answer; None: any number.
-    migration_max_seq_len: int | None = None
-    #: How long a worker that has accepted the request may send nothing; None: as long as its process and wire live.
-    stall: float | None = None
+    ADMITTED = "admitted"
+    ROUTING = "routing"
+    ACCEPTED = "accepted"
+    STREAMING = "streaming"
+    RECOVERING = "recovering"
+    ENDED = "ended"
 
 
-class RequestTimeouts:
-    """The deadlines of all requests of a pipeline."""
+class RecoveryPolicy(Protocol):
+    """What is done about an attempt that has failed while the stream is open."""
 
-    __slots__ = ("deadlines", "first", "rest", "stall")
+    #: The tasks of requests that recover, and of calls that are being left.
+    tasks: TaskSet
 
-    def __init__(self, deadlines: Deadlines) -> None:
-        first = min(deadlines.first_item, deadlines.total)
-        self.deadlines = deadlines
-        #: Until the first item.
-        self.first = FixedTimeouts(first)
-        #: From then on.
-        self.rest = FixedTimeouts(deadlines.total - first)
-        #: Without output of a worker; None: no such deadline.
-        self.stall = None if deadlines.stall is None else StallTimeout(deadlines.stall)
+    def recover(self, execution: RequestExecution, error: DynamoError) -> DynamoError | None:
+        """Has the execution recover and returns None; or returns the error that the stream ends with."""
 
 
-class Leg:
-    """A call that is tried at one worker after the other: its stream, and its place on the load tracker.
+class RequestExecution:
+    """All state of one client request. Only this class writes it; the steps read it and call its transitions.
 
-    The place is given back when the stream ends or is closed, whichever is first.
-    """
-
-    __slots__ = ("_reservation", "_span", "asked", "completed", "label", "moved_from", "patient", "stream", "workers")
-
-    def __init__(
-        self,
-        merge: Merge | None,
-        flush: FlushQueue,
-        *,
-        label: str = "",
-        observers: Sequence[Callable[[Sequence[Any]], None]] = (),
-        on_close: Callable[[], None] | None = None,
-        stall: StallTimeout | None = None,
-    ) -> None:
-        self._reservation: Reservation | None = None
-        self._span: RouteSpan | None = None
-        #: The workers that were asked, except those that were full. The connector bounds their number.
-        self.workers: set[int] = set()
-        #: How many calls there have been in all.
-        self.asked = 0
-        #: The worker that had the call before, and how many tokens had come by then.
-        self.moved_from: int | None = None
-        self.completed = 0
-        #: Whether a worker is waited for while all are busy, since the request has been let in as part of another.
-        self.patient = False
-        #: Tells the attempts of this leg from those of the request's other legs.
-        self.label = label
-        self.stream = ResponseStream(
-            merge, flush, observers=observers, on_end=self._ended, on_close=on_close, stall=stall
-        )
-
-    @property
-    def placed(self) -> bool:
-        """Whether a worker has the call, or is being asked, and nobody has ended it."""
-        return self._reservation is not None
-
-    @property
-    def over(self) -> DynamoError | None:
-        """Why there is no use in asking another worker, if there is none."""
-        return self.stream.error
-
-    def enter(self, reservation: Reservation, span: RouteSpan | None = None) -> None:
-        """A worker was chosen."""
-        self._reservation, self._span = reservation, span
-        if self.stream.ended:
-            self.leave(self.stream.error)
-
-    def leave(self, error: DynamoError | None = None) -> None:
-        """The worker has finished the call, or has not taken it, or failed: `error` says why."""
-        reservation, self._reservation = self._reservation, None
-        if reservation is not None:
-            reservation.release()
-        span, self._span = self._span, None
-        if span is not None:
-            span.end(error)
-
-    def sink(self) -> Any:
-        """The sink for the chosen worker."""
-        on_first: Callable[[], None] | None = self._reservation.first_item if self._reservation is not None else None
-        return self.stream.begin(on_first)
-
-    def _ended(self) -> None:
-        self.leave(self.stream.error)
-
-
-class Attempts(Leg):
-    """The leg whose stream is the client's. Holds the permit, and the one deadline that all legs share.
-
-    `log` is kept where the request may move to another worker in mid-answer.
+    It owns the client's stream, which reports what becomes of the current attempt (`StreamOwner`). `log` is kept where
+    the request may move to another worker in mid-answer.
     """
 
     __slots__ = (
-        "_before",
+        "_closing",
+        "_failed_worker",
         "_output_tokens",
         "_permit",
+        "_planner",
+        "_policy",
+        "_prior",
+        "_recovery",
         "_running",
         "_timeout",
         "_timeouts",
-        "adjust",
-        "culprit",
+        "answer",
+        "ctx",
+        "endpoint",
+        "failed",
         "log",
-        "pending",
-        "prefill_workers",
-        "prefills",
-        "stall",
+        "moves",
+        "payload",
+        "plan",
+        "prefill",
+        "request",
+        "retries",
+        "state",
+        "stream",
+        "unreached",
     )
 
     def __init__(
         self,
-        flush: FlushQueue,
-        endpoint: Endpoint,
+        request: PreprocessedRequest,
+        ctx: EngineContext,
+        planner: RoutePlanner,
+        plan: RoutePlan,
         permit: Permit,
-        timeouts: RequestTimeouts,
         *,
+        flush: FlushQueue,
+        timeouts: RequestTimeouts,
+        policy: RecoveryPolicy,
+        endpoint: Endpoint = GENERATE,
+        payload: Any = None,
         log: TokenLog | None = None,
+        patient: bool = False,
     ) -> None:
-        self._permit = permit
+        self.state = ExecutionState.ADMITTED
+        self.request = request
+        self.ctx = ctx
+        self.endpoint = endpoint
+        #: What a worker is sent if it is not the request itself.
+        self.payload = payload
+        self.plan = plan
         self.log = log
-        #: What becomes of the items of the current attempt.
-        self.adjust: Adjust | None = None
-        #: Why the attempt has failed that is just being placed, and the worker to blame if it is not the stream's.
-        self.pending: DynamoError | None = None
-        self.culprit: int | None = None
-        #: The prefill workers that were asked, as `workers` has those that answer; and how many calls there have been.
-        self.prefill_workers: set[int] = set()
-        self.prefills = 0
-        #: For the streams of all legs.
-        self.stall = timeouts.stall
-        self._timeouts = timeouts
-        self._before: Leg | None = None
+        #: Workers that have failed on the request, and those that were lost on the wire: they are asked again if there
+        #: is no other.
+        self.failed: frozenset[int] = frozenset()
+        self.unreached: frozenset[int] = frozenset()
+        #: How often workers have failed before anything of the answer was there, and how often it has moved after that.
+        self.retries = 0
+        self.moves = 0
+        self._planner = planner
+        self._permit = permit
+        self._policy = policy
         self._output_tokens = 0
+        #: The worker to blame for a failure if it is not the stream's own.
+        self._failed_worker: int | None = None
+        #: The stream of a prefill worker that ends when the request does.
+        self._prior: ResponseStream | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        #: What has to end before the stream is closed.
+        self._closing: list[asyncio.Task[None]] = []
+        observe: Callable[[Sequence[Any]], None] | None = None
+        if log is not None:
+            observe = log.observe
+        elif endpoint is GENERATE:
+            observe = self._count
+        self.stream = ResponseStream(endpoint.merge, flush, owner=self, observe=observe, stall=timeouts.stall)
+        #: The call whose stream is the client's, and the one before it if a prefill worker computes the prompt.
+        self.answer = Hop(self.stream, patient=patient)
+        self.prefill: Hop | None = None
+        self._timeouts = timeouts
         self._running = timeouts.first
         self._timeout = timeouts.first.set(self._first_due)
-        observers: Sequence[Callable[[Sequence[Any]], None]] = ()
-        if log is not None:
-            observers = (log.observe,)
-        elif endpoint is GENERATE:
-            observers = (self._count,)
-        super().__init__(endpoint.merge, flush, observers=observers, on_close=self._closed, stall=timeouts.stall)
 
-    def after(self, leg: Leg | None) -> None:
-        """What this one comes after: it ends when the request does. None: it is ended by others from now on."""
-        self._before = leg
-        if leg is not None and self.stream.ended:
-            leg.stream.fail(self.stream.error or Cancelled("the request has ended"))
+    # Transitions that the steps call.
+
+    def start_routing(self) -> None:
+        """A worker is sought for the first time."""
+        self.state = ExecutionState.ROUTING
+
+    def accept(self) -> None:
+        """The request has been placed. If its attempt has failed since, that is dealt with next."""
+        self._recovery = None
+        failure = self.answer.failure
+        self.answer.fails(None)
+        if self.state is ExecutionState.ENDED:
+            return
+        self.state = ExecutionState.STREAMING if self.stream.started else ExecutionState.ACCEPTED
+        if failure is not None:
+            final = self.attempt_failed(failure)
+            if final is not None:
+                self.fail(final)
+
+    def recover(self, task: asyncio.Task[None], *, in_mid_answer: bool) -> None:
+        """`task` seeks another worker from now on."""
+        self.state = ExecutionState.RECOVERING
+        self._recovery = task
+        if in_mid_answer:
+            self.moves += 1
+        else:
+            self.retries += 1
+
+    def fail(self, error: DynamoError) -> None:
+        """Ends the request badly. A recovery that calls this is not cancelled by it."""
+        self._recovery = None
+        self.stream.fail(error)
+
+    def stop(self) -> None:
+        """The client has stopped the request while no worker has it."""
+        self.stream.fail(Cancelled("the request was stopped while it had no worker"))
+
+    # What the steps find out.
+
+    def fail_attempt(self, error: DynamoError, failed_worker: int) -> None:
+        """The current attempt is of no use any more, since another worker that it builds on has failed."""
+        self._failed_worker = failed_worker
+        self.stream.fail_attempt(error)
+
+    def blame(self, failed_worker: int) -> None:
+        """Names the worker that the next failure is due to."""
+        self._failed_worker = failed_worker
+
+    def failed_after_acceptance(self, error: DynamoError) -> bool:
+        """Whether a worker took the request, and its failure, not a refusal, kept the request from being placed."""
+        if error is not self.answer.failure and retryable(error) and not self.stream.ended:
+            self.answer.fails(error)
+        return error is self.answer.failure
+
+    def detach_worker(self, error: DynamoError, completed: int) -> int | None:
+        """Leaves the worker that has failed, after so many tokens; returns the one to blame."""
+        failed = self.failed_worker
+        self._failed_worker = None
+        self.stream.release_attempt(error)
+        self.answer.moves(failed, completed)
+        source = self.stream.detach_source()
+        if source is not None:
+            self._closing.append(self._policy.tasks.spawn(source.aclose(), name=f"leave-{self.ctx.id}"))
+        if failed is not None:
+            if lost_on_the_wire(error):
+                self.unreached |= {failed}
+            else:
+                self.failed |= {failed}
+        return failed
+
+    def replan(self, excluded: Collection[int]) -> RoutePlan:
+        """Plans anew, if possible with workers that are not excluded. Raises `Unavailable` if a role is missing."""
+        self.plan = self._planner.plan(excluded)
+        return self.plan
+
+    def forget_asked(self) -> None:
+        """Workers that were asked may be asked again: a round of moving has tries of its own."""
+        self.answer.forget_asked()
+        if self.prefill is not None:
+            self.prefill.forget_asked()
+
+    def start_prefill(self, stream: ResponseStream) -> Hop:
+        """Opens the hop to a prefill worker over `stream`, which ends when the request does."""
+        if self.prefill is None:
+            self.prefill = Hop(stream, "p")
+        hop = self.prefill
+        hop.reopen(stream, self.answer)
+        self._prior = stream
+        if self.stream.ended:
+            stream.fail(self._why_ended())
+        return hop
+
+    def join(self, source: Source, prefill_worker: int) -> None:
+        """A decode worker has accepted: `source` covers both calls from now on, and ends them both."""
+        self._prior = None
+        self.stream.replace_source(source, prefill_worker)
+
+    # What the steps ask.
 
     @property
-    def over(self) -> DynamoError | None:
-        return self.stream.error or self.pending
+    def failed_worker(self) -> int | None:
+        """The worker to blame for the failure of the current attempt."""
+        return self.stream.instance_id if self._failed_worker is None else self._failed_worker
 
-    def sink(self) -> Any:
-        on_first: Callable[[], None] | None = self._reservation.first_item if self._reservation is not None else None
-        return self.stream.begin(on_first, self.adjust)
+    @property
+    def card(self) -> ModelCard:
+        """The card of the model."""
+        return self._planner.card
 
-    def lose(self, error: DynamoError, culprit: int) -> None:
-        """The current attempt is of no use any more: worker `culprit` has failed, which is not the stream's own."""
-        self.culprit = culprit
-        self.stream.lose(error)
+    @property
+    def stall(self) -> StallTimeout | None:
+        """For the streams of all hops."""
+        return self._timeouts.stall
 
-    def _ended(self) -> None:
+    def workers_asked(self) -> tuple[Collection[int], ...]:
+        """For each group of the plan, the workers that were asked."""
+        if len(self.plan) == 1:
+            return (self.answer.workers,)
+        return (self.prefill.workers if self.prefill is not None else (), self.answer.workers)
+
+    # What the stream reports; see `StreamOwner`.
+
+    def first_item(self) -> None:
+        if self.state is ExecutionState.ACCEPTED:
+            self.state = ExecutionState.STREAMING
+
+    def attempt_failed(self, error: DynamoError) -> DynamoError | None:
+        if self.state is ExecutionState.ROUTING or self.state is ExecutionState.RECOVERING:
+            # The step that places the request deals with it.
+            self.answer.fails(self.answer.failure or error)
+            return None
+        return self._policy.recover(self, error)
+
+    def stream_ended(self, error: DynamoError | None) -> None:
+        self.state = ExecutionState.ENDED
         self._running.cancel(self._timeout)
-        self.leave(self.stream.error)
-        before, self._before = self._before, None
-        if before is not None:
-            before.stream.fail(self.stream.error or Cancelled("the request has ended"))
+        if error is not None:
+            self._cancel_recovery()
+        prior, self._prior = self._prior, None
+        if prior is not None:
+            prior.fail(self._why_ended())
 
-    def _closed(self) -> None:
+    async def settle(self) -> None:
+        self._cancel_recovery()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def stream_closed(self) -> None:
         self._permit.release(self._output_tokens if self.log is None else self.log.output_tokens)
+
+    def _cancel_recovery(self) -> None:
+        recovery, self._recovery = self._recovery, None
+        if recovery is not None:
+            recovery.cancel()
+            self._closing.append(recovery)
+
+    def _why_ended(self) -> DynamoError:
+        return self.stream.error or Cancelled("the request has ended")
 
     def _count(self, batch: Sequence[LLMEngineOutput]) -> None:
         for item in batch:
             self._output_tokens += len(item.token_ids)
+
+    # The deadlines: one timeout until the first item, one from then on.
 
     def _first_due(self) -> None:
         deadlines = self._timeouts.deadlines

@@ -8,15 +8,14 @@ from typing import Any
 from dynamo_core.contracts.admission import Admission, Permit, Principal
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import PoolView, RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.dispatch.execution.connect import Connector
-from dynamo_core.dispatch.execution.execution import Attempts, Deadlines, RequestTimeouts
-from dynamo_core.dispatch.execution.migrate import Migration, Migrator
-from dynamo_core.dispatch.execution.prefill import PrefillHop
+from dynamo_core.dispatch.execution.execution import RequestExecution
+from dynamo_core.dispatch.execution.migrate import Migrator
+from dynamo_core.dispatch.execution.prefill import PrefillStep
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.execution.token_log import TokenLog
+from dynamo_core.dispatch.execution.timeouts import Deadlines, RequestTimeouts
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import DynamoError, ServiceOverloaded
@@ -58,8 +57,8 @@ class Pipeline:
         self._flush = FlushQueue()
         stages = Stages(metrics, prefix)
         self._connector = Connector(transport=transport, tracker=tracker, deadlines=deadlines, stages=stages)
-        self._hop = PrefillHop(self._connector, self._flush, deadlines)
-        self._migrator = Migrator(deadlines, metrics, prefix)
+        self._prefill = PrefillStep(self._connector, self._flush, deadlines)
+        self._migrator = Migrator(self._place, deadlines, metrics, prefix)
         #: What every worker is doing, as far as this process has it do it.
         self.tracker = tracker
 
@@ -76,7 +75,7 @@ class Pipeline:
         planner: RoutePlanner,
         permit: Permit | None = None,
     ) -> ResponseStream:
-        """Admits the request and returns its stream once a worker has accepted it, or both if the plan has two groups.
+        """Admits the request and returns its stream once a worker has accepted it, or both of a plan with two groups.
 
         Should the worker fail, another one is sought for as long as the stream is open. With `permit` it has been let
         in before, as a part of what a client asked.
@@ -93,8 +92,19 @@ class Pipeline:
         if self._timeouts.stall is not None:
             # What is held back at the worker cannot be told from silence.
             ctx.gather = 1
-        log = self._migrator.log_for(request, planner.card)
-        return await self._open(GENERATE, request, request, ctx, planner, plan, permit, log, patient=patient)
+        execution = RequestExecution(
+            request,
+            ctx,
+            planner,
+            plan,
+            permit,
+            flush=self._flush,
+            timeouts=self._timeouts,
+            policy=self._migrator,
+            log=self._migrator.log_for(request, planner.card),
+            patient=patient,
+        )
+        return await self._open(execution)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, planner: RoutePlanner) -> Permit:
         """Lets in a request that is made of several calls; see `generate`."""
@@ -112,46 +122,59 @@ class Pipeline:
         """As `generate`, for another endpoint: routes by `request`, and sends `payload` to one worker."""
         plan = planner.plan()
         permit = await self._admission.admit(request, principal, [group.pool for group in plan])
-        return await self._open(endpoint, payload, request, ctx, planner, plan, permit, None)
+        execution = RequestExecution(
+            request,
+            ctx,
+            planner,
+            plan,
+            permit,
+            flush=self._flush,
+            timeouts=self._timeouts,
+            policy=self._migrator,
+            endpoint=endpoint,
+            payload=payload,
+        )
+        return await self._open(execution)
 
     async def aclose(self) -> None:
         """Ends what is still being moved, or cleaned up after requests that were given up."""
         await self._migrator.aclose()
-        await self._hop.aclose()
+        await self._prefill.aclose()
 
-    async def _open(
-        self,
-        endpoint: Endpoint,
-        payload: Any,
-        request: PreprocessedRequest,
-        ctx: EngineContext,
-        planner: RoutePlanner,
-        plan: RoutePlan,
-        permit: Permit,
-        log: TokenLog | None,
-        *,
-        patient: bool = False,
-    ) -> ResponseStream:
-        """The permit is released when the stream is closed."""
-        attempts = Attempts(self._flush, endpoint, permit, self._timeouts, log=log)
-        attempts.patient = patient
-
-        async def place(
-            plan: RoutePlan, asked: PreprocessedRequest, excluded: frozenset[int], last: DynamoError | None
-        ) -> None:
-            if len(plan) > 1:
-                await self._hop.open(attempts, asked, ctx, *plan, excluded=excluded, last=last)
-            else:
-                sent = asked if payload is request else payload
-                routing = RoutingRequest(asked, ctx.id, excluded)
-                await self._connector.connect(attempts, endpoint, sent, routing, ctx, plan[0], last=last)
-
+    async def _open(self, execution: RequestExecution) -> ResponseStream:
+        """Places the request for the first time."""
+        stream = execution.stream
+        execution.start_routing()
         try:
-            await Migration(self._migrator, attempts, request, ctx, planner, place).open(plan)
+            try:
+                await self._place(execution, execution.plan, execution.request, frozenset(), None)
+            except DynamoError as error:
+                if not execution.failed_after_acceptance(error):
+                    raise
+            execution.accept()
+            if stream.error is not None and not stream.begun:
+                raise stream.error
         except BaseException as error:
-            await attempts.stream.aclose()
+            await stream.aclose()
             if isinstance(error, ServiceOverloaded):
                 # Routers and workers do not know how fast requests end.
-                error.retry_after = self._retry_after(plan[0].pool.model)
+                error.retry_after = self._retry_after(execution.plan[0].pool.model)
             raise
-        return attempts.stream
+        return stream
+
+    async def _place(
+        self,
+        execution: RequestExecution,
+        plan: RoutePlan,
+        request: PreprocessedRequest,
+        excluded: frozenset[int],
+        last: DynamoError | None,
+    ) -> None:
+        """Returns once workers of `plan` have accepted; see `dynamo_core.dispatch.execution.migrate.Place`."""
+        if len(plan) > 1:
+            await self._prefill.run(execution, request, *plan, excluded=excluded, last=last)
+            return
+        ctx = execution.ctx
+        sent = request if execution.payload is None else execution.payload
+        routing = RoutingRequest(request, ctx.id, excluded)
+        await self._connector.connect(execution.answer, execution.endpoint, sent, routing, ctx, plan[0], last=last)

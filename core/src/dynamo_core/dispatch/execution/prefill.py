@@ -1,6 +1,6 @@
-"""The prefill hop: one worker computes the prompt, another one answers from the KV cache that this leaves.
+"""The step *prefill*: one worker computes the prompt, another one answers from the KV cache that this leaves.
 
-Runs after admission and before a decode worker is chosen. There are two ways. A prefill worker that names a place to
+Runs after admission and before a decode worker is chosen. There are two kinds. A prefill worker that names a place to
 meet is asked in the background, and the decode worker at once: the two engines move the cache between themselves. Of
 any other the answer is awaited, and its `disaggregated_params` are handed to the decode worker.
 """
@@ -19,9 +19,10 @@ from dynamo_core.contracts.call import Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
-from dynamo_core.dispatch.execution.connect import Connector, down, lost_on_the_wire, retryable
-from dynamo_core.dispatch.execution.execution import Attempts, Deadlines, Leg
-from dynamo_core.dispatch.execution.response_stream import FlushQueue
+from dynamo_core.dispatch.execution.connect import Connector, Hop, down, lost_on_the_wire, retryable
+from dynamo_core.dispatch.execution.execution import RequestExecution
+from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_core.dispatch.execution.timeouts import Backoff, Deadlines
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import BackendError, Cancelled, DynamoError, ServiceOverloaded
 from dynamo_core.protocol.annotated import Annotated
@@ -45,13 +46,8 @@ ROOMS = 2**63
 #: Seconds that a prefill worker may take to end by itself once the answer is complete.
 SETTLE = 1.0
 
-#: Seconds before a prefilled request asks the decode workers again when all of them were busy; doubled each time, up to
-#: the second.
-FIRST_WAIT = 0.05
-LAST_WAIT = 1.0
 
-
-class PrefillHop:
+class PrefillStep:
     """Leads requests over two workers. Holds no state of a single request."""
 
     def __init__(self, connector: Connector, flush: FlushQueue, deadlines: Deadlines) -> None:
@@ -60,13 +56,12 @@ class PrefillHop:
         self._deadlines = deadlines
         self._tasks = TaskSet()
 
-    async def open(
+    async def run(
         self,
-        attempts: Attempts,
+        execution: RequestExecution,
         request: PreprocessedRequest,
-        ctx: EngineContext,
-        prefill: WorkerGroup,
-        decode: WorkerGroup,
+        prefill_group: WorkerGroup,
+        decode_group: WorkerGroup,
         *,
         excluded: frozenset[int] = frozenset(),
         last: DynamoError | None = None,
@@ -76,145 +71,140 @@ class PrefillHop:
         `excluded` are workers of either group that are not asked. `last` is why the one failed that was asked before.
 
         Raises:
-            DynamoError: the refusal or failure of either worker. What the hop held has been given back.
+            DynamoError: the refusal or failure of either worker. What the step held has been given back.
         """
-        hop = _Prefill(request, excluded)
-        routing = RoutingRequest(request, ctx.id, excluded, Phase.PREFILL)
+        prefill = _Prefill(execution, request, excluded)
         try:
-            await self._prefill(hop, attempts, routing, ctx, prefill, last)
-            if hop.answered:
-                await hop.leg.stream.aclose()
-                hop.answer(attempts)
+            await self._compute(prefill, prefill_group, last)
+            if prefill.answered:
+                await prefill.stream.aclose()
+                prefill.answer()
             else:
-                await self._decode(hop, attempts, routing, ctx, decode, last)
+                await self._decode(prefill, decode_group, last)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError | Cancelled) and not attempts.placed and hop.left_behind():
-                self._tasks.spawn(self._release(hop, routing, ctx, decode), name=f"release-{ctx.id}")
-            await hop.leg.stream.aclose()
+            given_up = isinstance(error, asyncio.CancelledError | Cancelled) and not execution.stream.placed
+            if given_up and prefill.left_behind():
+                self._tasks.spawn(self._release(prefill, decode_group), name=f"release-{execution.ctx.id}")
+            await prefill.stream.aclose()
             raise
 
     async def aclose(self) -> None:
         """Ends the cleaning up after requests that were given up."""
         await self._tasks.aclose()
 
-    async def _prefill(
-        self,
-        hop: _Prefill,
-        attempts: Attempts,
-        routing: RoutingRequest,
-        ctx: EngineContext,
-        group: WorkerGroup,
-        last: DynamoError | None,
-    ) -> None:
+    async def _compute(self, prefill: _Prefill, group: WorkerGroup, last: DynamoError | None) -> None:
         """Returns once the prompt has been prefilled, or once a worker with a place to meet has accepted it."""
+        execution, routing = prefill.execution, prefill.routing
         while True:
-            hop.leg = leg = Leg(GENERATE.merge, self._flush, label="p", stall=attempts.stall)
-            leg.workers = attempts.prefill_workers
-            leg.asked, leg.moved_from, leg.completed = attempts.prefills, attempts.moved_from, attempts.completed
-            attempts.after(leg)
-            try:
-                await self._connector.connect(
-                    leg, GENERATE, hop.request, routing, ctx, group, prepare=hop.prepare, last=last
-                )
-            finally:
-                attempts.prefills = leg.asked
-            if hop.info is not None:
-                leg.stream.on_ready(lambda: hop.watch(attempts, ctx))
+            stream = ResponseStream(GENERATE.merge, self._flush, stall=execution.stall)
+            hop = prefill.start(stream)
+            await self._connector.connect(
+                hop, GENERATE, prefill.request, routing, execution.ctx, group, prepare=prefill.prepare, last=last
+            )
+            if prefill.info is not None:
+                stream.on_ready(prefill.watch)
                 return
             try:
-                async for item in leg.stream:
-                    hop.items.append(item)
+                await prefill.collect()
             except DynamoError as error:
-                if not retryable(error) or attempts.stream.ended:
+                if not retryable(error) or execution.stream.ended:
                     raise
-                routing.excluded |= {hop.instance_id}
+                routing.excluded |= {prefill.instance_id}
                 out_of_reach = lost_on_the_wire(error) and group.pool.instances.keys() <= routing.excluded
-                if leg.stream.started or out_of_reach:
+                if stream.started or out_of_reach:
                     # Both hops are done again, once a worker can be reached.
-                    attempts.culprit = hop.instance_id
+                    execution.blame(prefill.instance_id)
                     raise
                 # It said nothing: another one may do it.
-                await leg.stream.aclose()
+                await stream.aclose()
                 if down(error):
-                    group.pool.report_down(hop.instance_id)
+                    group.pool.report_down(prefill.instance_id)
                 last = error
             else:
-                hop.check()
+                prefill.check()
                 return
 
-    async def _decode(
-        self,
-        hop: _Prefill,
-        attempts: Attempts,
-        routing: RoutingRequest,
-        ctx: EngineContext,
-        group: WorkerGroup,
-        last: DynamoError | None,
-    ) -> None:
+    async def _decode(self, prefill: _Prefill, group: WorkerGroup, last: DynamoError | None) -> None:
         """Has a decode worker go on; waits for one while all are busy, as the prompt has been paid for."""
-        stream = attempts.stream
-        request = hop.continued()
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._deadlines.decode_wait
-        pause = FIRST_WAIT
+        execution = prefill.execution
+        hop, request = execution.answer, prefill.continued()
+        backoff = Backoff(self._deadlines.decode_wait)
         while True:
+            routing = prefill.decode_routing(request)
             try:
-                source = await self._connector.connect(
-                    attempts, GENERATE, request, hop.decode_routing(routing, request), ctx, group, last=last
-                )
+                source = await self._connector.connect(hop, GENERATE, request, routing, execution.ctx, group, last=last)
                 break
             except ServiceOverloaded as error:
-                if attempts.over is not None or loop.time() + pause > until:
-                    raise attempts.over or error from error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_WAIT)
-            attempts.workers.clear()
-        stream.prefill_instance_id = hop.instance_id
-        # From now on the grip on the answer is one on both workers.
-        attempts.after(None)
-        stream.regrip(_Both(source, hop.leg, attempts))
+                if hop.over is not None:
+                    raise hop.over from error
+                if not await backoff.pause():
+                    raise
+            hop.forget_asked()
+        execution.join(_BothCalls(source, prefill.stream, execution.stream), prefill.instance_id)
 
-    async def _release(self, hop: _Prefill, routing: RoutingRequest, ctx: EngineContext, group: WorkerGroup) -> None:
-        """Fetches the KV cache of a request that was given up, as the prefill worker keeps it until somebody has."""
-        request = hop.continued()
-        leg = Leg(GENERATE.merge, self._flush, label="r")
+    async def _release(self, prefill: _Prefill, group: WorkerGroup) -> None:
+        """Fetches the KV cache of a request that was given up, as the prefill worker keeps it until it is fetched."""
+        ctx, request = prefill.execution.ctx, prefill.continued()
+        stream = ResponseStream(GENERATE.merge, self._flush)
+        routing = prefill.decode_routing(request)
         apart = EngineContext(ctx.id, metadata=ctx.metadata)
         try:
             async with asyncio.timeout(self._deadlines.decode_wait):
-                await self._connector.connect(
-                    leg, GENERATE, request, hop.decode_routing(routing, request), apart, group
-                )
+                await self._connector.connect(Hop(stream, "r"), GENERATE, request, routing, apart, group)
                 # With the first token the cache has arrived.
-                await anext(leg.stream, None)
+                await anext(stream, None)
         except (DynamoError, TimeoutError) as error:
             log.warning("request %s: the KV cache of its prompt was left to the prefill worker: %s", ctx.id, error)
         finally:
-            await leg.stream.aclose()
+            await stream.aclose()
 
 
 class _Prefill:
-    """The first hop of one request."""
+    """The prompt of one request at a prefill worker: what the worker is asked, and what it has said."""
 
-    __slots__ = ("_asked", "_excluded", "info", "instance_id", "items", "leg", "rank", "request")
+    __slots__ = (
+        "_asked",
+        "_excluded",
+        "_items",
+        "_rank",
+        "execution",
+        "info",
+        "instance_id",
+        "request",
+        "routing",
+        "stream",
+    )
 
-    leg: Leg
+    stream: ResponseStream
 
-    def __init__(self, asked: PreprocessedRequest, excluded: frozenset[int]) -> None:
+    def __init__(self, execution: RequestExecution, asked: PreprocessedRequest, excluded: frozenset[int]) -> None:
+        self.execution = execution
+        self.routing = RoutingRequest(asked, execution.ctx.id, excluded, Phase.PREFILL)
         self._asked = asked
         self._excluded = excluded
         limits = msgspec.structs.replace(asked.stop_conditions, max_tokens=1)
         #: What a prefill worker is asked: the same, for one token.
         self.request = msgspec.structs.replace(asked, stop_conditions=limits)
         #: Everything the worker has said.
-        self.items: list[LLMEngineOutput] = []
+        self._items: list[LLMEngineOutput] = []
         #: The worker that was chosen last, its rank, and where it meets the decode worker, if it does.
         self.instance_id = 0
-        self.rank = 0
+        self._rank = 0
         self.info: BootstrapInfo | None = None
 
-    def prepare(self, route: Route, card: ModelCard) -> PreprocessedRequest:
+    def start(self, stream: ResponseStream) -> Hop:
+        """The hop for the next worker, over a new stream."""
+        self.stream = stream
+        return self.execution.start_prefill(stream)
+
+    async def collect(self) -> None:
+        """Takes all that the worker says."""
+        async for item in self.stream:
+            self._items.append(item)
+
+    def prepare(self, request: PreprocessedRequest, route: Route, card: ModelCard) -> PreprocessedRequest:
         """What the chosen worker is sent."""
-        self.instance_id, self.rank = route.instance.instance_id, route.dp_rank
+        self.instance_id, self._rank = route.instance.instance_id, route.dp_rank
         facts = card.runtime_config
         size = facts.data_parallel_size
         self.info = None
@@ -225,29 +215,29 @@ class _Prefill:
                 bootstrap_room=room(size, route.dp_rank - facts.data_parallel_start_rank),
             )
         # A wish for a rank is one about the decode worker's; this worker gets the rank that was chosen for it.
-        hints = self.request.routing
+        hints = request.routing
         if hints is not None or size > 1:
             hints = msgspec.structs.replace(hints or RoutingHints(), dp_rank=route.dp_rank if size > 1 else None)
-        return msgspec.structs.replace(self.request, routing=hints, bootstrap_info=self.info)
+        return msgspec.structs.replace(request, routing=hints, bootstrap_info=self.info)
 
     def continued(self) -> PreprocessedRequest:
         """What a decode worker is asked."""
         asked = self._asked
         hints = msgspec.structs.replace(
-            asked.routing or RoutingHints(), prefill_worker_id=self.instance_id, prefill_dp_rank=self.rank
+            asked.routing or RoutingHints(), prefill_worker_id=self.instance_id, prefill_dp_rank=self._rank
         )
         override = decode_override(asked)
         asked = msgspec.structs.replace(asked, routing=hints, router_config_override=override)
         if self.info is not None:
             return msgspec.structs.replace(asked, bootstrap_info=self.info)
-        result = PrefillResult(disaggregated_params=_params(self.items), prompt_tokens_details=self._details())
+        result = PrefillResult(disaggregated_params=_params(self._items), prompt_tokens_details=self._details())
         return msgspec.structs.replace(
-            asked, prefill_result=result, migration_link=_link(self.items) or asked.migration_link
+            asked, prefill_result=result, migration_link=_link(self._items) or asked.migration_link
         )
 
-    def decode_routing(self, routing: RoutingRequest, request: PreprocessedRequest) -> RoutingRequest:
+    def decode_routing(self, request: PreprocessedRequest) -> RoutingRequest:
         """For the choice of a decode worker, which is sent `request`."""
-        further = routing.in_phase(Phase.DECODE, request)
+        further = self.routing.in_phase(Phase.DECODE, request)
         further.excluded = self._excluded
         return further
 
@@ -260,7 +250,7 @@ class _Prefill:
         reason = self._reason()
         if reason is FinishReason.ERROR:
             raise BackendError.Unknown(self._message())
-        if not self.answered and _params(self.items) is None:
+        if not self.answered and _params(self._items) is None:
             raise BackendError.Unknown("No disaggregated params in prefill response")
 
     @property
@@ -274,76 +264,74 @@ class _Prefill:
         reason = self._reason()
         if reason is FinishReason.STOP:
             # Engines may end so whatever happened; what is handed over tells.
-            return _params(self.items) is None
+            return _params(self._items) is None
         return reason in (FinishReason.EOS, FinishReason.CANCELLED, FinishReason.CONTENT_FILTER)
 
-    def answer(self, attempts: Attempts) -> None:
+    def answer(self) -> None:
         """Makes what the worker said the client's answer, without what was meant for a decode worker."""
-        stream = attempts.stream
-        sink = attempts.sink()
-        stream.instance_id = stream.prefill_instance_id = self.instance_id
-        for item in self.items:
+        sink = self.execution.answer.begin()
+        self.execution.stream.answered_by(self.instance_id)
+        for item in self._items:
             sink.data(msgspec.structs.replace(item, disaggregated_params=None))
         sink.event(Annotated.from_complete_final())
 
     def left_behind(self) -> bool:
         """Whether the prompt has been prefilled, so that the worker keeps its KV cache for a decode worker."""
-        stream = self.leg.stream
-        self.items += stream.take()
+        stream = self.stream
+        self._items += stream.take()
         if not stream.ended or stream.error is not None or self._reason() is FinishReason.ERROR:
             return False
-        return self.info is not None or (not self.answered and _params(self.items) is not None)
+        return self.info is not None or (not self.answered and _params(self._items) is not None)
 
-    def watch(self, attempts: Attempts, ctx: EngineContext) -> None:
+    def watch(self) -> None:
         """Something came from a worker that is met by the decode worker: if it has failed, so does the request."""
-        stream = self.leg.stream
-        self.items += stream.take()
+        self._items += self.stream.take()
         reason = self._reason()
-        error = stream.error
+        error = self.stream.error
         if reason is FinishReason.ERROR:
             error = BackendError.Unknown(self._message())
         elif reason is FinishReason.CANCELLED:
             error = BackendError.Unknown("the prefill worker gave the request up")
-        if error is not None and not ctx.is_stopped():
-            attempts.lose(error, self.instance_id)
+        if error is not None and not self.execution.ctx.is_stopped():
+            self.execution.fail_attempt(error, self.instance_id)
 
     def _reason(self) -> FinishReason | None:
-        return self.items[-1].finish_reason if self.items else None
+        return self._items[-1].finish_reason if self._items else None
 
     def _message(self) -> str:
-        return self.items[-1].error_message or "the engine gave no reason"
+        return self._items[-1].error_message or "the engine gave no reason"
 
     def _details(self) -> dict[str, int] | None:
-        usage = self.items[-1].completion_usage
+        usage = self._items[-1].completion_usage
         return None if usage is None or usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
 
 
-class _Both(Source):
-    """The grip on the call of the decode worker and on that of the prefill worker before it."""
+class _BothCalls(Source):
+    """The source of the call of the decode worker, which ends that of the prefill worker before it as well."""
 
-    __slots__ = ("_attempts", "_decode", "_prefill")
+    __slots__ = ("_answer", "_decode", "_prefill")
 
-    def __init__(self, decode: Source, prefill: Leg, attempts: Attempts) -> None:
+    def __init__(self, decode: Source, prefill: ResponseStream, answer: ResponseStream) -> None:
         self._decode = decode
         self._prefill = prefill
-        self._attempts = attempts
+        self._answer = answer
 
     async def aclose(self) -> None:
-        answer, before = self._attempts.stream, self._prefill.stream
-        before.on_ready(None)
+        answer, prefill = self._answer, self._prefill
+        prefill.on_ready(None)
         try:
             if not answer.ended or answer.error is not None:
                 # Before the first wait, so that both are told at once.
                 self._stop_prefill()
             await self._decode.aclose()
-            if not before.ended:
+            if not prefill.ended:
                 # The answer is whole; what the prefill worker still says is under way.
                 with suppress(DynamoError, TimeoutError):
                     async with asyncio.timeout(SETTLE):
-                        async for _ in before:
+                        async for _ in prefill:
                             pass
         finally:
-            await before.aclose()
+            await prefill.aclose()
 
     def stop(self) -> None:
         self._decode.stop()
@@ -356,9 +344,8 @@ class _Both(Source):
         self._decode.resume()
 
     def _stop_prefill(self) -> None:
-        before = self._prefill.stream
-        before.on_ready(None)
-        before.fail(Cancelled("the request has ended"))
+        self._prefill.on_ready(None)
+        self._prefill.fail(Cancelled("the request has ended"))
 
 
 def decode_override(asked: PreprocessedRequest) -> RouterConfigOverride:

@@ -1,7 +1,7 @@
-"""`ResponseStream`: one per client request, from acceptance to close, whatever happens underneath.
+"""`ResponseStream`: one per client request, from acceptance to close, whatever becomes of its attempts.
 
-Transports push into the *inlet* of the current attempt; the reader takes everything that waits, merged. What arrives
-through an inlet that is no longer the current one is dropped.
+Transports push into the current `Attempt`; the reader takes everything that waits, merged. What arrives through an
+attempt that is no longer the current one is dropped.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from dynamo_core.contracts.call import Sink, Source
+from dynamo_core.contracts.call import Source
+from dynamo_core.dispatch.execution.route_span import RouteSpan
 from dynamo_core.dispatch.execution.timeouts import StallTimeout
+from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.errors import Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 
@@ -24,8 +26,6 @@ HIGH_WATER = 1024
 LOW_WATER = 256
 
 Merge = Callable[[Sequence[Any]], list[Any]]
-#: Makes of an item that arrives the one that the reader is to see.
-Adjust = Callable[[Any], Any]
 
 
 class FlushQueue:
@@ -54,54 +54,117 @@ class FlushQueue:
                 log.exception("a stream's reader failed")
 
 
-class Rescue(Protocol):
-    """What keeps a stream alive when an attempt has failed."""
+class StreamOwner(Protocol):
+    """What a stream that outlives its attempts belongs to: a `RequestExecution`."""
 
-    def lost(self, error: DynamoError) -> DynamoError | None:
+    def first_item(self) -> None:
+        """The current attempt has delivered its first item."""
+
+    def attempt_failed(self, error: DynamoError) -> DynamoError | None:
         """The current attempt has failed. None if the stream is to stay open; else the error it ends with."""
 
-    def give_up(self) -> None:
-        """The stream has ended badly for another reason: nobody waits any more."""
+    def stream_ended(self, error: DynamoError | None) -> None:
+        """Nothing more will come. Called once, also while a slow reader still takes the rest."""
 
-    async def aclose(self) -> None:
-        """Returns when nothing of the rescue is under way. Safe twice."""
+    async def settle(self) -> None:
+        """Cancels what is under way for the stream, and returns when it has ended."""
+
+    def stream_closed(self) -> None:
+        """The reader has closed the stream. Called once."""
+
+
+class Attempt:
+    """One call at one worker: the sink where the transport puts what arrives, with the rule of ``complete_final``.
+
+    Holds a place on the load tracker, and a span, until it ends. That is when the stream ends, or sooner if the worker
+    refuses or fails.
+    """
+
+    __slots__ = ("_reservation", "_span", "_stream", "started")
+
+    def __init__(self, stream: ResponseStream, reservation: Reservation | None, span: RouteSpan | None) -> None:
+        self._stream = stream
+        self._reservation = reservation
+        self._span = span
+        #: Whether an item has come.
+        self.started = False
+
+    @property
+    def placed(self) -> bool:
+        """Whether it holds its place."""
+        return self._reservation is not None
+
+    def data(self, item: Any) -> None:
+        # Runs for every token: in one piece, without calls that would find nothing to do.
+        stream = self._stream
+        if stream._sink is not self:
+            return
+        items = stream._items
+        items.append(item)
+        if not self.started:
+            self._start()
+        waiting = len(items)
+        if waiting > HIGH_WATER and not stream._source_paused:
+            stream._balance()
+        if stream._callback is None or (waiting >= stream._gather and not stream._queued):
+            stream._wake()
+
+    def event(self, item: Annotated[Any]) -> None:
+        if self._stream._sink is self:
+            self._stream._take_event(item)
+
+    def closed(self, error: DynamoError | None) -> None:
+        if self._stream._sink is self:
+            self._stream._lose(error or StreamIncomplete("the stream ended before it was complete"))
+
+    def end(self, error: DynamoError | None) -> None:
+        """Returns what it holds. `error` says why it has failed, if it has. Safe twice."""
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.release()
+        span, self._span = self._span, None
+        if span is not None:
+            span.end(error)
+
+    def _start(self) -> None:
+        self.started = True
+        if self._reservation is not None:
+            self._reservation.first_item()
+        self._stream._begin()
 
 
 class ResponseStream:
     """The items of one answer. Has one reader, which iterates, or sets `on_ready` and uses `take`.
 
-    It ends well only after the flag that completes the stream. `on_end` runs once, as soon as the stream has ended or
-    is closed, so that what the request held is free even while a slow reader still takes the rest; `on_close` runs
-    once, in `aclose`. `observers` are told every batch that the reader takes. `rescue`, if there is one, is asked
-    before the failure of an attempt ends the stream.
+    It ends well only after the flag that completes the stream. What its attempt holds is returned as soon as it has
+    ended or is closed, even while a slow reader still takes the rest. `observe` is given every batch that the reader
+    takes. An `owner` may keep it open when an attempt fails.
     """
 
     __slots__ = (
         "_arrived",
-        "_began",
+        "_attempt",
         "_callback",
         "_close_done",
         "_ended",
         "_error",
         "_flush",
         "_gather",
-        "_inlet",
         "_items",
         "_merge",
         "_merged",
-        "_observers",
-        "_on_close",
-        "_on_end",
-        "_on_first",
+        "_observe",
+        "_owner",
         "_queued",
         "_reader_paused",
+        "_sink",
         "_source",
         "_source_paused",
         "_stall_timer",
         "_waiter",
+        "begun",
         "instance_id",
         "prefill_instance_id",
-        "rescue",
     )
 
     def __init__(
@@ -109,102 +172,108 @@ class ResponseStream:
         merge: Merge | None,
         flush: FlushQueue,
         *,
-        observers: Sequence[Callable[[Sequence[Any]], None]] = (),
-        on_end: Callable[[], None] | None = None,
-        on_close: Callable[[], None] | None = None,
+        owner: StreamOwner | None = None,
+        observe: Callable[[Sequence[Any]], None] | None = None,
         stall: StallTimeout | None = None,
     ) -> None:
         self._merge = merge
         self._flush = flush
-        self._on_end = on_end
-        self._on_close = on_close
-        self._on_first: Callable[[], None] | None = _nothing
-        self._observers: Sequence[Callable[[Sequence[Any]], None]] = tuple(observers)
+        self._owner = owner
+        self._observe = observe
         self._items: deque[Any] = deque()
         self._merged: deque[Any] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._callback: Callable[[], None] | None = None
         self._gather = 1
         self._queued = False
-        self._inlet: _Inlet | None = None
+        #: The attempt that holds a place, and the one whose items count: None once it has ended.
+        self._attempt: Attempt | None = None
+        self._sink: Attempt | None = None
         self._source: Source | None = None
         self._reader_paused = False
         self._source_paused = False
         self._ended = False
-        self._began = False
         self._error: DynamoError | None = None
         self._close_done: asyncio.Future[None] | None = None
         #: Items that were taken and events that came, over all attempts.
         self._arrived = 0
         self._stall_timer = None if stall is None else stall.timer(self)
-        #: The worker that serves the current attempt.
+        #: Whether any attempt has delivered data.
+        self.begun = False
+        #: The worker that serves the current attempt, and the one that computed its prompt, if that was another one.
         self.instance_id: int | None = None
-        #: The worker that computed its prompt, if that was another one's part.
         self.prefill_instance_id: int | None = None
-        #: Who is asked when an attempt fails.
-        self.rescue: Rescue | None = None
 
-    # The pipeline's side.
+    # For the execution.
 
-    def begin(self, on_first: Callable[[], None] | None = None, adjust: Adjust | None = None) -> Sink:
-        """The sink for a new attempt; whatever an earlier attempt still delivers is dropped from now on.
-
-        `on_first` is called when the attempt's first item of data arrives; `adjust` is given every item of data.
-        """
-        self._began = self.begun
-        self._on_first = on_first or _nothing
+    def begin(self, reservation: Reservation | None = None, span: RouteSpan | None = None) -> Attempt:
+        """A new attempt, which holds what is given; whatever an earlier one still delivers is dropped from now on."""
         self._source = None
         self._source_paused = False
-        self._inlet = inlet = _Inlet(self) if adjust is None else _AdjustingInlet(self, adjust)
-        return inlet
+        self._attempt = self._sink = attempt = Attempt(self, reservation, span)
+        if self._ended:
+            self._sink = None
+            attempt.end(self._error)
+        return attempt
 
     def attach(self, source: Source, instance_id: int) -> None:
-        """The attempt was accepted: `source` is the grip on it."""
+        """The worker has accepted the attempt; `source` controls the call."""
         self._source = source
         self.instance_id = instance_id
         if self._stall_timer is not None and not self._ended:
             self._stall_timer.start()
         self._balance()
 
-    def regrip(self, source: Source) -> None:
-        """Puts another grip in the place of the one that was attached, around which it was made."""
+    def replace_source(self, source: Source, prefill_instance_id: int) -> None:
+        """Attaches a source made around the one before, which covers the call of the prefill worker as well."""
         self._source = source
+        self.prefill_instance_id = prefill_instance_id
 
-    def let_go(self) -> Source | None:
-        """The grip on an attempt that has failed; it is the caller's from now on."""
+    def detach_source(self) -> Source | None:
+        """The source of an attempt that has failed; the caller closes it."""
         source, self._source = self._source, None
         self._source_paused = False
+        self.prefill_instance_id = None
         if self._stall_timer is not None:
             self._stall_timer.cancel()
         return source
 
-    def lose(self, error: DynamoError) -> None:
-        """The current attempt is of no use any more, although its own stream says nothing of it."""
+    def answered_by(self, instance_id: int) -> None:
+        """A prefill worker has given the whole answer; it was called over a stream of its own."""
+        self.instance_id = self.prefill_instance_id = instance_id
+
+    def release_attempt(self, error: DynamoError) -> None:
+        """The current attempt returns what it holds: its worker has not accepted it, or has failed."""
+        if self._attempt is not None:
+            self._attempt.end(error)
+
+    def fail_attempt(self, error: DynamoError) -> None:
+        """The current attempt is of no use any more, although its own call reports nothing."""
         if self._ended:
             return
-        self._inlet = None
+        self._sink = None
         if self._source is not None:
             self._source.stop()
-        self._lost(error)
+        self._lose(error)
 
     def fail(self, error: DynamoError) -> None:
         """Ends the stream badly, unless it has ended."""
         if self._ended:
             return
-        self._inlet = None
+        self._sink = None
         if self._source is not None:
             self._source.stop()
         self._end(error)
 
     @property
-    def started(self) -> bool:
-        """Whether the current attempt has delivered data."""
-        return self._on_first is None
+    def placed(self) -> bool:
+        """Whether a worker has the call, or is being asked, and nothing has ended it."""
+        return self._attempt is not None and self._attempt.placed
 
     @property
-    def begun(self) -> bool:
-        """Whether any attempt has delivered data."""
-        return self._began or self._on_first is None
+    def started(self) -> bool:
+        """Whether the current attempt has delivered data."""
+        return self._attempt is not None and self._attempt.started
 
     @property
     def arrived(self) -> int:
@@ -220,7 +289,7 @@ class ResponseStream:
         """The items that have arrived and not been taken, as they came."""
         return tuple(self._items)
 
-    # The reader's side.
+    # For the reader.
 
     def __aiter__(self) -> ResponseStream:
         return self
@@ -254,8 +323,8 @@ class ResponseStream:
                 batch = self._merge(batch)
         if self._source_paused:
             self._balance()
-        for observe in self._observers:
-            observe(batch)
+        if self._observe is not None:
+            self._observe(batch)
         return batch
 
     def on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
@@ -301,11 +370,10 @@ class ResponseStream:
             return
         self._close_done = asyncio.get_running_loop().create_future()
         self._callback = None
-        self._inlet = None
-        rescue, self.rescue = self.rescue, None
+        self._sink = None
         try:
-            if rescue is not None:
-                await rescue.aclose()
+            if self._owner is not None:
+                await self._owner.settle()
         finally:
             await self._close()
 
@@ -317,24 +385,35 @@ class ResponseStream:
         finally:
             self._items.clear()
             self._merged.clear()
-            # An observer knows the request, which knows the stream: the circle would keep both until the next search.
-            self._observers = ()
             self._end(Cancelled("the stream was closed"))
-            self._stall_timer = None
-            close, self._on_close = self._on_close, None
+            # These know the stream: circles would stay until the next search for them.
+            owner, self._owner = self._owner, None
+            self._observe = self._attempt = self._stall_timer = None
             try:
-                if close is not None:
-                    close()
+                if owner is not None:
+                    owner.stream_closed()
             finally:
                 if self._close_done is not None:
                     self._close_done.set_result(None)
 
-    # Below.
+    # For the current attempt.
 
-    def _lost(self, error: DynamoError) -> None:
-        rescue = self.rescue
-        if rescue is not None:
-            final = rescue.lost(error)
+    def _begin(self) -> None:
+        self.begun = True
+        if self._owner is not None:
+            self._owner.first_item()
+
+    def _take_event(self, item: Annotated[Any]) -> None:
+        self._arrived += 1
+        if item.is_error():
+            self._lose(item.to_error())
+        elif item.is_complete_final():
+            self._end(None)
+
+    def _lose(self, error: DynamoError) -> None:
+        self._sink = None
+        if self._owner is not None and self._close_done is None:
+            final = self._owner.attempt_failed(error)
             if final is None:
                 return
             error = final
@@ -345,14 +424,13 @@ class ResponseStream:
             return
         self._ended = True
         self._error = error
+        self._sink = None
         if self._stall_timer is not None:
             self._stall_timer.cancel()
-        rescue = self.rescue
-        if rescue is not None and error is not None:
-            rescue.give_up()
-        end, self._on_end = self._on_end, None
-        if end is not None:
-            end()
+        if self._attempt is not None:
+            self._attempt.end(error)
+        if self._owner is not None:
+            self._owner.stream_ended(error)
         self._wake()
 
     def _wake(self) -> None:
@@ -383,63 +461,3 @@ class ResponseStream:
         elif self._source_paused and not self._reader_paused and waiting <= LOW_WATER:
             self._source_paused = False
             source.resume()
-
-
-class _Inlet:
-    """Where the transport puts what arrives for one attempt. Holds the rule of ``complete_final``."""
-
-    __slots__ = ("_stream",)
-
-    def __init__(self, stream: ResponseStream) -> None:
-        self._stream = stream
-
-    def data(self, item: Any) -> None:
-        # Runs for every token: in one piece, without calls that would find nothing to do.
-        stream = self._stream
-        if stream._inlet is not self:
-            return
-        items = stream._items
-        items.append(item)
-        if stream._on_first is not None:
-            first, stream._on_first = stream._on_first, None
-            first()
-        waiting = len(items)
-        if waiting > HIGH_WATER and not stream._source_paused:
-            stream._balance()
-        if stream._callback is None or (waiting >= stream._gather and not stream._queued):
-            stream._wake()
-
-    def event(self, item: Annotated[Any]) -> None:
-        stream = self._stream
-        if stream._inlet is not self:
-            return
-        stream._arrived += 1
-        if item.is_error():
-            stream._inlet = None
-            stream._lost(item.to_error())
-        elif item.is_complete_final():
-            stream._inlet = None
-            stream._end(None)
-
-    def closed(self, error: DynamoError | None) -> None:
-        stream = self._stream
-        if stream._inlet is self:
-            stream._inlet = None
-            stream._lost(error or StreamIncomplete("the stream ended before it was complete"))
-
-
-class _AdjustingInlet(_Inlet):
-    """One whose items are changed before anybody sees them."""
-
-    __slots__ = ("_adjust",)
-
-    def __init__(self, stream: ResponseStream, adjust: Adjust) -> None:
-        super().__init__(stream)
-        self._adjust = adjust
-
-    def data(self, item: Any) -> None:
-        super().data(self._adjust(item))
-
-
-def _nothing() -> None:
-    return None

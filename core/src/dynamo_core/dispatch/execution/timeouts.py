@@ -6,12 +6,16 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
 from dynamo_core.errors import DynamoError, ResponseTimeout
 
 log = logging.getLogger(__name__)
+
+#: Seconds before the second try, doubled before each further one, up to the second.
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 
 #: A stream is checked so often in its stall timeout, and at least once in so many seconds. A worker that stalls is
 #: given up within the timeout and one such pause.
@@ -129,7 +133,7 @@ class Watched(Protocol):
     def source_paused(self) -> bool:
         """Whether the worker was asked to send no more for now."""
 
-    def lose(self, error: DynamoError) -> None:
+    def fail_attempt(self, error: DynamoError) -> None:
         """The current attempt has failed."""
 
 
@@ -191,6 +195,58 @@ class StallTimer:
         else:
             self._quiet += 1
             if self._quiet >= timeout.checks:
-                stream.lose(timeout.error(stream.instance_id))
+                stream.fail_attempt(timeout.error(stream.instance_id))
                 return
         self._number = timeout.timeouts.set(self._check)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Bounds of one request, in seconds, and how many more workers are tried while nothing of the answer is there."""
+
+    retries: int = 2
+    accept: float = 5.0
+    first_item: float = 300.0
+    total: float = 590.0
+    #: How long a prompt that has been prefilled waits for a decode worker that takes it.
+    decode_wait: float = 30.0
+    #: How long a request whose worker has failed waits for another one.
+    migration_wait: float = 20.0
+    #: Tokens of prompt and answer up to which a request can move in mid-answer; None: any number.
+    migration_max_seq_len: int | None = None
+    #: How long a worker that has accepted the request may send nothing; None: as long as its process and wire live.
+    stall: float | None = None
+
+
+class RequestTimeouts:
+    """The deadlines of all requests of a pipeline."""
+
+    __slots__ = ("deadlines", "first", "rest", "stall")
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        first = min(deadlines.first_item, deadlines.total)
+        self.deadlines = deadlines
+        #: Until the first item.
+        self.first = FixedTimeouts(first)
+        #: From then on.
+        self.rest = FixedTimeouts(deadlines.total - first)
+        #: Without output of a worker; None: no such deadline.
+        self.stall = None if deadlines.stall is None else StallTimeout(deadlines.stall)
+
+
+class Backoff:
+    """Pauses between tries, each twice as long as the one before, up to so many seconds in all."""
+
+    __slots__ = ("_pause", "_until")
+
+    def __init__(self, seconds: float) -> None:
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._pause = FIRST_PAUSE
+
+    async def pause(self) -> bool:
+        """Waits before the next try; False at once if that would take too long."""
+        if asyncio.get_running_loop().time() + self._pause > self._until:
+            return False
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, LAST_PAUSE)
+        return True

@@ -1,11 +1,18 @@
-"""What a request has been given so far: all that another worker needs to go on from there."""
+"""What a request has been given so far, and how another worker goes on from there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.request import TraceLink
+import msgspec
+
+from dynamo_core.contracts.call import Sink
+from dynamo_core.errors import DynamoError
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_core.protocol.records import ModelCard
+from dynamo_core.protocol.request import PreprocessedRequest, TraceLink
 
 
 class TokenLog:
@@ -91,3 +98,87 @@ class TokenLog:
         self._dropped += len(self.tokens)
         self.tokens.clear()
         self._most = 0
+
+
+class ContinuedSink:
+    """Makes what the next worker says a part of one answer: its counts are those of its own prompt and tokens."""
+
+    __slots__ = ("_before", "_cached_tokens", "_cum_log_probs", "_sink")
+
+    def __init__(self, sink: Sink, seen: TokenLog) -> None:
+        self._sink = sink
+        self._before = len(seen.tokens)
+        self._cached_tokens = seen.cached_tokens
+        self._cum_log_probs = seen.cum_log_probs
+
+    def data(self, item: LLMEngineOutput) -> None:
+        changes: dict[str, Any] = {}
+        usage = item.completion_usage
+        if usage is not None:
+            prompt = max(usage.prompt_tokens - self._before, 0)
+            answer = usage.completion_tokens + self._before
+            changes["completion_usage"] = CompletionUsage(
+                prompt_tokens=prompt,
+                completion_tokens=answer,
+                total_tokens=prompt + answer,
+                cached_tokens=self._cached_tokens,
+            )
+        if item.cum_log_probs is not None and self._cum_log_probs is not None:
+            changes["cum_log_probs"] = self._cum_log_probs + item.cum_log_probs
+        # A copy: engines may yield the same object to many.
+        self._sink.data(msgspec.structs.replace(item, **changes) if changes else item)
+
+    def event(self, item: Annotated[Any]) -> None:
+        self._sink.event(item)
+
+    def closed(self, error: DynamoError | None) -> None:
+        self._sink.closed(error)
+
+
+def migration_blocker(request: PreprocessedRequest, card: ModelCard) -> str | None:
+    """Why an answer to this request can never go on at another worker; None if it can."""
+    options = request.sampling_options
+    if card.model_input == "text":
+        return "its engine takes text"
+    if options.guided_decoding is not None:
+        return "its answer is guided, and the state of the guide is the engine's"
+    if (options.n or 1) > 1 or (options.best_of or 1) > 1 or options.use_beam_search:
+        return "its engine makes several answers at once"
+    return None
+
+
+def implied_finish_reason(
+    request: PreprocessedRequest, tokens: list[int], context_length: int | None
+) -> FinishReason | None:
+    """How an answer that has come as far as `tokens` has ended, if only its terminal is missing; else None."""
+    limits = request.stop_conditions
+    if limits.max_tokens is not None and len(tokens) >= limits.max_tokens:
+        return FinishReason.LENGTH
+    if context_length is not None and len(request.token_ids) + len(tokens) >= context_length:
+        return FinishReason.LENGTH
+    if tokens and not limits.ignore_eos and len(tokens) >= (limits.min_tokens or 0):
+        if tokens[-1] in request.eos_token_ids:
+            return FinishReason.EOS
+        if tokens[-1] in (limits.stop_token_ids or ()) or tokens[-1] in (limits.stop_token_ids_hidden or ()):
+            return FinishReason.STOP
+    return None
+
+
+def continued(request: PreprocessedRequest, seen: TokenLog) -> PreprocessedRequest:
+    """What a worker is asked so that it goes on after the tokens that were seen."""
+    limits, count = request.stop_conditions, len(seen.tokens)
+    return msgspec.structs.replace(
+        request,
+        token_ids=[*request.token_ids, *seen.tokens],
+        stop_conditions=msgspec.structs.replace(
+            limits,
+            max_tokens=_less(limits.max_tokens, count),
+            min_tokens=_less(limits.min_tokens, count),
+            max_thinking_tokens=_less(limits.max_thinking_tokens, count),
+        ),
+        migration_link=seen.link or request.migration_link,
+    )
+
+
+def _less(limit: int | None, count: int) -> int | None:
+    return None if limit is None else max(limit - count, 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.dispatch.execution.timeouts import StallTimeout
+from dynamo_core.dispatch.execution.timeouts import StallTimeout, StallTimer
 from dynamo_core.errors import CannotConnect, Disconnected, ResponseTimeout, Unavailable
 from dynamo_core.protocol.annotated import Annotated
 from hypothesis import given
@@ -174,7 +174,7 @@ class Silent:
 def test_exactly_so_many_silent_checks_in_a_row_give_a_worker_up(seconds: float, arrivals: list[bool]) -> None:
     async def run() -> None:
         timeout, stream = StallTimeout(seconds), Silent()
-        timer = timeout.timer(stream)
+        timer = StallTimer(timeout, stream)
         timer.start()
         silent = 0
         for arrives in arrivals:

@@ -118,13 +118,10 @@ class Hop:
         self.stream = stream
         self.moved_from, self.completed = after.moved_from, after.completed
 
-    def moves(self, moved_from: int | None, completed: int) -> None:
-        """The request leaves a worker that had accepted it."""
-        self.moved_from, self.completed = moved_from, completed
-
-    def goes_on_after(self, seen: TokenLog) -> None:
-        """The next workers are asked to go on from there."""
-        self._seen = seen
+    def leave(self, worker: int | None, seen: TokenLog) -> None:
+        """A worker that had accepted has failed: the next one goes on from what was seen."""
+        self.moved_from, self.completed = worker, len(seen.tokens)
+        self._seen = None if seen.empty else seen
 
     def fails(self, error: DynamoError | None) -> None:
         """Notes why what is being placed is of no use any more; None: it is placed anew."""
@@ -258,19 +255,15 @@ class Connector:
                 raise
             error = refusal
         else:
-            return self._accepted(hop, source, group, instance_id)
+            hop.stream.attach(source, instance_id)
+            group.pool.report_up(instance_id)
+            if hop.stream.error is not None and not hop.stream.started:
+                raise hop.stream.error
+            return source
         finally:
             stage.leave(begun)
         self._refused(hop, error, routing, group, instance_id)
         return error
-
-    def _accepted(self, hop: Hop, source: Source, group: WorkerGroup, instance_id: int) -> Source:
-        stream = hop.stream
-        stream.attach(source, instance_id)
-        group.pool.report_up(instance_id)
-        if stream.ended and stream.error is not None and not stream.started:
-            raise stream.error
-        return source
 
     def _refused(
         self, hop: Hop, error: DynamoError, routing: RoutingRequest, group: WorkerGroup, instance_id: int

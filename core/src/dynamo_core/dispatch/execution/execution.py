@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from dynamo_core.contracts.admission import Permit
@@ -13,12 +13,11 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.dispatch.execution.connect import Hop, lost_on_the_wire, retryable
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.execution.timeouts import RequestTimeouts, StallTimeout
+from dynamo_core.dispatch.execution.timeouts import RequestTimeouts
 from dynamo_core.dispatch.execution.token_log import TokenLog
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import Cancelled, DeadlineExceeded, DynamoError, ResponseTimeout
 from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 
@@ -56,13 +55,11 @@ class RequestExecution:
         "_failed_worker",
         "_output_tokens",
         "_permit",
-        "_planner",
         "_policy",
         "_prior",
         "_recovery",
         "_running",
         "_timeout",
-        "_timeouts",
         "answer",
         "ctx",
         "endpoint",
@@ -71,11 +68,13 @@ class RequestExecution:
         "moves",
         "payload",
         "plan",
+        "planner",
         "prefill",
         "request",
         "retries",
         "state",
         "stream",
+        "timeouts",
         "unreached",
     )
 
@@ -101,6 +100,7 @@ class RequestExecution:
         self.endpoint = endpoint
         #: What a worker is sent if it is not the request itself.
         self.payload = payload
+        self.planner = planner
         self.plan = plan
         self.log = log
         #: Workers that have failed on the request, and those that were lost on the wire: they are asked again if there
@@ -110,7 +110,6 @@ class RequestExecution:
         #: How often workers have failed before anything of the answer was there, and how often it has moved after that.
         self.retries = 0
         self.moves = 0
-        self._planner = planner
         self._permit = permit
         self._policy = policy
         self._output_tokens = 0
@@ -121,16 +120,13 @@ class RequestExecution:
         self._recovery: asyncio.Task[None] | None = None
         #: What has to end before the stream is closed.
         self._closing: list[asyncio.Task[None]] = []
-        observe: Callable[[Sequence[Any]], None] | None = None
-        if log is not None:
-            observe = log.observe
-        elif endpoint is GENERATE:
-            observe = self._count
+        observe = log.observe if log is not None else self._count if endpoint is GENERATE else None
         self.stream = ResponseStream(endpoint.merge, flush, owner=self, observe=observe, stall=timeouts.stall)
         #: The call whose stream is the client's, and the one before it if a prefill worker computes the prompt.
         self.answer = Hop(self.stream, patient=patient)
         self.prefill: Hop | None = None
-        self._timeouts = timeouts
+        #: The deadlines of this and of all requests.
+        self.timeouts = timeouts
         self._running = timeouts.first
         self._timeout = timeouts.first.set(self._first_due)
 
@@ -188,12 +184,12 @@ class RequestExecution:
             self.answer.fails(error)
         return error is self.answer.failure
 
-    def detach_worker(self, error: DynamoError, completed: int) -> int | None:
-        """Leaves the worker that has failed, after so many tokens; returns the one to blame."""
+    def detach_worker(self, error: DynamoError, seen: TokenLog) -> int | None:
+        """Leaves the worker that has failed, after what was seen of the answer; returns the worker to blame."""
         failed = self.failed_worker
         self._failed_worker = None
         self.stream.release_attempt(error)
-        self.answer.moves(failed, completed)
+        self.answer.leave(failed, seen)
         source = self.stream.detach_source()
         if source is not None:
             self._closing.append(self._policy.tasks.spawn(source.aclose(), name=f"leave-{self.ctx.id}"))
@@ -206,7 +202,7 @@ class RequestExecution:
 
     def replan(self, excluded: Collection[int]) -> RoutePlan:
         """Plans anew, if possible with workers that are not excluded. Raises `Unavailable` if a role is missing."""
-        self.plan = self._planner.plan(excluded)
+        self.plan = self.planner.plan(excluded)
         return self.plan
 
     def forget_asked(self) -> None:
@@ -237,16 +233,6 @@ class RequestExecution:
     def failed_worker(self) -> int | None:
         """The worker to blame for the failure of the current attempt."""
         return self.stream.instance_id if self._failed_worker is None else self._failed_worker
-
-    @property
-    def card(self) -> ModelCard:
-        """The card of the model."""
-        return self._planner.card
-
-    @property
-    def stall(self) -> StallTimeout | None:
-        """For the streams of all hops."""
-        return self._timeouts.stall
 
     def workers_asked(self) -> tuple[Collection[int], ...]:
         """For each group of the plan, the workers that were asked."""
@@ -300,14 +286,14 @@ class RequestExecution:
     # The deadlines: one timeout until the first item, one from then on.
 
     def _first_due(self) -> None:
-        deadlines = self._timeouts.deadlines
+        deadlines = self.timeouts.deadlines
         if not self.stream.begun and deadlines.first_item < deadlines.total:
             self.stream.fail(ResponseTimeout(f"no answer began within {deadlines.first_item} s"))
         elif deadlines.first_item < deadlines.total:
-            self._running = self._timeouts.rest
+            self._running = self.timeouts.rest
             self._timeout = self._running.set(self._last_due)
         else:
             self._last_due()
 
     def _last_due(self) -> None:
-        self.stream.fail(DeadlineExceeded(f"the answer took longer than {self._timeouts.deadlines.total} s"))
+        self.stream.fail(DeadlineExceeded(f"the answer took longer than {self.timeouts.deadlines.total} s"))

@@ -12,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+import msgspec
+
 from dynamo_core.dispatch.execution.connect import down, exhausted, retryable
 from dynamo_core.dispatch.execution.execution import RequestExecution
 from dynamo_core.dispatch.execution.timeouts import Backoff, Deadlines
@@ -19,7 +21,7 @@ from dynamo_core.dispatch.execution.token_log import TokenLog, continued, implie
 from dynamo_core.dispatch.pools.worker_group import RoutePlan
 from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, usage
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
@@ -114,7 +116,7 @@ class Migrator:
         """See `RecoveryPolicy`."""
         if execution.ctx.is_stopped() or not retryable(error):
             return error
-        stream, card = execution.stream, execution.card
+        stream, card = execution.stream, execution.planner.card
         if execution.log is not None:
             seen = execution.log.with_ahead(stream.ahead())
         elif stream.begun:
@@ -142,7 +144,7 @@ class Migrator:
     # The step.
 
     async def _migrate(self, execution: RequestExecution, error: DynamoError, seen: TokenLog) -> None:
-        model = execution.card.name
+        model = execution.planner.card.name
         kind = NEW_REQUEST if seen.empty else ONGOING_REQUEST
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -174,7 +176,7 @@ class Migrator:
 
     def _leave(self, execution: RequestExecution, error: DynamoError, seen: TokenLog) -> None:
         """Detaches the worker that has failed."""
-        failed = execution.detach_worker(error, len(seen.tokens))
+        failed = execution.detach_worker(error, seen)
         if failed is not None and down(error):
             for group in execution.plan:
                 group.pool.report_down(failed)
@@ -191,12 +193,11 @@ class Migrator:
         """Returns once another worker has accepted, or nothing is left to be said."""
         request = execution.request
         if not seen.empty:
-            reason = implied_finish_reason(request, seen.tokens, execution.card.context_length)
+            reason = implied_finish_reason(request, seen.tokens, execution.planner.card.context_length)
             if reason is not None:
                 _finish(execution, reason, seen)
                 return
             request = continued(request, seen)
-            execution.answer.goes_on_after(seen)
         backoff = Backoff(self._deadlines.migration_wait)
         # At first the others; then those as well that were lost on the wire, as it may be whole again.
         excluded = execution.failed | execution.unreached
@@ -228,15 +229,9 @@ class Migrator:
 def _finish(execution: RequestExecution, reason: FinishReason, seen: TokenLog) -> None:
     """Gives the terminal that the worker has not given."""
     prompt, answer = len(execution.request.token_ids), len(seen.tokens)
-    terminal = LLMEngineOutput(finish_reason=reason)
-    terminal.completion_usage = CompletionUsage(
-        prompt_tokens=prompt,
-        completion_tokens=answer,
-        total_tokens=prompt + answer,
-        cached_tokens=seen.cached_tokens,
-    )
+    counts = msgspec.structs.replace(usage(prompt, answer), cached_tokens=seen.cached_tokens)
     sink = execution.stream.begin()
-    sink.data(terminal)
+    sink.data(LLMEngineOutput(finish_reason=reason).with_usage(counts))
     sink.event(Annotated.from_complete_final())
 
 

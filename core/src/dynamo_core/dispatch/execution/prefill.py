@@ -96,7 +96,7 @@ class PrefillStep:
         """Returns once the prompt has been prefilled, or once a worker with a place to meet has accepted it."""
         execution, routing = prefill.execution, prefill.routing
         while True:
-            stream = ResponseStream(GENERATE.merge, self._flush, stall=execution.stall)
+            stream = ResponseStream(GENERATE.merge, self._flush, stall=execution.timeouts.stall)
             hop = prefill.start(stream)
             await self._connector.connect(
                 hop, GENERATE, prefill.request, routing, execution.ctx, group, prepare=prefill.prepare, last=last
@@ -364,14 +364,8 @@ def room(size: int, rank: int) -> int:
 
 
 def _params(items: Sequence[LLMEngineOutput]) -> object:
-    for item in reversed(items):
-        if item.disaggregated_params is not None:
-            return item.disaggregated_params
-    return None
+    return next((one.disaggregated_params for one in reversed(items) if one.disaggregated_params is not None), None)
 
 
 def _link(items: Sequence[LLMEngineOutput]) -> TraceLink | None:
-    for item in items:
-        if item.worker_trace_link is not None:
-            return item.worker_trace_link
-    return None
+    return next((one.worker_trace_link for one in items if one.worker_trace_link is not None), None)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from dynamo_core.contracts.call import Source
 from dynamo_core.dispatch.execution.route_span import RouteSpan
-from dynamo_core.dispatch.execution.timeouts import StallTimeout
+from dynamo_core.dispatch.execution.timeouts import StallTimeout, StallTimer
 from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.errors import Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
@@ -104,7 +104,7 @@ class Attempt:
         if not self.started:
             self._start()
         waiting = len(items)
-        if waiting > HIGH_WATER and not stream._source_paused:
+        if waiting > HIGH_WATER and not stream.source_paused:
             stream._balance()
         if stream._callback is None or (waiting >= stream._gather and not stream._queued):
             stream._wake()
@@ -146,8 +146,6 @@ class ResponseStream:
         "_attempt",
         "_callback",
         "_close_done",
-        "_ended",
-        "_error",
         "_flush",
         "_gather",
         "_items",
@@ -159,12 +157,14 @@ class ResponseStream:
         "_reader_paused",
         "_sink",
         "_source",
-        "_source_paused",
         "_stall_timer",
         "_waiter",
         "begun",
+        "ended",
+        "error",
         "instance_id",
         "prefill_instance_id",
+        "source_paused",
     )
 
     def __init__(
@@ -191,15 +191,17 @@ class ResponseStream:
         self._sink: Attempt | None = None
         self._source: Source | None = None
         self._reader_paused = False
-        self._source_paused = False
-        self._ended = False
-        self._error: DynamoError | None = None
         self._close_done: asyncio.Future[None] | None = None
         #: Items that were taken and events that came, over all attempts.
         self._arrived = 0
-        self._stall_timer = None if stall is None else stall.timer(self)
+        self._stall_timer = None if stall is None else StallTimer(stall, self)
         #: Whether any attempt has delivered data.
         self.begun = False
+        #: Whether nothing more will come, though what waits can still be taken; and why, if it ended badly.
+        self.ended = False
+        self.error: DynamoError | None = None
+        #: Whether the worker was asked to send no more for now, since the reader cannot keep up.
+        self.source_paused = False
         #: The worker that serves the current attempt, and the one that computed its prompt, if that was another one.
         self.instance_id: int | None = None
         self.prefill_instance_id: int | None = None
@@ -209,18 +211,18 @@ class ResponseStream:
     def begin(self, reservation: Reservation | None = None, span: RouteSpan | None = None) -> Attempt:
         """A new attempt, which holds what is given; whatever an earlier one still delivers is dropped from now on."""
         self._source = None
-        self._source_paused = False
+        self.source_paused = False
         self._attempt = self._sink = attempt = Attempt(self, reservation, span)
-        if self._ended:
+        if self.ended:
             self._sink = None
-            attempt.end(self._error)
+            attempt.end(self.error)
         return attempt
 
     def attach(self, source: Source, instance_id: int) -> None:
         """The worker has accepted the attempt; `source` controls the call."""
         self._source = source
         self.instance_id = instance_id
-        if self._stall_timer is not None and not self._ended:
+        if self._stall_timer is not None and not self.ended:
             self._stall_timer.start()
         self._balance()
 
@@ -232,7 +234,7 @@ class ResponseStream:
     def detach_source(self) -> Source | None:
         """The source of an attempt that has failed; the caller closes it."""
         source, self._source = self._source, None
-        self._source_paused = False
+        self.source_paused = False
         self.prefill_instance_id = None
         if self._stall_timer is not None:
             self._stall_timer.cancel()
@@ -249,7 +251,7 @@ class ResponseStream:
 
     def fail_attempt(self, error: DynamoError) -> None:
         """The current attempt is of no use any more, although its own call reports nothing."""
-        if self._ended:
+        if self.ended:
             return
         self._sink = None
         if self._source is not None:
@@ -258,7 +260,7 @@ class ResponseStream:
 
     def fail(self, error: DynamoError) -> None:
         """Ends the stream badly, unless it has ended."""
-        if self._ended:
+        if self.ended:
             return
         self._sink = None
         if self._source is not None:
@@ -280,11 +282,6 @@ class ResponseStream:
         """How many items and events have arrived so far, taken or not."""
         return self._arrived + len(self._items)
 
-    @property
-    def source_paused(self) -> bool:
-        """Whether the worker was asked to send no more for now, since the reader cannot keep up."""
-        return self._source_paused
-
     def ahead(self) -> Sequence[Any]:
         """The items that have arrived and not been taken, as they came."""
         return tuple(self._items)
@@ -300,9 +297,9 @@ class ResponseStream:
             merged.extend(self.take())
             if merged:
                 break
-            if self._ended:
-                if self._error is not None:
-                    raise self._error
+            if self.ended:
+                if self.error is not None:
+                    raise self.error
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -321,7 +318,7 @@ class ResponseStream:
             items.clear()
             if self._merge is not None:
                 batch = self._merge(batch)
-        if self._source_paused:
+        if self.source_paused:
             self._balance()
         if self._observe is not None:
             self._observe(batch)
@@ -335,23 +332,13 @@ class ResponseStream:
         """
         self._callback = callback
         self._gather = gather
-        if callback is not None and (self._items or self._ended):
+        if callback is not None and (self._items or self.ended):
             self._wake()
 
     @property
     def waiting(self) -> int:
         """How many items wait, before merging."""
         return len(self._items)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come; what waits can still be taken."""
-        return self._ended
-
-    @property
-    def error(self) -> DynamoError | None:
-        """Why the stream ended badly, once `ended`."""
-        return self._error
 
     def pause(self) -> None:
         """The reader cannot keep up: asks for no more until `resume`."""
@@ -420,10 +407,10 @@ class ResponseStream:
         self._end(error)
 
     def _end(self, error: DynamoError | None) -> None:
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
-        self._error = error
+        self.ended = True
+        self.error = error
         self._sink = None
         if self._stall_timer is not None:
             self._stall_timer.cancel()
@@ -435,7 +422,7 @@ class ResponseStream:
 
     def _wake(self) -> None:
         if self._callback is not None:
-            if not self._queued and (len(self._items) >= self._gather or self._ended):
+            if not self._queued and (len(self._items) >= self._gather or self.ended):
                 self._queued = True
                 self._flush.add(self._fire)
             return
@@ -455,9 +442,9 @@ class ResponseStream:
         if source is None:
             return
         waiting = len(self._items)
-        if not self._source_paused and (self._reader_paused or waiting > HIGH_WATER):
-            self._source_paused = True
+        if not self.source_paused and (self._reader_paused or waiting > HIGH_WATER):
+            self.source_paused = True
             source.pause()
-        elif self._source_paused and not self._reader_paused and waiting <= LOW_WATER:
-            self._source_paused = False
+        elif self.source_paused and not self._reader_paused and waiting <= LOW_WATER:
+            self.source_paused = False
             source.resume()

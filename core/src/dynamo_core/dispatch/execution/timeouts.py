@@ -122,16 +122,13 @@ class Timeout:
 class Watched(Protocol):
     """What a timer has to know of a stream."""
 
-    #: The worker that serves the current attempt.
+    #: The worker that serves the current attempt, and whether it was asked to send no more for now.
     instance_id: int | None
+    source_paused: bool
 
     @property
     def arrived(self) -> int:
         """How many items and events have arrived so far, whether the reader has taken them or not."""
-
-    @property
-    def source_paused(self) -> bool:
-        """Whether the worker was asked to send no more for now."""
 
     def fail_attempt(self, error: DynamoError) -> None:
         """The current attempt has failed."""
@@ -148,10 +145,6 @@ class StallTimeout:
         #: Checks in a row that find nothing new before a worker is given up.
         self.checks = math.ceil(seconds / pause)
         self.timeouts = FixedTimeouts(pause)
-
-    def timer(self, stream: Watched) -> StallTimer:
-        """A timer for a stream, not started yet."""
-        return StallTimer(self, stream)
 
     def error(self, instance_id: int | None) -> DynamoError:
         """Why a worker is given up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,11 +70,8 @@ class TokenLog:
 
     def with_ahead(self, items: Sequence[LLMEngineOutput]) -> TokenLog:
         """What this one will be when the reader has taken `items`, which have arrived."""
-        log = TokenLog(self._most)
-        log._dropped = self._dropped
-        log.tokens = self.tokens.copy()
-        log.link, log.finished, log.other = self.link, self.finished, self.other
-        log.cached_tokens, log.cum_log_probs = self.cached_tokens, self.cum_log_probs
+        log = copy.copy(self)
+        log._overlong, log.tokens = None, self.tokens.copy()
         log.observe(items)
         return log
 

@@ -38,7 +38,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 #: Has workers of a plan accept a request: not those given, after one that failed for the reason given.
 Place: TypeAlias = Callable[
-    [RequestExecution, RoutePlan, PreprocessedRequest, frozenset[int], DynamoError | None], Awaitable[None]
+    [RequestExecution, RoutePlan, PreprocessedRequest, frozenset[int], DynamoError | None], Awaitable[object]
 ]
 
 #: Seconds for which the log says nothing more of a worker that is lost for the same reason; how many such pairs it

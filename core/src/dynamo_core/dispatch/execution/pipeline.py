@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from dynamo_core.contracts.admission import Admission, Permit, Principal
@@ -162,19 +162,18 @@ class Pipeline:
             raise
         return stream
 
-    async def _place(
+    def _place(
         self,
         execution: RequestExecution,
         plan: RoutePlan,
         request: PreprocessedRequest,
         excluded: frozenset[int],
         last: DynamoError | None,
-    ) -> None:
-        """Returns once workers of `plan` have accepted; see `dynamo_core.dispatch.execution.migrate.Place`."""
+    ) -> Awaitable[object]:
+        """Awaits until workers of `plan` have accepted; see `dynamo_core.dispatch.execution.migrate.Place`."""
         if len(plan) > 1:
-            await self._prefill.run(execution, request, *plan, excluded=excluded, last=last)
-            return
+            return self._prefill.run(execution, request, *plan, excluded=excluded, last=last)
         ctx = execution.ctx
         sent = request if execution.payload is None else execution.payload
         routing = RoutingRequest(request, ctx.id, excluded)
-        await self._connector.connect(execution.answer, execution.endpoint, sent, routing, ctx, plan[0], last=last)
+        return self._connector.connect(execution.answer, execution.endpoint, sent, routing, ctx, plan[0], last=last)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.load import peer_load_sync, peer_loads
+from dynamo_core.dispatch.load import listening, peer_load_sync, peer_loads
 from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages, PeerLoadSync
 from dynamo_core.dispatch.load.peer_loads import EXPIRY
 from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
@@ -317,6 +317,7 @@ async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(
 ) -> None:
     monkeypatch.setattr(peer_load_sync, "REFRESH", 0.02)
     monkeypatch.setattr(peer_load_sync, "RETRY", 0.01)
+    monkeypatch.setattr(listening, "RETRY", 0.01)
     plane = Plane()
     leases = []
     lease_of = plane.directory.lease
@@ -343,6 +344,7 @@ async def test_a_directory_that_fails_at_first_is_asked_again(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_load_sync, "RETRY", 0.01)
+    monkeypatch.setattr(listening, "RETRY", 0.01)
     plane = Plane()
     lease_of, asked = plane.directory.lease, []
 

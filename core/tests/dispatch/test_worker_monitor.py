@@ -261,7 +261,7 @@ def test_a_full_worker_may_be_asked_again_once_it_tells_of_its_load() -> None:
 async def test_it_goes_on_after_what_cannot_be_read_and_after_the_plane_broke(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.load.monitor.RETRY", 0.001)
+    monkeypatch.setattr("dynamo_core.dispatch.load.listening.RETRY", 0.001)
     watched = Watched(Thresholds(0.5))
     watched.monitor.start()
     try:

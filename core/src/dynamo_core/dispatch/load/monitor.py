@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from typing import NamedTuple
 
 import msgspec
@@ -22,11 +20,11 @@ import msgspec
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core.dispatch.load.listening import listen
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.events import KV_METRICS, ActiveLoad
-from dynamo_core.protocol.left_out import LeftOut
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.protocol.reading import read
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -35,8 +33,6 @@ log = logging.getLogger(__name__)
 EXPIRY = 10.0
 #: Seconds between two looks for workers that are silent.
 SWEEP = 1.0
-#: Seconds before a broken event plane is tried again, varied by half.
-RETRY = 1.0
 
 Rank = tuple[int, int]
 #: Whether a worker of a model with these loads is busy.
@@ -68,14 +64,15 @@ class WorkerMonitor:
         self._rule = rule
         self._told: dict[Rank, _Told] = {}
         self._places: dict[int, Pool] = {}
-        self._unreadable = LeftOut(log, "a message about the load of worker")
         self._tasks = TaskSet()
         if rule is not None:
             tracker.on_load = self._placed
 
     def start(self) -> None:
         """Begins to listen."""
-        self._tasks.spawn(self._listen(), name="hear worker loads")
+        self._tasks.spawn(
+            listen(self._events, self._directory, KV_METRICS, self.apply, whose="worker"), name="receive worker loads"
+        )
         self._tasks.spawn(self._sweep(), name="expire worker loads")
 
     async def aclose(self) -> None:
@@ -119,12 +116,13 @@ class WorkerMonitor:
             if model is None or pool.model == model:
                 self._look(pool, instance_id)
 
-    def apply(self, payload: bytes, now: float) -> None:
-        """Takes in a message of a worker.
+    def apply(self, payload: bytes, now: float | None = None) -> None:
+        """Takes in a message of a worker, received at `now` by the loop's clock.
 
         Raises:
             Unreadable: it is none.
         """
+        now = asyncio.get_running_loop().time() if now is None else now
         heard = read(_decoder, payload)
         for load in heard:
             rank = (load.worker_id, load.dp_rank)
@@ -169,24 +167,6 @@ class WorkerMonitor:
         start, size = config.data_parallel_start_rank, config.data_parallel_size
         ranks = [self.load(instance_id, rank) for rank in range(start, start + size)]
         pool.set_busy(instance_id, self._rule(pool.model, ranks))
-
-    # Listening.
-
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                async with aclosing(self._events.subscribe(KV_METRICS, self._directory)) as events:
-                    async for source, _, payload in events:
-                        try:
-                            self.apply(payload, loop.time())
-                        except Unreadable as error:
-                            self._unreadable.warn(f"{source:016x}", error)
-                        else:
-                            self._unreadable.readable(f"{source:016x}")
-            except Exception as error:
-                log.warning("the loads of workers cannot be heard: %s", error)
-            await asyncio.sleep(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
 from collections.abc import Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 import msgspec
 
+from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane
+from dynamo_core.dispatch.load.listening import RETRY, listen
 from dynamo_core.dispatch.load.peer_loads import Rank
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.protocol.events import PLACED_LOADS, PlacedLoads
-from dynamo_core.protocol.left_out import LeftOut
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.protocol.reading import read
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 INTERVAL = 0.05
 #: Seconds after which everything is told, changed or not: a sign of life, and for those who missed something.
 REFRESH = 1.0
-#: Seconds before a broken event plane or directory is tried again, varied by half.
-RETRY = 1.0
 
 _decoder = msgspec.msgpack.Decoder(PlacedLoads)
 
@@ -97,14 +95,15 @@ class PeerLoadSync:
         self._peers = peers
         self._messages = PeerLoadMessages(tracker)
         self._changed = asyncio.Event()
-        self._unreadable = LeftOut(log, "a message about loads of frontend")
         self._tasks = TaskSet()
 
     def start(self) -> None:
         """Begins to tell and to listen."""
         self._tracker.on_change = self._note
         self._tasks.spawn(self._tell(), name="tell loads")
-        self._tasks.spawn(self._listen(), name="hear loads")
+        self._tasks.spawn(
+            listen(self._events, self._directory, PLACED_LOADS, self._receive, whose="frontend"), name="receive loads"
+        )
 
     async def aclose(self) -> None:
         """Tells the others that nothing is left here, and ends. Safe twice, and without `start`."""
@@ -126,7 +125,7 @@ class PeerLoadSync:
             except Exception as error:
                 log.warning("other frontends cannot be told of the loads here: %s", error)
             self._expire()
-            await asyncio.sleep(_varied(RETRY))
+            await asyncio.sleep(jitter(RETRY))
 
     async def _tell_under(self, lease: Lease) -> None:
         """Tells until the lease is lost."""
@@ -150,29 +149,10 @@ class PeerLoadSync:
             publisher.send(self._messages.farewell())
             await publisher.aclose()
 
-    async def _listen(self) -> None:
-        while True:
-            try:
-                async with aclosing(self._events.subscribe(PLACED_LOADS, self._directory)) as events:
-                    async for source, _, payload in events:
-                        self._receive(source, payload)
-            except Exception as error:
-                log.warning("the loads of other frontends cannot be heard: %s", error)
-            await asyncio.sleep(_varied(RETRY))
-
-    def _receive(self, source: int, payload: bytes) -> None:
-        try:
-            self._messages.apply(payload, asyncio.get_running_loop().time())
-        except Unreadable as error:
-            self._unreadable.warn(f"{source:016x}", error)
-        else:
-            self._unreadable.readable(f"{source:016x}")
+    def _receive(self, payload: bytes) -> None:
+        self._messages.apply(payload, asyncio.get_running_loop().time())
         self._peers(len(self._tracker.peers))
 
     def _expire(self) -> None:
         self._tracker.peers.expire(asyncio.get_running_loop().time())
         self._peers(len(self._tracker.peers))
-
-
-def _varied(seconds: float) -> float:
-    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - spreads retries, guards nothing

@@ -542,7 +542,7 @@ async def test_no_decode_worker_is_kept_for_a_prefill_that_failed_before_it_was_
 async def test_a_prefilled_request_waits_for_a_decode_worker_while_all_are_busy(
     house: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.execution.timeouts.FIRST_PAUSE", 0.0001)
+    monkeypatch.setattr("dynamo_core.backoff.FIRST_PAUSE", 0.0001)
     _, decoder = await pair(house, limits=ONE_AT_A_TIME)
     decoder.gate.clear()
     running = await house.generate([1])

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Iterator
+
+#: How long `Backoff` pauses at first and at most.
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 
 
 def jitter(seconds: float, least: float = 0.5, most: float = 1.5) -> float:
     """A random time between two multiples of `seconds`."""
     # No cryptography: it only spreads the processes over the time.
     return seconds * (least + (most - least) * random.random())  # noqa: S311
+
+
+def pauses(first: float, last: float) -> Iterator[float]:
+    """The pauses before each further attempt: doubled each time, up to `last`, and jittered."""
+    while True:
+        yield jitter(first)
+        first = min(2 * first, last)
+
+
+class Backoff:
+    """Pauses between the tries of one request: doubled each time, up to so many seconds in all."""
+
+    __slots__ = ("_pause", "_until")
+
+    def __init__(self, seconds: float) -> None:
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._pause = FIRST_PAUSE
+
+    async def pause(self) -> bool:
+        """Waits before the next try; False at once if that would take too long."""
+        if asyncio.get_running_loop().time() + self._pause > self._until:
+            return False
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, LAST_PAUSE)
+        return True

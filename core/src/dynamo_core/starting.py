@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from dynamo_core.backoff import jitter
+from dynamo_core.backoff import pauses
 from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ async def wait_for_store(
         CannotConnect: the server could not be used in time.
     """
     deadline = time.monotonic() + timeout
-    pause, told = FIRST_RETRY, set[str]()
+    waits, told = pauses(FIRST_RETRY, LAST_RETRY), set[str]()
     try:
         while True:
             try:
@@ -72,8 +72,7 @@ async def wait_for_store(
             if reason not in told:
                 told.add(reason)
                 log.warning("waiting up to %.0f s for %s: %s", left, what, reason)
-            await asyncio.sleep(min(left, jitter(pause)))
-            pause = min(2 * pause, LAST_RETRY)
+            await asyncio.sleep(min(left, next(waits)))
     finally:
         tell("")
 

@@ -30,8 +30,8 @@ OWN = [
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.execution.timeouts.FIRST_PAUSE", 0.0001)
-    monkeypatch.setattr("dynamo_core.dispatch.execution.timeouts.LAST_PAUSE", 0.0001)
+    monkeypatch.setattr("dynamo_core.backoff.FIRST_PAUSE", 0.0001)
+    monkeypatch.setattr("dynamo_core.backoff.LAST_PAUSE", 0.0001)
 
 
 async def called(stage: Any, count: int) -> None:

@@ -96,8 +96,8 @@ async def test_a_stream_that_ends_well_leaves_no_task(make_stage: Callable[..., 
 async def test_workers_that_were_busy_are_asked_again_however_often_it_takes(
     make_stage: Callable[..., Any], given: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.execution.timeouts.FIRST_PAUSE", 0.0001)
-    monkeypatch.setattr("dynamo_core.dispatch.execution.timeouts.LAST_PAUSE", 0.0001)
+    monkeypatch.setattr("dynamo_core.backoff.FIRST_PAUSE", 0.0001)
+    monkeypatch.setattr("dynamo_core.backoff.LAST_PAUSE", 0.0001)
     stage = make_stage(migration_wait=20)
     stream = await stage.generate()
     stage.transport.calls[0].give(given)

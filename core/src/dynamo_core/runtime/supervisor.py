@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import signal
 import socket
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from dynamo_core.backoff import pauses
 from dynamo_core.runtime.control import CUT, HURRY, LONGEST_REASON, READY, REASON, VARIABLE
 from dynamo_core.runtime.roles import FRONTEND, WORKERS
 from dynamo_core.runtime.signals import OVERDUE
@@ -190,7 +190,7 @@ class Supervisor:
         await self._tasks.aclose()
 
     async def _keep(self, part: Part) -> None:
-        pause, has_run = FIRST_PAUSE, False
+        waits, has_run = pauses(FIRST_PAUSE, LAST_PAUSE), False
         while not self._stopping.is_set():
             begun = self._clock()
             cause, code, served, reason = await self._live(part)
@@ -204,11 +204,10 @@ class Supervisor:
                     self._exit.set_result(f"{part.name} cannot run with this config: {reason or 'it said no more'}")
                 return
             if served and self._clock() - begun > HEALTHY_AFTER:
-                pause = FIRST_PAUSE
-            wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - spreads restarts, guards nothing
+                waits = pauses(FIRST_PAUSE, LAST_PAUSE)
+            wait = next(waits)
             log.warning("%s ended with %s; starting it again in %.1f s", part.name, cause, wait)
             await asyncio.sleep(wait)
-            pause = min(pause * 2, LAST_PAUSE)
 
     async def _live(self, part: Part) -> tuple[str, int | None, bool, str]:
         """One life of a part: why it ended, its exit code if it had one, whether it has served, and what it told."""

@@ -7,13 +7,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from dynamo_core.backoff import Backoff
 from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.dispatch.execution.response_stream import ResponseStream
 from dynamo_core.dispatch.execution.route_span import RouteSpan, route_span
-from dynamo_core.dispatch.execution.timeouts import Backoff, Deadlines, FixedTimeouts
+from dynamo_core.dispatch.execution.timeouts import Deadlines, FixedTimeouts
 from dynamo_core.dispatch.execution.token_log import ContinuedSink, TokenLog
 from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup

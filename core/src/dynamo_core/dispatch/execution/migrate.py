@@ -14,9 +14,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from dynamo_core.backoff import Backoff
 from dynamo_core.dispatch.execution.connect import down, exhausted, retryable
 from dynamo_core.dispatch.execution.execution import RequestExecution
-from dynamo_core.dispatch.execution.timeouts import Backoff, Deadlines
+from dynamo_core.dispatch.execution.timeouts import Deadlines
 from dynamo_core.dispatch.execution.token_log import TokenLog, continued, implied_finish_reason, migration_blocker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan
 from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
+from dynamo_core.backoff import Backoff
 from dynamo_core.contracts.call import Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
@@ -22,7 +23,7 @@ from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.dispatch.execution.connect import Connector, Hop, down, lost_on_the_wire, retryable
 from dynamo_core.dispatch.execution.execution import RequestExecution
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.execution.timeouts import Backoff, Deadlines
+from dynamo_core.dispatch.execution.timeouts import Deadlines
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import BackendError, Cancelled, DynamoError, ServiceOverloaded
 from dynamo_core.protocol.annotated import Annotated

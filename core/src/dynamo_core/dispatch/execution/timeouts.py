@@ -1,4 +1,4 @@
-"""The times of a request: timeouts of one length, for which the loop has one timer; the stall timeout; the back-off."""
+"""The times of a request: timeouts of one length, for which the loop has one timer; the stall timeout; deadlines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from typing import Protocol
 from dynamo_core.errors import DynamoError, ResponseTimeout
 
 log = logging.getLogger(__name__)
-
-#: Seconds before the second try, doubled before each further one, up to the second.
-FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 
 #: A stream is checked so often in its stall timeout, and at least once in so many seconds. A worker that stalls is
 #: given up within the timeout and one such pause.
@@ -225,21 +222,3 @@ class RequestTimeouts:
         self.rest = FixedTimeouts(deadlines.total - first)
         #: Without output of a worker; None: no such deadline.
         self.stall = None if deadlines.stall is None else StallTimeout(deadlines.stall)
-
-
-class Backoff:
-    """Pauses between tries, each twice as long as the one before, up to so many seconds in all."""
-
-    __slots__ = ("_pause", "_until")
-
-    def __init__(self, seconds: float) -> None:
-        self._until = asyncio.get_running_loop().time() + seconds
-        self._pause = FIRST_PAUSE
-
-    async def pause(self) -> bool:
-        """Waits before the next try; False at once if that would take too long."""
-        if asyncio.get_running_loop().time() + self._pause > self._until:
-            return False
-        await asyncio.sleep(self._pause)
-        self._pause = min(2 * self._pause, LAST_PAUSE)
-        return True

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from dynamo_core.backoff import pauses
 from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.router import Router
@@ -180,7 +180,7 @@ class Models:
     # Watching.
 
     async def _watch(self) -> None:
-        pauses = _pauses()
+        waits = pauses(FIRST_RETRY, LAST_RETRY)
         while True:
             try:
                 async with aclosing(self._discovery.watch("v1/")) as events:
@@ -188,11 +188,11 @@ class Models:
                     async for event in events:
                         self._apply(event, known)
                         if event.kind is WatchKind.SYNCED:
-                            pauses = _pauses()
+                            waits = pauses(FIRST_RETRY, LAST_RETRY)
             except Exception:
                 log.exception("the watch of discovery broke off")
             self.stale = True
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(waits))
 
     def _apply(self, event: WatchEvent, gone: set[str]) -> None:
         """Takes in one event. `gone` holds the workers of an earlier watch that this one has not shown yet."""
@@ -347,7 +347,7 @@ class Models:
 
     async def _open(self, model: Model, role: str) -> None:
         """Adds a role to a model; goes on as long as it has workers of that role."""
-        pauses = _pauses()
+        waits = pauses(FIRST_RETRY, LAST_RETRY)
         try:
             while self._models.get(model.name) is model and self._is_wanted(model, role):
                 group = await self._make_group(model.name, role)
@@ -359,7 +359,7 @@ class Models:
                     self._fit(model)
                     self._notify()
                     return
-                await self._changed_or(next(pauses))
+                await self._changed_or(next(waits))
         finally:
             self._opening.discard((model, role))
 
@@ -385,7 +385,7 @@ class Models:
 
     async def _load(self, name: str) -> None:
         """Makes the model from the first worker that can give its files; goes on as long as there are workers."""
-        pauses = _pauses()
+        waits = pauses(FIRST_RETRY, LAST_RETRY)
         try:
             while True:
                 candidates = list(self._of(name, ANSWERING))
@@ -399,7 +399,7 @@ class Models:
                         self._fit(model)
                         self._notify()
                         return
-                await self._changed_or(next(pauses))
+                await self._changed_or(next(waits))
         finally:
             del self._loading[name]
 
@@ -441,14 +441,6 @@ class Models:
     def _notify(self) -> None:
         event, self._changed = self._changed, asyncio.Event()
         event.set()
-
-
-def _pauses() -> Iterator[float]:
-    """How long to wait before each further try."""
-    pause = FIRST_RETRY
-    while True:
-        yield pause * random.uniform(0.5, 1.5)  # noqa: S311 - spreads retries, guards nothing
-        pause = min(pause * 2, LAST_RETRY)
 
 
 async def _close(router: Router) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from urllib.parse import quote, unquote
 
 import msgspec
 
+from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, WatchKind
 from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds, check_changes
 from dynamo_core.protocol.cards import check_model_name
@@ -150,7 +150,7 @@ class ThresholdBook:
                             self._take(event.key, event.value if event.kind is WatchKind.PUT else None, gone)
             except Exception:
                 log.exception("the watch of thresholds broke off")
-            await asyncio.sleep(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing
+            await asyncio.sleep(jitter(RETRY))
 
     def _take(self, key: str, value: bytes | None, gone: set[tuple[str, str]]) -> None:
         """Takes in one record; None: it is no more."""

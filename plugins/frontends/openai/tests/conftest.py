@@ -64,12 +64,28 @@ class Call:
         self.ctx = ctx
         self.grip = Grip()
         self.released = asyncio.Event()
-        self.stream = ResponseStream(merge_outputs, FlushQueue(), on_close=self._release)
+        self.stream = ResponseStream(merge_outputs, FlushQueue(), owner=self)
         self.sink: Sink = self.stream.begin()
         self.stream.attach(self.grip, 7)
 
-    def _release(self) -> None:
+    # As the owner of its stream.
+
+    def first_item(self) -> None:
+        """Nothing is counted."""
+
+    def attempt_failed(self, error: DynamoError) -> DynamoError | None:
+        return error
+
+    def stream_ended(self, error: DynamoError | None) -> None:
+        """Nothing is held."""
+
+    async def settle(self) -> None:
+        """Nothing is under way."""
+
+    def stream_closed(self) -> None:
         self.released.set()
+
+    # As the worker.
 
     def say(self, text: str, **fields: Any) -> None:
         """Some tokens: the bytes of a text."""

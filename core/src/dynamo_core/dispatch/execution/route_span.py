@@ -40,7 +40,7 @@ class RouteSpan:
         """The attempt is over; `error` says why it failed, if it did."""
         span = self._span
         if self._ctx.is_stopped() or (error is not None and chain_has(error, Cancelled)):
-            # To be cancelled is nobody's error.
+            # Cancelling is not an error.
             span.set_attribute("request.outcome", "cancelled")
         elif error is None:
             span.set_attribute("request.outcome", "success")
@@ -60,7 +60,7 @@ def route_span(
     last: DynamoError | None,
     from_worker: int | None,
 ) -> RouteSpan | None:
-    """Opens the span below the one that `ctx.metadata` names; None if nobody records spans.
+    """Opens the span below the one that `ctx.metadata` names; None if no spans are recorded.
 
     `last` is why the attempt before this one failed, `from_worker` the worker that had it.
     """

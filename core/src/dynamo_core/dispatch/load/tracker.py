@@ -113,7 +113,7 @@ class LoadTracker:
         """Requests of this process that are active on all workers."""
         return sum(self._requests.values())
 
-    # For those who tell others.
+    # For the other frontends.
 
     def own_ranks(self) -> Collection[tuple[int, int]]:
         """Workers and ranks on which this process has requests."""

@@ -1,4 +1,4 @@
-"""Metrics that are looked up when somebody reads them: models and workers as they are now."""
+"""Metrics that are looked up when they are read: models and workers as they are now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_core.protocol.records import ModelCard, RequestRecord
 
 _WORKER = ("worker_id", "dp_rank", "worker_type")
 _ROLE = ("worker_id", "worker_type")
-#: The rank of a request to a worker with several: nobody above the pipeline is told.
+#: The rank of a request to a worker with several: nothing above the pipeline knows it.
 _ANY_RANK = "any"
 
 _CARD = {

@@ -152,7 +152,7 @@ class Model:
         """The group of a request that one worker answers.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: no worker answers.
         """
         model = self._now()
         group = model._aggregated or model._decode

@@ -159,7 +159,7 @@ class Models:
         return (DECODE,) if any(self._of(name, (PREFILL,))) else ()
 
     def instances(self) -> Sequence[Instance]:
-        """All workers that can be routed to, and the prefill workers that wait for somebody to answer."""
+        """All workers that can be routed to, and the prefill workers that wait for a worker that answers."""
         instances = [instance for model in self.list() for instance in model.instances()]
         for worker in self._workers.values():
             card, instance = worker.card, worker.instance

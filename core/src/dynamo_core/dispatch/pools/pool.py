@@ -16,8 +16,8 @@ FULL_TIME = 1.0
 class Pool:
     """A versioned view of workers, as discovery shows them; see `dynamo_core.contracts.router.PoolView`.
 
-    A worker may be *down* (calls fail), *busy* (whoever watches the loads says so) or *full* (it has just refused a
-    request). Nobody is sent to a busy one; one that is down or full is left to those who have no other.
+    A worker may be *down* (calls fail), *busy* (by the loads that are watched) or *full* (it has just refused a
+    request). A busy one gets no requests; one that is down or full gets those for which there is no other.
     """
 
     def __init__(self, model: str, role: str) -> None:
@@ -55,7 +55,7 @@ class Pool:
         """Workers that may be routed to now, in order of registration.
 
         One that was reported down is left out for a while, unless all others are excluded or down as well. One that was
-        reported full is left out for a moment, unless nobody is excluded and all others are down, busy or full as well:
+        reported full is left out for a moment, unless no worker is excluded and all others are down, busy or full as well:
         then it is asked once more, as it may have room by now.
         """
         if self._down or self._full:

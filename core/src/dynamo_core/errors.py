@@ -308,6 +308,24 @@ def chain_has(error: BaseException, *types: type[BaseException]) -> bool:
     return any(isinstance(link, types) for link in chain(error))
 
 
+def retryable(error: BaseException) -> bool:
+    """Whether another worker may do what this one refused or failed to do."""
+    return isinstance(error, (*LOST_WORKER, WorkerOverloaded)) and not chain_has(error, InvalidArgument, Cancelled)
+
+
+def blames_worker(error: BaseException) -> bool:
+    """Whether a failure says that its worker will not do for other requests either, rather than for this one."""
+    if isinstance(error, BackendError):
+        return isinstance(error, EngineShutdown)
+    return isinstance(error, LOST_WORKER) and not isinstance(error, StreamIncomplete)
+
+
+def lost_on_the_wire(error: BaseException) -> bool:
+    """Whether a failure is one of the wire to a worker, so that the same worker may do once it is reached again."""
+    wire = (CannotConnect, ConnectionTimeout, Disconnected, StreamIncomplete)
+    return isinstance(error, wire) and not isinstance(error, BackendError)
+
+
 def as_backend_error(error: BaseException) -> DynamoError:
     """What an engine raised, as an error of this tree: a `DynamoError` as it is, anything else as Backend(Unknown)."""
     if isinstance(error, DynamoError):

@@ -12,9 +12,8 @@ from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.execution.execution import ExecutionState, RequestExecution
+from dynamo_core.dispatch.execution.execution import Deadlines, ExecutionState, RequestExecution, RequestTimeouts
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.execution.timeouts import Deadlines, RequestTimeouts
 from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.dispatch.pools.worker_group import RoutePlan
 from dynamo_core.errors import Cancelled, DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout

@@ -133,7 +133,7 @@ async def test_without_export_nothing_is_made(make_stage: MakeStage, monkeypatch
     def made(*_: Any, **__: Any) -> Any:
         raise AssertionError("a span")
 
-    monkeypatch.setattr("dynamo_core.dispatch.execution.route_span.start_span", made)
+    monkeypatch.setattr("dynamo_core.telemetry.route_span.start_span", made)
     stage = make_stage()
     stage.ctx.metadata["traceparent"] = f"00-{'a' * 32}-{'b' * 16}-01"
     stream = await stage.generate()

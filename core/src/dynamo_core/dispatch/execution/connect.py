@@ -8,125 +8,36 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dynamo_core.backoff import Backoff
-from dynamo_core.contracts.call import Endpoint, Sink, Source
+from dynamo_core.contracts.call import Endpoint, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.response_stream import ResponseStream
-from dynamo_core.dispatch.execution.route_span import RouteSpan, route_span
-from dynamo_core.dispatch.execution.timeouts import Deadlines, FixedTimeouts
-from dynamo_core.dispatch.execution.token_log import ContinuedSink, TokenLog
+from dynamo_core.dispatch.execution.execution import Deadlines, Hop
 from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import (
-    BackendError,
+    LOST_WORKER,
     Cancelled,
     CannotConnect,
     ConnectionTimeout,
-    Disconnected,
     DynamoError,
-    EngineShutdown,
-    InvalidArgument,
     ResponseTimeout,
     ServiceOverloaded,
-    StreamIncomplete,
     Unavailable,
     WorkerOverloaded,
-    chain_has,
+    blames_worker,
+    retryable,
 )
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
+from dynamo_core.telemetry.route_span import RouteSpan, route_span
 from dynamo_core.telemetry.stages import DISPATCH, ROUTE, Stages
-
-#: Failures after which another worker may do the same request.
-RETRYABLE = (
-    CannotConnect,
-    ConnectionTimeout,
-    Disconnected,
-    EngineShutdown,
-    ResponseTimeout,
-    StreamIncomplete,
-    WorkerOverloaded,
-)
-
-#: Failures of the wire to a worker. They say nothing of the worker itself: once it is reached again it may go on.
-WIRE = (CannotConnect, ConnectionTimeout, Disconnected, StreamIncomplete)
-
-#: Failures after which a worker is left alone for a while.
-DOWN = (CannotConnect, ConnectionTimeout, Disconnected, EngineShutdown, ResponseTimeout)
+from dynamo_core.timeouts import FixedTimeouts
 
 ROLES = (AGGREGATED, PREFILL, DECODE)
 
 #: Makes of a payload what a chosen worker is sent.
 Prepare: TypeAlias = Callable[[Any, Route, ModelCard], Any]
-
-
-class Hop:
-    """A call that is tried at one worker after the other until one accepts: its stream, and which workers were asked.
-
-    The hop of the answer has the client's stream; a prefill worker is called in a hop of its own. `label` tells the
-    attempts of the hop from those of the request's other hops. If `patient`, a worker is waited for while all are busy,
-    since the request has been let in as part of another.
-    """
-
-    __slots__ = ("_seen", "calls", "completed", "failure", "label", "moved_from", "patient", "stream", "workers")
-
-    def __init__(self, stream: ResponseStream, label: str = "", *, patient: bool = False) -> None:
-        self.stream = stream
-        self.label = label
-        self.patient = patient
-        #: The workers that were asked, except those that were full. The connector bounds their number.
-        self.workers: set[int] = set()
-        #: How many calls there have been in all.
-        self.calls = 0
-        #: The worker that had the call before, and how many tokens had come by then.
-        self.moved_from: int | None = None
-        self.completed = 0
-        #: Why the attempt that is being placed is of no use, although the stream stays open.
-        self.failure: DynamoError | None = None
-        #: What came before, of which the items of the next workers make one answer.
-        self._seen: TokenLog | None = None
-
-    @property
-    def over(self) -> DynamoError | None:
-        """Why there is no use in asking another worker, if there is none."""
-        return self.stream.error or self.failure
-
-    def begin(self, reservation: Reservation | None = None, span: RouteSpan | None = None) -> Sink:
-        """The sink for the worker that was chosen."""
-        attempt = self.stream.begin(reservation, span)
-        return attempt if self._seen is None else ContinuedSink(attempt, self._seen)
-
-    def ask(self, instance_id: int) -> int:
-        """Counts a worker that is about to be asked; returns how many calls there were before."""
-        self.workers.add(instance_id)
-        number, self.calls = self.calls, self.calls + 1
-        return number
-
-    def refused(self, instance_id: int, error: DynamoError) -> None:
-        """The worker has not accepted. One that is full does not count as asked: another one may have room."""
-        self.stream.release_attempt(error)
-        self.moved_from = instance_id
-        if isinstance(error, WorkerOverloaded):
-            self.workers.discard(instance_id)
-
-    def forget_asked(self) -> None:
-        """Workers that were asked may be asked again."""
-        self.workers.clear()
-
-    def reopen(self, stream: ResponseStream, after: Hop) -> None:
-        """Another round over a stream of its own; `after` says what the request has been through."""
-        self.stream = stream
-        self.moved_from, self.completed = after.moved_from, after.completed
-
-    def leave(self, worker: int | None, seen: TokenLog) -> None:
-        """A worker that had accepted has failed: the next one goes on from what was seen."""
-        self.moved_from, self.completed = worker, len(seen.tokens)
-        self._seen = None if seen.empty else seen
-
-    def fails(self, error: DynamoError | None) -> None:
-        """Notes why what is being placed is of no use any more; None: it is placed anew."""
-        self.failure = error
 
 
 class Connector:
@@ -271,7 +182,7 @@ class Connector:
     ) -> None:
         routing.excluded |= {instance_id}
         hop.refused(instance_id, error)
-        if down(error):
+        if blames_worker(error):
             group.pool.report_down(instance_id)
         elif isinstance(error, WorkerOverloaded):
             group.pool.report_full(instance_id)
@@ -315,28 +226,13 @@ def _asked_all(routing: RoutingRequest, group: WorkerGroup) -> bool:
     return all(instance_id in routing.excluded for instance_id in group.pool.instances)
 
 
-def down(error: DynamoError) -> bool:
-    """Whether a failure says that its worker will not do for others either, rather than for this request."""
-    return isinstance(error, DOWN) and (not isinstance(error, BackendError) or isinstance(error, EngineShutdown))
-
-
-def retryable(error: DynamoError) -> bool:
-    """Whether another worker may do what this one refused or failed to do."""
-    return isinstance(error, RETRYABLE) and not chain_has(error, InvalidArgument, Cancelled)
-
-
 def exhausted(last: DynamoError | None) -> DynamoError:
     """What the client is told when no worker is left to be asked, from why the last one failed."""
     if isinstance(last, WorkerOverloaded):
         return ServiceOverloaded(cause=last)
-    if isinstance(last, RETRYABLE):
+    if isinstance(last, LOST_WORKER):
         return Unavailable(_why_unavailable(last), cause=last)
     return last or Unavailable("no worker could be tried")
-
-
-def lost_on_the_wire(error: DynamoError) -> bool:
-    """Whether a failure is one of the wire to a worker, so that the same worker may do once it is reached again."""
-    return isinstance(error, WIRE) and not isinstance(error, BackendError)
 
 
 def _why_unavailable(last: DynamoError) -> str:

@@ -3,23 +3,255 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.call import Endpoint, Source
+from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
-from dynamo_core.dispatch.execution.connect import Hop, lost_on_the_wire, retryable
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.execution.timeouts import RequestTimeouts
-from dynamo_core.dispatch.execution.token_log import TokenLog
+from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
-from dynamo_core.errors import Cancelled, DeadlineExceeded, DynamoError, ResponseTimeout
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DynamoError,
+    ResponseTimeout,
+    WorkerOverloaded,
+    lost_on_the_wire,
+    retryable,
+)
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import CompletionUsage, LLMEngineOutput
+from dynamo_core.protocol.request import PreprocessedRequest, TraceLink
 from dynamo_core.tasks import TaskSet
+from dynamo_core.telemetry.route_span import RouteSpan
+from dynamo_core.timeouts import FixedTimeouts, StallTimeout
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Bounds of one request, in seconds, and how many more workers are tried while nothing of the answer is there."""
+
+    retries: int = 2
+    accept: float = 5.0
+    first_item: float = 300.0
+    total: float = 590.0
+    #: How long a prompt that has been prefilled waits for a decode worker that takes it.
+    decode_wait: float = 30.0
+    #: How long a request whose worker has failed waits for another one.
+    migration_wait: float = 20.0
+    #: Tokens of prompt and answer up to which a request can move in mid-answer; None: any number.
+    migration_max_seq_len: int | None = None
+    #: How long a worker that has accepted the request may send nothing; None: as long as its process and wire live.
+    stall: float | None = None
+
+
+class RequestTimeouts:
+    """The deadlines of all requests of a pipeline."""
+
+    __slots__ = ("deadlines", "first", "rest", "stall")
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        first = min(deadlines.first_item, deadlines.total)
+        self.deadlines = deadlines
+        #: Until the first item.
+        self.first = FixedTimeouts(first)
+        #: From then on.
+        self.rest = FixedTimeouts(deadlines.total - first)
+        #: Without output of a worker; None: no such deadline.
+        self.stall = None if deadlines.stall is None else StallTimeout(deadlines.stall)
+
+
+class TokenLog:
+    """Told every batch that the reader takes, over all attempts. Holds up to `most` tokens, then none at all.
+
+    `overlong` is called once, when there are more.
+    """
+
+    __slots__ = (
+        "_dropped",
+        "_most",
+        "_overlong",
+        "cached_tokens",
+        "cum_log_probs",
+        "finished",
+        "link",
+        "other",
+        "tokens",
+    )
+
+    def __init__(self, most: int | None = None, overlong: Callable[[], None] | None = None) -> None:
+        self._most = most
+        self._overlong = overlong
+        self._dropped = 0
+        self.tokens: list[int] = []
+        #: Where the last worker's span can be found.
+        self.link: TraceLink | None = None
+        #: Tokens of the prompt that the first worker found in its cache, if it has said so: what later ones say is made
+        #: to say the same.
+        self.cached_tokens: int | None = None
+        self.cum_log_probs: float | None = None
+        #: Whether the terminal item has come.
+        self.finished = False
+        #: Whether something came that is no token of a single answer, and so cannot be told to another worker.
+        self.other = False
+
+    def observe(self, batch: Sequence[LLMEngineOutput]) -> None:
+        """Takes down a batch."""
+        tokens = self.tokens
+        for item in batch:
+            tokens += item.token_ids
+            if item.delta is not None or item.index:
+                self.other = True
+            if item.worker_trace_link is not None:
+                self.link = item.worker_trace_link
+            if item.cum_log_probs is not None:
+                self.cum_log_probs = item.cum_log_probs
+            if item.completion_usage is not None:
+                self.cached_tokens = item.completion_usage.cached_tokens
+            if item.finish_reason is not None:
+                self.finished = True
+        if self._most is not None and len(tokens) > self._most:
+            self._drop()
+
+    def with_ahead(self, items: Sequence[LLMEngineOutput]) -> TokenLog:
+        """What this one will be when the reader has taken `items`, which have arrived."""
+        log = copy.copy(self)
+        log._overlong, log.tokens = None, self.tokens.copy()
+        log.observe(items)
+        return log
+
+    @property
+    def output_tokens(self) -> int:
+        """How many tokens came, held or not."""
+        return self._dropped + len(self.tokens)
+
+    @property
+    def overlong(self) -> bool:
+        """Whether there were too many to hold."""
+        return self._dropped > 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of an answer has come."""
+        return not (self.tokens or self._dropped or self.other or self.finished)
+
+    def _drop(self) -> None:
+        if not self._dropped and self._overlong is not None:
+            self._overlong()
+        self._dropped += len(self.tokens)
+        self.tokens.clear()
+        self._most = 0
+
+
+class ContinuedSink:
+    """Makes what the next worker says a part of one answer: its counts are those of its own prompt and tokens."""
+
+    __slots__ = ("_before", "_cached_tokens", "_cum_log_probs", "_sink")
+
+    def __init__(self, sink: Sink, seen: TokenLog) -> None:
+        self._sink = sink
+        self._before = len(seen.tokens)
+        self._cached_tokens = seen.cached_tokens
+        self._cum_log_probs = seen.cum_log_probs
+
+    def data(self, item: LLMEngineOutput) -> None:
+        changes: dict[str, Any] = {}
+        usage = item.completion_usage
+        if usage is not None:
+            prompt = max(usage.prompt_tokens - self._before, 0)
+            answer = usage.completion_tokens + self._before
+            changes["completion_usage"] = CompletionUsage(
+                prompt_tokens=prompt,
+                completion_tokens=answer,
+                total_tokens=prompt + answer,
+                cached_tokens=self._cached_tokens,
+            )
+        if item.cum_log_probs is not None and self._cum_log_probs is not None:
+            changes["cum_log_probs"] = self._cum_log_probs + item.cum_log_probs
+        # A copy: engines may yield the same object to many.
+        self._sink.data(msgspec.structs.replace(item, **changes) if changes else item)
+
+    def event(self, item: Annotated[Any]) -> None:
+        self._sink.event(item)
+
+    def closed(self, error: DynamoError | None) -> None:
+        self._sink.closed(error)
+
+
+class Hop:
+    """A call that is tried at one worker after the other until one accepts: its stream, and which workers were asked.
+
+    The hop of the answer has the client's stream; a prefill worker is called in a hop of its own. `label` tells the
+    attempts of the hop from those of the request's other hops. If `patient`, a worker is waited for while all are busy,
+    since the request has been let in as part of another.
+    """
+
+    __slots__ = ("_seen", "calls", "completed", "failure", "label", "moved_from", "patient", "stream", "workers")
+
+    def __init__(self, stream: ResponseStream, label: str = "", *, patient: bool = False) -> None:
+        self.stream = stream
+        self.label = label
+        self.patient = patient
+        #: The workers that were asked, except those that were full. The connector bounds their number.
+        self.workers: set[int] = set()
+        #: How many calls there have been in all.
+        self.calls = 0
+        #: The worker that had the call before, and how many tokens had come by then.
+        self.moved_from: int | None = None
+        self.completed = 0
+        #: Why the attempt that is being placed is of no use, although the stream stays open.
+        self.failure: DynamoError | None = None
+        #: What came before, of which the items of the next workers make one answer.
+        self._seen: TokenLog | None = None
+
+    @property
+    def over(self) -> DynamoError | None:
+        """Why there is no use in asking another worker, if there is none."""
+        return self.stream.error or self.failure
+
+    def begin(self, reservation: Reservation | None = None, span: RouteSpan | None = None) -> Sink:
+        """The sink for the worker that was chosen."""
+        attempt = self.stream.begin(reservation, span)
+        return attempt if self._seen is None else ContinuedSink(attempt, self._seen)
+
+    def ask(self, instance_id: int) -> int:
+        """Counts a worker that is about to be asked; returns how many calls there were before."""
+        self.workers.add(instance_id)
+        number, self.calls = self.calls, self.calls + 1
+        return number
+
+    def refused(self, instance_id: int, error: DynamoError) -> None:
+        """The worker has not accepted. One that is full does not count as asked: another one may have room."""
+        self.stream.release_attempt(error)
+        self.moved_from = instance_id
+        if isinstance(error, WorkerOverloaded):
+            self.workers.discard(instance_id)
+
+    def forget_asked(self) -> None:
+        """Workers that were asked may be asked again."""
+        self.workers.clear()
+
+    def reopen(self, stream: ResponseStream, after: Hop) -> None:
+        """Another round over a stream of its own; `after` says what the request has been through."""
+        self.stream = stream
+        self.moved_from, self.completed = after.moved_from, after.completed
+
+    def leave(self, worker: int | None, seen: TokenLog) -> None:
+        """A worker that had accepted has failed: the next one goes on from what was seen."""
+        self.moved_from, self.completed = worker, len(seen.tokens)
+        self._seen = None if seen.empty else seen
+
+    def fails(self, error: DynamoError | None) -> None:
+        """Notes why what is being placed is of no use any more; None: it is placed anew."""
+        self.failure = error
 
 
 class ExecutionState(enum.Enum):

@@ -15,12 +15,10 @@ from typing import TypeAlias
 import msgspec
 
 from dynamo_core.backoff import Backoff
-from dynamo_core.dispatch.execution.connect import down, exhausted, retryable
-from dynamo_core.dispatch.execution.execution import RequestExecution
-from dynamo_core.dispatch.execution.timeouts import Deadlines
-from dynamo_core.dispatch.execution.token_log import TokenLog, continued, implied_finish_reason, migration_blocker
+from dynamo_core.dispatch.execution.connect import exhausted
+from dynamo_core.dispatch.execution.execution import Deadlines, RequestExecution, TokenLog
 from dynamo_core.dispatch.pools.worker_group import RoutePlan
-from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable
+from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable, blames_worker, retryable
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, usage
 from dynamo_core.protocol.records import ModelCard
@@ -178,7 +176,7 @@ class Migrator:
     def _leave(self, execution: RequestExecution, error: DynamoError, seen: TokenLog) -> None:
         """Detaches the worker that has failed."""
         failed = execution.detach_worker(error, seen)
-        if failed is not None and down(error):
+        if failed is not None and blames_worker(error):
             for group in execution.plan:
                 group.pool.report_down(failed)
         self._losses.lost(failed, error)
@@ -247,3 +245,52 @@ def _unmovable(seen: TokenLog, moves: int, limit: int) -> str | None:
     if moves >= limit:
         return f"Migration limit exhausted after {moves} moves"
     return None
+
+
+def migration_blocker(request: PreprocessedRequest, card: ModelCard) -> str | None:
+    """Why an answer to this request can never go on at another worker; None if it can."""
+    options = request.sampling_options
+    if card.model_input == "text":
+        return "its engine takes text"
+    if options.guided_decoding is not None:
+        return "its answer is guided, and the state of the guide is the engine's"
+    if (options.n or 1) > 1 or (options.best_of or 1) > 1 or options.use_beam_search:
+        return "its engine makes several answers at once"
+    return None
+
+
+def implied_finish_reason(
+    request: PreprocessedRequest, tokens: list[int], context_length: int | None
+) -> FinishReason | None:
+    """How an answer that has come as far as `tokens` has ended, if only its terminal is missing; else None."""
+    limits = request.stop_conditions
+    if limits.max_tokens is not None and len(tokens) >= limits.max_tokens:
+        return FinishReason.LENGTH
+    if context_length is not None and len(request.token_ids) + len(tokens) >= context_length:
+        return FinishReason.LENGTH
+    if tokens and not limits.ignore_eos and len(tokens) >= (limits.min_tokens or 0):
+        if tokens[-1] in request.eos_token_ids:
+            return FinishReason.EOS
+        if tokens[-1] in (limits.stop_token_ids or ()) or tokens[-1] in (limits.stop_token_ids_hidden or ()):
+            return FinishReason.STOP
+    return None
+
+
+def continued(request: PreprocessedRequest, seen: TokenLog) -> PreprocessedRequest:
+    """What a worker is asked so that it goes on after the tokens that were seen."""
+    limits, count = request.stop_conditions, len(seen.tokens)
+    return msgspec.structs.replace(
+        request,
+        token_ids=[*request.token_ids, *seen.tokens],
+        stop_conditions=msgspec.structs.replace(
+            limits,
+            max_tokens=_less(limits.max_tokens, count),
+            min_tokens=_less(limits.min_tokens, count),
+            max_thinking_tokens=_less(limits.max_thinking_tokens, count),
+        ),
+        migration_link=seen.link or request.migration_link,
+    )
+
+
+def _less(limit: int | None, count: int) -> int | None:
+    return None if limit is None else max(limit - count, 0)

@@ -11,11 +11,10 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.router import PoolView, RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.dispatch.execution.connect import Connector
-from dynamo_core.dispatch.execution.execution import RequestExecution
+from dynamo_core.dispatch.execution.execution import Deadlines, RequestExecution, RequestTimeouts
 from dynamo_core.dispatch.execution.migrate import Migrator
 from dynamo_core.dispatch.execution.prefill import PrefillStep
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.execution.timeouts import Deadlines, RequestTimeouts
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import DynamoError, ServiceOverloaded

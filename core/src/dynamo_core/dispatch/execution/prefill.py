@@ -20,12 +20,19 @@ from dynamo_core.contracts.call import Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
-from dynamo_core.dispatch.execution.connect import Connector, Hop, down, lost_on_the_wire, retryable
-from dynamo_core.dispatch.execution.execution import RequestExecution
+from dynamo_core.dispatch.execution.connect import Connector
+from dynamo_core.dispatch.execution.execution import Deadlines, Hop, RequestExecution
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.execution.timeouts import Deadlines
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
-from dynamo_core.errors import BackendError, Cancelled, DynamoError, ServiceOverloaded
+from dynamo_core.errors import (
+    BackendError,
+    Cancelled,
+    DynamoError,
+    ServiceOverloaded,
+    blames_worker,
+    lost_on_the_wire,
+    retryable,
+)
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
@@ -118,7 +125,7 @@ class PrefillStep:
                     raise
                 # It said nothing: another one may do it.
                 await stream.aclose()
-                if down(error):
+                if blames_worker(error):
                     group.pool.report_down(prefill.instance_id)
                 last = error
             else:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dynamo_core.contracts.call import Source
-from dynamo_core.dispatch.execution.route_span import RouteSpan
-from dynamo_core.dispatch.execution.timeouts import StallTimeout, StallTimer
 from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.errors import Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.telemetry.route_span import RouteSpan
+from dynamo_core.timeouts import StallTimeout, StallTimer
 
 log = logging.getLogger(__name__)
 

@@ -55,8 +55,8 @@ class Pool:
         """Workers that may be routed to now, in order of registration.
 
         One that was reported down is left out for a while, unless all others are excluded or down as well. One that was
-        reported full is left out for a moment, unless no worker is excluded and all others are down, busy or full as well:
-        then it is asked once more, as it may have room by now.
+        reported full is left out for a moment, unless no worker is excluded and all others are down, busy or full as
+        well: then it is asked once more, as it may have room by now.
         """
         if self._down or self._full:
             self._forgive()

@@ -1,4 +1,4 @@
-"""The times of a request: timeouts of one length, for which the loop has one timer; the stall timeout; deadlines."""
+"""Timeouts of one length, for which the event loop has one timer; and the stall timeout, which is made of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
@@ -188,37 +187,3 @@ class StallTimer:
                 stream.fail_attempt(timeout.error(stream.instance_id))
                 return
         self._number = timeout.timeouts.set(self._check)
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Bounds of one request, in seconds, and how many more workers are tried while nothing of the answer is there."""
-
-    retries: int = 2
-    accept: float = 5.0
-    first_item: float = 300.0
-    total: float = 590.0
-    #: How long a prompt that has been prefilled waits for a decode worker that takes it.
-    decode_wait: float = 30.0
-    #: How long a request whose worker has failed waits for another one.
-    migration_wait: float = 20.0
-    #: Tokens of prompt and answer up to which a request can move in mid-answer; None: any number.
-    migration_max_seq_len: int | None = None
-    #: How long a worker that has accepted the request may send nothing; None: as long as its process and wire live.
-    stall: float | None = None
-
-
-class RequestTimeouts:
-    """The deadlines of all requests of a pipeline."""
-
-    __slots__ = ("deadlines", "first", "rest", "stall")
-
-    def __init__(self, deadlines: Deadlines) -> None:
-        first = min(deadlines.first_item, deadlines.total)
-        self.deadlines = deadlines
-        #: Until the first item.
-        self.first = FixedTimeouts(first)
-        #: From then on.
-        self.rest = FixedTimeouts(deadlines.total - first)
-        #: Without output of a worker; None: no such deadline.
-        self.stall = None if deadlines.stall is None else StallTimeout(deadlines.stall)

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.errors import (
-    Cancelled,
-    CannotConnect,
-    ConnectionTimeout,
-    Disconnected,
-    DynamoError,
-    EngineShutdown,
-    ResponseTimeout,
-    StreamIncomplete,
-    chain_has,
-)
+from dynamo_core.errors import LOST_WORKER, Cancelled, DynamoError, chain_has
 from dynamo_core.telemetry.spans import Span, Value, describe, recorded, start_span
 from dynamo_core.telemetry.tracing import TraceContext
-
-#: Failures that are the worker's, or of the way to it.
-GONE = (CannotConnect, ConnectionTimeout, Disconnected, EngineShutdown, ResponseTimeout, StreamIncomplete)
 
 
 class RouteSpan:
@@ -45,7 +32,7 @@ class RouteSpan:
         elif error is None:
             span.set_attribute("request.outcome", "success")
         else:
-            if isinstance(error, GONE):
+            if isinstance(error, LOST_WORKER):
                 span.set_attribute("request.outcome", "worker_disconnected")
             span.set_error(describe(error))
         span.end()

@@ -19,7 +19,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_the_board_agrees_with_a_plain_list_of_what_runs(steps: list[tuple[str, int, int, int]]) -> None:
+def test_the_tracker_agrees_with_a_plain_list_of_what_runs(steps: list[tuple[str, int, int, int]]) -> None:
     tracker = LoadTracker()
     running: list[tuple[Reservation, int, int, int]] = []
 

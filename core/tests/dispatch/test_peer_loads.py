@@ -270,7 +270,7 @@ async def eventually(condition: object) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_boards_that_share_see_each_others_requests_come_and_go(stack: AsyncExitStack) -> None:
+async def test_trackers_that_share_see_each_others_requests_come_and_go(stack: AsyncExitStack) -> None:
     plane = Plane()
     one, share = plane.share(stack)
     other, _ = plane.share(stack)
@@ -297,7 +297,7 @@ async def test_one_that_comes_late_is_told_of_what_runs_already(
     await eventually(lambda: late.requests(7) == 1)
 
 
-async def test_one_that_ends_leaves_nothing_on_the_others_boards_and_nobody_waits_for_that(
+async def test_one_that_ends_leaves_nothing_on_the_others_trackers_and_nobody_waits_for_that(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_loads, "EXPIRY", 3600)

@@ -76,13 +76,23 @@ class Connector:
             Cancelled: `ctx` was stopped; no worker has been asked since.
             DynamoError: the worker's own refusal, or why the hop's stream has ended meanwhile.
         """
+        stage, _ = self._stages[group.pool.role]
+        router = group.router
         backoff: Backoff | None = None
         while self._may_ask(hop, routing, group):
             if ctx.is_stopped():
                 raise Cancelled("the request was stopped before a worker accepted it", cause=last)
+            span = route_span(
+                ctx, router.NAME, hop.calls, tokens_completed=hop.completed, last=last, from_worker=hop.moved_from
+            )
+            begun = stage.enter()
             try:
-                route, span = await self._route(hop, routing, ctx, group, last)
-            except (ServiceOverloaded, Unavailable) as error:
+                route = await router.route(routing, group.pool)
+            except BaseException as error:
+                if span is not None:
+                    span.end(error if isinstance(error, DynamoError) else Cancelled("the routing was given up"))
+                if not isinstance(error, ServiceOverloaded | Unavailable):
+                    raise
                 if last is not None and (isinstance(last, WorkerOverloaded) or _asked_all(routing, group)):
                     break
                 # One that was let in is not refused for load later: it waits for a worker that is not busy.
@@ -92,6 +102,8 @@ class Connector:
                 if hop.over is not None or not await backoff.pause():
                     raise
                 continue
+            finally:
+                stage.leave(begun)
             if hop.over is not None:
                 # A deadline of the whole request passed meanwhile, or what this one builds on has failed.
                 if span is not None:
@@ -102,25 +114,6 @@ class Connector:
                 return answer
             last = answer
         raise exhausted(last)
-
-    async def _route(
-        self, hop: Hop, routing: RoutingRequest, ctx: EngineContext, group: WorkerGroup, last: DynamoError | None
-    ) -> tuple[Route, RouteSpan | None]:
-        """The router's choice, and the span of the attempt, if spans are recorded."""
-        router = group.router
-        span = route_span(
-            ctx, router.NAME, hop.calls, tokens_completed=hop.completed, last=last, from_worker=hop.moved_from
-        )
-        stage, _ = self._stages[group.pool.role]
-        begun = stage.enter()
-        try:
-            return await router.route(routing, group.pool), span
-        except BaseException as error:
-            if span is not None:
-                span.end(error if isinstance(error, DynamoError) else Cancelled("the routing was given up"))
-            raise
-        finally:
-            stage.leave(begun)
 
     async def _call(
         self,

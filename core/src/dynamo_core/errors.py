@@ -1,4 +1,4 @@
-"""Every error of the framework, as one tree.
+"""Every error of the framework, as one tree, and the one table of what API clients see of each.
 
 ::
 
@@ -19,17 +19,22 @@
     ├── DeadlineExceeded            the request has used up the time that it has in all
     ├── StreamIncomplete            the stream ended, or lost items, before it was complete
     ├── EngineShutdown              the engine is not running (any more)
+    ├── HttpFault                   the HTTP request itself is wrong: raised by routes, never sent to another process
     ├── Unknown                     anything else
     └── BackendError                mixed into nine of the above: the error came from an engine
 
 An error is known on the wire and in spans by its *kind*: ``InvalidArgument`` when the framework raised it,
 ``Backend(InvalidArgument)`` when an engine did. Catching ``InvalidArgument`` catches both.
+
+Every HTTP door (the client APIs, operators' routes, health, the slot tracker) takes status, type, code, `param`,
+``Retry-After`` and metric labels of an error from `problem_of`, and only words the body in its own way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -53,6 +58,8 @@ class DynamoError(Exception):
     kind: ClassVar[str] = "Unknown"
     #: Whether the message may be shown to API clients as it is.
     public: ClassVar[bool] = False
+    #: A word for programs that API clients are told, such as ``model_not_found``.
+    code: ClassVar[str | None] = None
 
     def __init__(self, message: str = "", *, cause: BaseException | None = None) -> None:
         super().__init__(message)
@@ -185,6 +192,16 @@ class Unknown(DynamoError):
     kind = "Unknown"
 
 
+class HttpFault(DynamoError):
+    """The HTTP request itself is wrong, before it has become a request to a model. It is told with this `status`."""
+
+    public = True
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class BackendError(DynamoError):
     """An error raised by an engine. Raise one of the variants: ``raise BackendError.InvalidArgument("…")``."""
 
@@ -277,6 +294,131 @@ LOST_WORKER: tuple[type[DynamoError], ...] = (
     ResponseTimeout,
     StreamIncomplete,
 )
+
+#: Error types that metrics and logs ask for by name.
+OVERLOAD, CANCELLED, INTERNAL = "overload", "cancelled", "internal"
+#: The status of a request whose client left, or gave it up.
+CLIENT_CLOSED_REQUEST = 499
+
+#: What is told of an error whose own message is not for clients.
+INTERNAL_MESSAGE = "Internal server error"
+_OVERLOADED_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
+
+#: How long a client may be asked to wait, in seconds.
+_RETRY_MIN, _RETRY_MAX = 1, 60
+
+
+class HttpRow(NamedTuple):
+    """What an error becomes at every HTTP door."""
+
+    status: int
+    #: The `error_type` label of request metrics, and the `class` label of failures.
+    metric: str
+    metric_class: str
+    #: Told in place of the error's own message, which is told only if the class of the error is `public`.
+    message: str | None = None
+    #: None: that of the status.
+    type: str | None = None
+    param: str | None = None
+    code: str | None = None
+    #: Seconds.
+    retry_after: int | None = None
+
+
+_BUSY = HttpRow(503, OVERLOAD, "CapacityExhausted", _OVERLOADED_MESSAGE, retry_after=_RETRY_MIN)
+_LATE = HttpRow(504, "response_timeout", "DeadlineExceeded", "The model did not answer in time")
+_LOST = HttpRow(
+    503,
+    "unavailable",
+    "Unavailable",
+    "The worker of this request was lost, please retry",
+    retry_after=_RETRY_MIN,
+)
+
+#: The table. An error has the row of its class, or of the nearest base that has one.
+HTTP_ROWS: dict[type[BaseException], HttpRow] = {
+    InvalidArgument: HttpRow(400, "validation", "InvalidRequest"),
+    # The status is the fault's own.
+    HttpFault: HttpRow(400, "validation", "InvalidRequest"),
+    ModelNotFound: HttpRow(404, "not_found", "NotFound", param="model", code="model_not_found"),
+    Cancelled: HttpRow(CLIENT_CLOSED_REQUEST, CANCELLED, "Cancelled", "Request cancelled"),
+    NotSupported: HttpRow(501, "not_implemented", "NotImplemented"),
+    Unavailable: HttpRow(503, "unavailable", "Unavailable", retry_after=_RETRY_MIN),
+    # `overload_status` stands in place of theirs.
+    ServiceOverloaded: _BUSY,
+    WorkerOverloaded: _BUSY,
+    DeadlineExceeded: _LATE,
+    TimeoutError: _LATE,
+    **dict.fromkeys(LOST_WORKER, _LOST),
+    BaseException: HttpRow(500, INTERNAL, "Internal"),
+}
+
+#: The `type` of errors, by their status.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    CLIENT_CLOSED_REQUEST: "request_cancelled",
+    501: "not_implemented_error",
+    503: "service_unavailable",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def error_type(status: int) -> str:
+    """The `type` of an error with this HTTP status."""
+    return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An error as an API client sees it. Every door words it in a body of its own.
+
+    `metric` is the `error_type` label of request metrics. `param` names the field of the request that is wrong, `code`
+    is a word for programs. Without `type` the error has that of its status. `retry_after` is in whole seconds.
+    """
+
+    status: int
+    message: str
+    metric: str = "validation"
+    type: str | None = None
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+
+
+def problem_of(error: BaseException, overload_status: int | None = None) -> Problem:
+    """What a client is told of an error. Details that are not meant for clients are left out.
+
+    `overload_status` is that of a request which is refused for load; without it the table's.
+    """
+    row = next(HTTP_ROWS[cls] for cls in type(error).__mro__ if cls in HTTP_ROWS)
+    status, retry_after = row.status, row.retry_after
+    if row.metric == OVERLOAD and overload_status is not None:
+        status = overload_status
+    if isinstance(error, ServiceOverloaded):
+        retry_after = min(max(math.ceil(error.retry_after), _RETRY_MIN), _RETRY_MAX)
+    elif isinstance(error, HttpFault):
+        status = error.status
+    message, param, code = row.message, row.param, row.code
+    if isinstance(error, DynamoError):
+        code = error.code or code
+        if error.public and message is None:
+            message = error.message
+    if isinstance(error, InvalidArgument):
+        param = error.field
+    return Problem(
+        status,
+        INTERNAL_MESSAGE if message is None else message,
+        row.metric,
+        row.type,
+        param,
+        code,
+        retry_after,
+    )
 
 
 def _tree(root: type[DynamoError]) -> Iterator[type[DynamoError]]:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.errors import Problem
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.errors import error_response
 from dynamo_core.http.listener import Listener
@@ -21,7 +22,7 @@ async def ask(_: web.Request) -> web.Response:
 
 
 async def refuse(_: web.Request) -> web.Response:
-    return error_response(401, "no")
+    return error_response(Problem(401, "no"))
 
 
 @asynccontextmanager

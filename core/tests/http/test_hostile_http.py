@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import http_parser, web
 from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.errors import ConfigError
+from dynamo_core.errors import ConfigError, Problem
 from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS
 from dynamo_core.http.listener import Listener
 
@@ -261,7 +261,10 @@ async def test_headers_are_bounded(house: House, head: bytes) -> None:
 
 
 async def test_what_is_no_http_is_refused_in_the_words_of_the_listener() -> None:
-    async with serving(refusal=lambda code, message: web.json_response({"own": code}, status=code)) as house:
+    def respond_error(problem: Problem) -> web.Response:
+        return web.json_response({"own": problem.status}, status=problem.status)
+
+    async with serving(respond_error=respond_error) as house:
         answer = await house.answer(b"nonsense\r\n\r\n")
 
     assert status(answer) == 400

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from aiohttp import web
 from dynamo_core.errors import (
     BackendError,
     Cancelled,
@@ -13,15 +14,21 @@ from dynamo_core.errors import (
     InvalidArgument,
     ModelNotFound,
     NotSupported,
+    Problem,
     ServiceOverloaded,
     Unavailable,
     WorkerOverloaded,
+    problem_of,
 )
-from dynamo_core.http.errors import error_body, error_response, response_for
+from dynamo_core.http.errors import error_body, error_response
+
+
+def told(error: DynamoError) -> web.Response:
+    return error_response(problem_of(error))
 
 
 def test_the_body_has_the_flat_keys_and_the_envelope_of_the_sdks() -> None:
-    body = error_body(400, "temperature is too high", param="temperature", code="out_of_range")
+    body = error_body(Problem(400, "temperature is too high", param="temperature", code="out_of_range"))
 
     assert json.loads(body) == {
         "error": {
@@ -50,21 +57,21 @@ def test_the_body_has_the_flat_keys_and_the_envelope_of_the_sdks() -> None:
     ],
 )
 def test_the_type_follows_the_status(status: int, kind: str) -> None:
-    assert json.loads(error_body(status, "x"))["type"] == kind
+    assert json.loads(error_body(Problem(status, "x")))["type"] == kind
 
 
 def test_the_type_can_be_given() -> None:
-    body = json.loads(error_body(503, "x", type="custom"))
+    body = json.loads(error_body(Problem(503, "x", type="custom")))
 
     assert (body["type"], body["error"]["type"]) == ("custom", "custom")
 
 
 def test_half_a_surrogate_pair_in_a_message_can_be_sent() -> None:
-    assert json.loads(error_body(400, "bad \ud800", param="\ud800"))["message"] == "bad ?"
+    assert json.loads(error_body(Problem(400, "bad \ud800", param="\ud800")))["message"] == "bad ?"
 
 
 def test_a_response_carries_status_type_and_headers() -> None:
-    response = error_response(503, "busy", headers={"Retry-After": "2"})
+    response = error_response(Problem(503, "busy", retry_after=2))
 
     assert response.status == 503
     assert response.content_type == "application/json"
@@ -72,14 +79,14 @@ def test_a_response_carries_status_type_and_headers() -> None:
 
 
 def test_overload_is_told_in_the_words_of_the_seed_documents() -> None:
-    response = response_for(ServiceOverloaded(retry_after=1.2))
+    response = told(ServiceOverloaded(retry_after=1.2))
 
     assert isinstance(response.body, bytes)
     body = json.loads(response.body)
     assert body["message"] == "Service temporarily unavailable: All workers are busy, please retry later"
     assert (body["type"], body["code"]) == ("service_unavailable", 503)
     assert response.headers["Retry-After"] == "2"
-    assert response_for(Unavailable("no worker")).headers["Retry-After"] == "1"
+    assert told(Unavailable("no worker")).headers["Retry-After"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -103,10 +110,10 @@ def test_overload_is_told_in_the_words_of_the_seed_documents() -> None:
     ],
 )
 def test_errors_become_responses_that_show_public_messages_only(error: DynamoError, status: int, message: str) -> None:
-    response = response_for(error)
+    response = told(error)
 
     assert response.status == status
     assert isinstance(response.body, bytes)
     body = json.loads(response.body)
     assert body["message"] == message
-    assert body["error"]["param"] == getattr(error, "field", None)
+    assert body["error"]["param"] == ("model" if status == 404 else getattr(error, "field", None))

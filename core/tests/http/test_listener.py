@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.errors import ConfigError, InvalidArgument, Unknown
+from dynamo_core.errors import ConfigError, InvalidArgument, Problem, Unknown
 from dynamo_core.http.gate import Gate
 from dynamo_core.http.listener import Listener
 from yarl import URL
@@ -632,13 +632,15 @@ async def test_many_requests_at_once_leave_nothing_behind(client: aiohttp.Client
 
 
 async def test_what_the_listener_refuses_can_be_worded_otherwise(client: aiohttp.ClientSession) -> None:
-    def refusal(status: int, message: str) -> web.Response:
-        return web.json_response({"mine": message.split(":")[0]}, status=status)
+    def respond_error(problem: Problem) -> web.Response:
+        return web.json_response({"mine": problem.message.split(":")[0]}, status=problem.status)
 
     async def breaks(_: web.Request) -> web.Response:
         raise RuntimeError("on purpose")
 
-    async with serving(READ, HttpRoute("GET", "/breaks", breaks), refusal=refusal, body_limit=10) as listener:
+    async with serving(
+        READ, HttpRoute("GET", "/breaks", breaks), respond_error=respond_error, body_limit=10
+    ) as listener:
         for method, path, status, says in (
             ("GET", "/nope", 404, "Route not found"),
             ("GET", "/read", 405, "Method not allowed"),

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from dynamo_core.errors import CLIENT_CLOSED_REQUEST
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import tracing
-from dynamo_core.telemetry.inflight import CLIENT_CLOSED, Inflight, Requests
+from dynamo_core.telemetry.inflight import Inflight, Requests
 from dynamo_core.telemetry.metrics import Metrics
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -77,7 +78,7 @@ def test_nor_is_a_client_that_leaves(record: Record) -> None:
         raise asyncio.CancelledError
 
     span = recorded.one("http-request")
-    assert (span.attributes["status"], span.attributes["error_type"]) == (CLIENT_CLOSED, "cancelled")
+    assert (span.attributes["status"], span.attributes["error_type"]) == (CLIENT_CLOSED_REQUEST, "cancelled")
     assert span.status.status_code is StatusCode.UNSET
 
 

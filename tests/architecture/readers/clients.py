@@ -98,12 +98,13 @@ async def _status(handle: Callable[[web.Request], Awaitable[object]]) -> AsyncGe
     good=[b'{"model": "m", "active_prefill_tokens_threshold": 1}'],
 )
 async def requests_for_thresholds() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_frontend_openai.busy_threshold import _read, _Refused
+    from dynamo_core.errors import HttpFault, InvalidArgument
+    from dynamo_plugin_frontend_openai.busy_threshold import _read
 
     async def handle(http: web.Request) -> None:
         try:
             await _read(http)
-        except _Refused as refused:
+        except (HttpFault, InvalidArgument) as refused:
             raise web.HTTPBadRequest(text="refused") from refused
 
     async for feed in _status(handle):

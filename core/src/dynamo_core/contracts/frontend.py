@@ -22,7 +22,7 @@ from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.errors import DynamoError
+from dynamo_core.errors import DynamoError, Problem, problem_of
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
@@ -88,15 +88,19 @@ class ListenerName(enum.StrEnum):
     ADMIN = "admin"
 
 
+#: Words an error in the body of an API.
+ErrorResponse: TypeAlias = Callable[[Problem], web.Response]
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
     """A route that a plugin contributes. `summary` is one line for the route list.
 
     The handler reads a body with `read`, `text` or `json` of the request, which unpack what the client has packed.
 
-    `refusal` words what the listener answers to somebody who may not call the handler, of status, message and perhaps a
-    code; without it core does. With `early` the route is answered also while the process is still starting; others get
-    a 503 then.
+    `respond_error` words what the listener answers in place of the handler: to a caller that may not call it, and to an
+    error that it raises; without it core does. With `early` the route is answered also while the process is still
+    starting; others get a 503 then.
     """
 
     method: str
@@ -104,7 +108,7 @@ class HttpRoute:
     handler: HttpHandler
     summary: str = ""
     listener: ListenerName = ListenerName.PUBLIC
-    refusal: Callable[[int, str, str | None], web.Response] | None = None
+    respond_error: ErrorResponse | None = None
     early: bool = False
 
     @property
@@ -322,6 +326,10 @@ class FrontendServices:
     thresholds: ThresholdControl | None = None
     #: All routes of a listener, core's own too, for a description of them. Known once the listeners are made.
     routes: Callable[[ListenerName], Sequence[HttpRoute]] = lambda _: ()
+
+    def problem_of(self, error: BaseException) -> Problem:
+        """What a client is told of an error, with the status that the settings have for overload."""
+        return problem_of(error, self.overload_status)
 
 
 class Frontend(Plugin, ABC):

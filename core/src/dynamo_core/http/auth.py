@@ -17,7 +17,7 @@ from aiohttp import web
 
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute
-from dynamo_core.errors import ConfigError
+from dynamo_core.errors import ConfigError, Problem
 from dynamo_core.http.errors import error_response
 from dynamo_core.settings import AuthSettings
 
@@ -154,7 +154,7 @@ def _guarded(route: HttpRoute, identify: Callable[[str], Principal | None], fail
         principal = None if presented is None else identify(presented)
         if principal is None:
             failed(MISSING if presented is None else UNKNOWN)
-            return _refusal(route, presented is None)
+            return _unauthorized(route, presented is None)
         http[PRINCIPAL] = principal
         return await handler(http)
 
@@ -171,15 +171,12 @@ def _presented(http: web.Request) -> str | None:
     return keys[0].strip() or None if len(keys) == 1 and not given else None
 
 
-def _refusal(route: HttpRoute, missing: bool) -> web.Response:
+def _unauthorized(route: HttpRoute, missing: bool) -> web.Response:
     if missing:
         message, code = "No API key was sent. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`", None
     else:
         message, code = "The API key is not known", "invalid_api_key"
-    response = (route.refusal or _in_general)(HTTPStatus.UNAUTHORIZED, message, code)
+    problem = Problem(HTTPStatus.UNAUTHORIZED, message, "unauthorized", code=code)
+    response = (route.respond_error or error_response)(problem)
     response.headers["WWW-Authenticate"] = "Bearer" if missing else 'Bearer error="invalid_token"'
     return response
-
-
-def _in_general(status: int, message: str, code: str | None) -> web.Response:
-    return error_response(status, message, code=code)

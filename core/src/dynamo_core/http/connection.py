@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -10,7 +9,8 @@ from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from dynamo_core.http.errors import INTERNAL_MESSAGE
+from dynamo_core.contracts.frontend import ErrorResponse
+from dynamo_core.errors import INTERNAL, INTERNAL_MESSAGE, Problem
 from dynamo_core.http.packed import NamedRequest
 
 #: Most headers of a request, and most bytes of its first line and of each header.
@@ -23,7 +23,7 @@ _TOO_LARGE = (
 
 
 class Connection(web.RequestHandler):
-    """Words what is not HTTP as every other error, by `refuse`, and tells a handler at once that the rest of its
+    """Words what is not HTTP as every other error, by `respond_error`, and tells a handler at once that the rest of its
     request's body is not.
 
     The library keeps such a fault until the handler is done, which waits for a body that will never come. And it reads
@@ -31,11 +31,11 @@ class Connection(web.RequestHandler):
     more than some bytes.
     """
 
-    __slots__ = ("_early", "_left", "_refuse")
+    __slots__ = ("_early", "_left", "_respond_error")
 
-    def __init__(self, *args: Any, refuse: Callable[[int, str], web.Response], **options: Any) -> None:
+    def __init__(self, *args: Any, respond_error: ErrorResponse, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._refuse = refuse
+        self._respond_error = respond_error
         #: The body behind an answer that was given early, and how many bytes may still come before it ends.
         self._early: StreamReader | None = None
         self._left = 0
@@ -55,11 +55,12 @@ class Connection(web.RequestHandler):
         # Logs it, and raises if an answer had begun.
         super().handle_error(request, status, exc, message)
         if isinstance(exc, LineTooLong) or (message or "").startswith("Too many headers"):
-            answer = self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+            problem = Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
         elif isinstance(exc, HttpProcessingError):
-            answer = self._refuse(HTTPStatus.BAD_REQUEST, "The request is not HTTP/1.1, or not framed as it says")
+            problem = Problem(HTTPStatus.BAD_REQUEST, "The request is not HTTP/1.1, or not framed as it says")
         else:
-            answer = self._refuse(status, INTERNAL_MESSAGE)
+            problem = Problem(status, INTERNAL_MESSAGE, INTERNAL)
+        answer = self._respond_error(problem)
         if isinstance(request, NamedRequest):
             request.answer_in(HttpVersion11)
         answer.force_close()

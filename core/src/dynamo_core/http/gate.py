@@ -14,6 +14,7 @@ import ssl as ssl_module
 from collections.abc import Callable
 from typing import cast
 
+from dynamo_core.errors import Problem
 from dynamo_core.http.errors import error_body
 from dynamo_core.http.stalls import Stalls
 from dynamo_core.protocol.request_ids import new_request_id
@@ -30,7 +31,7 @@ _TIMED_OUT = (
     b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\nX-Request-Id: %b\r\n"
     b"Content-Length: %d\r\n\r\n%b"
 )
-_TIMED_OUT_BODY = error_body(408, "The request's header did not arrive in time")
+_TIMED_OUT_BODY = error_body(Problem(408, "The request's header did not arrive in time"))
 
 
 class Gate:

@@ -18,12 +18,19 @@ from typing import Any, Literal
 from aiohttp import ClientConnectionResetError, HttpVersion10, HttpVersion11, http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from dynamo_core.contracts.frontend import HttpHandler, HttpRoute
-from dynamo_core.errors import ConfigError, DynamoError, Unavailable
+from dynamo_core.contracts.frontend import ErrorResponse, HttpHandler, HttpRoute
+from dynamo_core.errors import (
+    INTERNAL,
+    ConfigError,
+    DynamoError,
+    Problem,
+    Unavailable,
+    problem_of,
+)
 from dynamo_core.http.bind import bind_error
 from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS, Connection
 from dynamo_core.http.cors import Cors
-from dynamo_core.http.errors import INTERNAL_MESSAGE, error_response, response_for
+from dynamo_core.http.errors import error_response
 from dynamo_core.http.gate import HEADER_TIMEOUT, Gate
 from dynamo_core.http.packed import request_factory
 from dynamo_core.http.stalls import Stalls
@@ -74,11 +81,11 @@ class Listener:
     With `reuse_port` others may listen on the port too, if all of them set it; the kernel gives each new connection to
     one of them.
 
-    `refusal` words, of status and message, what the listener itself answers in place of a handler; without it those are
-    `error_response`.
+    `respond_error` words what the listener answers in place of a handler of a route that does not word it itself.
+    `overload_status` is that of a request which is refused for load; without it the table's.
 
-    A handler is cancelled when its client leaves. An error that a handler raises becomes a JSON answer; if the answer
-    had begun, the connection is closed instead.
+    A handler is cancelled when its client leaves. An error that a handler raises is told as `problem_of` has it; if the
+    answer had begun, the connection is closed instead.
     """
 
     def __init__(
@@ -97,7 +104,8 @@ class Listener:
         ssl: ssl_module.SSLContext | None = None,
         cors: Cors | None = None,
         port_option: str = "--http-port",
-        refusal: Callable[[int, str], web.Response] | None = None,
+        respond_error: ErrorResponse = error_response,
+        overload_status: int | None = None,
     ) -> None:
         self.name = name
         self.routes = tuple(routes)
@@ -111,10 +119,13 @@ class Listener:
         self._ssl = ssl
         self._cors = cors
         self._port_option = port_option
-        self._refusal = refusal
+        self._respond_error = respond_error
+        self._overload_status = overload_status
         #: Handlers by method and path, of routes without variables.
         self._exact: dict[tuple[str, str], HttpHandler] = {}
-        #: Of these, the ones that are answered while the process is still starting.
+        #: How routes word errors, by their handlers.
+        self._wording: dict[HttpHandler, ErrorResponse] = {}
+        #: Of the exact ones, those that are answered while the process is still starting.
         self._early: set[tuple[str, str]] = set()
         self._starting = False
         #: How the library is to treat each connection.
@@ -213,7 +224,9 @@ class Listener:
         server.request_handler = partial(self._dispatch, server.request_handler)
         server.request_factory = request_factory(self._body_limit, asyncio.get_running_loop())
         self._gate = Gate(
-            partial(Connection, server, refuse=self._refuse, loop=asyncio.get_running_loop(), **self._options),
+            partial(
+                Connection, server, respond_error=self._respond_error, loop=asyncio.get_running_loop(), **self._options
+            ),
             lambda: self.connections,
             max_connections=self._max_connections,
             header_timeout=self._header_timeout,
@@ -355,6 +368,8 @@ class Listener:
             app.on_response_prepare.append(self._cors.mark)
         for route in routes:
             handler = _as_coroutine(route.handler)
+            if route.respond_error is not None:
+                self._wording[handler] = route.respond_error
             if "{" not in route.path:
                 self._exact[route.method.upper(), route.path] = handler
                 if route.early:
@@ -376,14 +391,14 @@ class Listener:
         if self._leaving:
             # As if the client had asked for it: whoever writes the answer goes by this, and says so in its header.
             request._message = request._message._replace(should_close=True)
-        if self._starting and (request.method.replace("HEAD", "GET"), request.path) not in self._early:
-            return response_for(Unavailable("The service is starting, please retry later"))
         handler = self._exact.get((request.method, request.raw_path))
+        if self._starting and (request.method.replace("HEAD", "GET"), request.path) not in self._early:
+            return self._words(handler)(problem_of(Unavailable("The service is starting, please retry later")))
         headers = request.headers
         if request.version != HttpVersion11 or "transfer-encoding" in headers:
             fault = _framing_fault(request)
             if fault is not None:
-                refused = self._refuse(400, fault)
+                refused = self._words(handler)(Problem(400, fault))
                 # Whatever the client speaks, or says that it does.
                 request.answer_in(HttpVersion11)
                 refused.force_close()
@@ -414,29 +429,27 @@ class Listener:
         try:
             length = request.content_length
             if length is not None and length > self._body_limit:
-                return self._too_large()
+                return self._too_large(handler)
             response = await handler(request)
         except web.HTTPException as error:
-            response = self._http_error(request, error, found=found)
-        except DynamoError as error:
-            if request.writer.output_size:
-                self._break(request, error)
-            response = response_for(error)
-            if response.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                log.error("%s %s failed", request.method, request.path, exc_info=error)
+            response = self._http_error(request, error, handler, found=found)
         except ClientConnectionResetError:
             raise
         except web.RequestPayloadError as error:
             if request.writer.output_size:
                 raise
             log.debug("a client sent a body that is not HTTP: %s", error)
-            response = self._refuse(400, "The request body is not framed, or not encoded, as its header says")
+            response = self._words(handler)(
+                Problem(400, "The request body is not framed, or not encoded, as its header says")
+            )
             response.force_close()
         except Exception as error:
             if request.writer.output_size:
                 self._break(request, error)
-            log.error("%s %s failed", request.method, request.path, exc_info=error)
-            response = self._refuse(500, INTERNAL_MESSAGE)
+            problem = problem_of(error, self._overload_status)
+            if problem.metric == INTERNAL or not isinstance(error, DynamoError):
+                log.error("%s %s failed", request.method, request.path, exc_info=error)
+            response = self._words(handler)(problem)
         if self._draining and not response.prepared:
             response.force_close()
         return response
@@ -448,28 +461,33 @@ class Listener:
         log.error("%s %s failed in the middle of its answer", request.method, request.path, exc_info=error)
         raise _AlreadyReported from error
 
-    def _too_large(self) -> web.Response:
+    def _too_large(self, handler: HttpHandler) -> web.Response:
         limit = f"{self._body_limit / _MEGABYTE:.6g}"
-        response = self._refuse(413, f"Request body exceeds the limit of {limit} MB set by DYN_HTTP_BODY_LIMIT_MB")
+        message = f"Request body exceeds the limit of {limit} MB set by DYN_HTTP_BODY_LIMIT_MB"
+        response = self._words(handler)(Problem(413, message))
         response.force_close()
         return response
 
-    def _http_error(self, request: web.Request, error: web.HTTPException, *, found: bool) -> web.StreamResponse:
+    def _http_error(
+        self, request: web.Request, error: web.HTTPException, handler: HttpHandler, *, found: bool
+    ) -> web.StreamResponse:
         """The library's own refusals, in our form. Redirects and the like pass as they are."""
         if error.status < 400 or error.content_type == "application/json":
             return _copy(error)
+        respond_error = self._words(handler)
         if error.status == HTTPStatus.NOT_FOUND and not found:
-            return self._refuse(404, f"Route not found: {request.method} {request.path}")
+            return respond_error(Problem(404, f"Route not found: {request.method} {request.path}"))
         if isinstance(error, web.HTTPMethodNotAllowed):
-            refused = self._refuse(405, f"Method not allowed: {request.method} {request.path}")
+            refused = respond_error(Problem(405, f"Method not allowed: {request.method} {request.path}"))
             refused.headers["Allow"] = ",".join(sorted(error.allowed_methods))
             return refused
         if isinstance(error, web.HTTPRequestEntityTooLarge):
-            return self._too_large()
-        return self._refuse(error.status, error.reason)
+            return self._too_large(handler)
+        return respond_error(Problem(error.status, error.reason))
 
-    def _refuse(self, status: int, message: str) -> web.Response:
-        return error_response(status, message) if self._refusal is None else self._refusal(status, message)
+    def _words(self, handler: HttpHandler | None) -> ErrorResponse:
+        """How the route of this handler words errors."""
+        return self._respond_error if handler is None else self._wording.get(handler, self._respond_error)
 
 
 def _told(routes: Iterable[HttpRoute]) -> str:

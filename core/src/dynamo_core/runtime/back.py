@@ -164,7 +164,7 @@ class Back:
     def _make_system(self, role: Role) -> Listener | None:
         if not role.workers:
             return None
-        settings = self._plane.settings.workers[role.workers[0]]
+        http, settings = self._plane.settings.http, self._plane.settings.workers[role.workers[0]]
         if settings.system_port is None:
             return None
         port = settings.system_port + (role.replica or 0) if settings.system_port else 0
@@ -175,8 +175,9 @@ class Back:
             routes=[*system_routes(self), metrics_route(self._plane.metrics.render)],
             body_limit=_SYSTEM_BODY,
             max_connections=_SYSTEM_CONNECTIONS,
-            idle_timeout=self._plane.settings.http.idle_timeout,
+            idle_timeout=http.idle_timeout,
             port_option=f"workers.{role.workers[0]}.system_port",
+            overload_status=http.overload_status,
         )
 
 

@@ -28,6 +28,7 @@ from dynamo_core.dispatch.models.gauges import FrontGauges
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
+from dynamo_core.errors import OVERLOAD
 from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route
@@ -39,7 +40,7 @@ from dynamo_core.runtime.parsers import load_parsers
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Role
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.inflight import OVERLOAD, Requests
+from dynamo_core.telemetry.inflight import Requests
 from dynamo_core.telemetry.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)
@@ -396,4 +397,5 @@ class Front:
             cors=cors,
             port_option=port_option,
             reuse_port=reuse_port,
+            overload_status=http.overload_status,
         )

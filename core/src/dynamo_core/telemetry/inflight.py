@@ -8,6 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 
+from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.protocol.request_ids import clients_request_id, new_request_id
 from dynamo_core.telemetry import logs, tracing
@@ -30,28 +31,11 @@ OUTPUT_BUCKETS = (0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000)
 MAX_MODELS = 1000
 OTHER = "other"
 
-#: The error type of a request that was refused for load.
-OVERLOAD = "overload"
-CANCELLED = "cancelled"
-INTERNAL = "internal"
-#: The status in the record of a request whose client left; nobody was told it.
-CLIENT_CLOSED = 499
 #: The lowest HTTP status that says that the server is to blame.
 _SERVER_ERROR = 500
 
-
-#: What kind of failure an error type is; any other is `Internal`.
-_CLASSES = {
-    "validation": "InvalidRequest",
-    "not_found": "NotFound",
-    OVERLOAD: "CapacityExhausted",
-    "unavailable": "Unavailable",
-    CANCELLED: "Cancelled",
-    "response_timeout": "DeadlineExceeded",
-    "not_implemented": "NotImplemented",
-}
-
-
+#: What kind of failure an error type is; any other is internal.
+_CLASSES = {row.metric: row.metric_class for row in HTTP_ROWS.values()}
 _FAILURE = ("class", "reason")
 
 
@@ -113,7 +97,7 @@ class _Families:
 
     def failed(self, error_type: str) -> None:
         """Counts a failure."""
-        self.failures.labels(_CLASSES.get(error_type, "Internal"), error_type).inc()
+        self.failures.labels(_CLASSES.get(error_type, _CLASSES[INTERNAL]), error_type).inc()
 
 
 class _ModelSeries:
@@ -373,7 +357,7 @@ class Inflight:
         self._entered = False
         if exc and exc[0] in (asyncio.CancelledError, GeneratorExit):
             # The listener cancels a handler whose client left or whose time is over; nobody hears what it would say.
-            self.fail(CANCELLED, CLIENT_CLOSED)
+            self.fail(CANCELLED, CLIENT_CLOSED_REQUEST)
         self._release()
         record = self._record(self._clock())
         if self._span.recording:
@@ -438,7 +422,7 @@ class Inflight:
         if self._gone or self._error_type == "":
             return
         self._gone = True
-        self.fail(CANCELLED, CLIENT_CLOSED)
+        self.fail(CANCELLED, CLIENT_CLOSED_REQUEST)
 
     def _enter_pipeline(self) -> None:
         if not self._in_pipeline:

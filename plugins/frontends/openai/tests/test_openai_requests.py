@@ -20,8 +20,8 @@ from dynamo_core.errors import (
     Unavailable,
     Unknown,
     WorkerOverloaded,
+    problem_of,
 )
-from dynamo_plugin_frontend_openai.errors import problem_of
 from dynamo_text import stops
 
 OVERLOADED = "Service temporarily unavailable: All workers are busy, please retry later"

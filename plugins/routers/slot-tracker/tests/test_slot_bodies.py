@@ -49,7 +49,7 @@ def test_what_is_no_json_is_told_with_its_place(body: bytes, text: str) -> None:
     refused = refusal_of(Peer if text.startswith("trailing") else Registration, body)
 
     assert isinstance(refused, Malformed)
-    assert refused.text == SYNTAX + text
+    assert refused.message == SYNTAX + text
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_what_is_json_but_not_the_body_is_told_with_field_and_place(body: str, t
     refused = refusal_of(Addition, body.encode())
 
     assert isinstance(refused, WrongSchema)
-    assert refused.text == SCHEMA + text
+    assert refused.message == SCHEMA + text
 
 
 def test_a_number_above_64_bits_is_named() -> None:
     body = '{"model_name":"m","request_id":"r","worker_id":18446744073709551616,"dp_rank":0,"sequence_hashes":[]}'
 
-    assert refusal_of(Addition, body.encode()).text == (
+    assert refusal_of(Addition, body.encode()).message == (
         f"{SCHEMA}worker_id: expected `int` <= 18446744073709551615 at line 1 column 67"
     )
 
@@ -102,7 +102,7 @@ def test_a_field_that_is_there_twice_is_refused(body: str, field: str) -> None:
     refused = refusal_of(Addition, body.encode())
 
     assert isinstance(refused, WrongSchema)
-    assert refused.text.startswith(f"{SCHEMA}duplicate field `{field}` at line 1 column ")
+    assert refused.message.startswith(f"{SCHEMA}duplicate field `{field}` at line 1 column ")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_minus_zero_is_no_integer(body: str, text: str) -> None:
     refused = refusal_of(Addition, body.encode())
 
     assert isinstance(refused, WrongSchema)
-    assert refused.text == SCHEMA + text
+    assert refused.message == SCHEMA + text
 
 
 @pytest.mark.parametrize(

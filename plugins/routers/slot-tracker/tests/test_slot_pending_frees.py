@@ -59,7 +59,7 @@ class Service:
         try:
             act()
         except Refusal as refusal:
-            refused = Refused(refusal.status, refusal.text)
+            refused = Refused(refusal.status, refusal.message)
         if outcome is UNANSWERED:
             raise Away
         if refused is not None:

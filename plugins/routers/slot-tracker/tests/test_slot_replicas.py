@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from dynamo_core.errors import ConfigError
+from dynamo_core.errors import ConfigError, Unavailable
 from dynamo_plugin_router_slot_tracker import replicas, replication
 from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration, RequestKey
@@ -25,7 +25,7 @@ from dynamo_plugin_router_slot_tracker.events import (
     Message,
     WorkerRank,
 )
-from dynamo_plugin_router_slot_tracker.refusals import Malformed, Unknown, Unusable
+from dynamo_plugin_router_slot_tracker.refusals import Malformed, Unknown
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
 from dynamo_plugin_router_slot_tracker.resync import MAX_SOURCES
@@ -625,9 +625,9 @@ def test_a_closed_replica_refuses_peers_and_tells_nobody() -> None:
     registry = Registry()
     sync = Replicas(SyncSettings(ANYWHERE), registry)
 
-    with pytest.raises(Unusable, match="replica peer manager is unavailable"):
+    with pytest.raises(Unavailable, match="replica peer manager is unavailable"):
         sync.add_peer("tcp://x:1")
-    with pytest.raises(Unusable, match="replica peer manager is unavailable"):
+    with pytest.raises(Unavailable, match="replica peer manager is unavailable"):
         sync.remove_peer("tcp://x:1")
     sync.replication.added(Addition(model_name="m", request_id="r", worker_id=7, dp_rank=0, sequence_hashes=[1]), 16)
 

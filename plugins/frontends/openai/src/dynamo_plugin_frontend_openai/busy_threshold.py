@@ -18,7 +18,8 @@ from dynamo_core.contracts.thresholds import (
     Thresholds,
     check_changes,
 )
-from dynamo_core.errors import DynamoError
+from dynamo_core.errors import DynamoError, HttpFault, InvalidArgument, ModelNotFound, Problem, Unavailable
+from dynamo_core.http.errors import error_response
 from dynamo_core.protocol.reading import UNREADABLE
 from msgspec import UNSET, UnsetType
 
@@ -71,15 +72,6 @@ class PlainError(msgspec.Struct):
 _decoder = msgspec.json.Decoder(ThresholdRequest)
 
 
-class _Refused(Exception):
-    """Told as ``{"error": …}``."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-
-
 class BusyThresholds:
     """The routes. Values hold for all frontends, since they are kept in discovery."""
 
@@ -91,9 +83,12 @@ class BusyThresholds:
         """All of them, on the operators' listener."""
         admin = ListenerName.ADMIN
         return [
-            HttpRoute("GET", PATH, self.list, "When workers count as busy, by model", admin),
-            HttpRoute("POST", PATH, self.post, "Sets when the workers of a model count as busy", admin),
-            HttpRoute("DELETE", f"{PATH}/{{model:.+}}", self.delete, "Takes back what was set for a model", admin),
+            HttpRoute(method, path, handler, summary, admin, respond_error)
+            for method, path, handler, summary in (
+                ("GET", PATH, self.list, "When workers count as busy, by model"),
+                ("POST", PATH, self.post, "Sets when the workers of a model count as busy"),
+                ("DELETE", f"{PATH}/{{model:.+}}", self.delete, "Takes back what was set for a model"),
+            )
         ]
 
     async def list(self, http: web.Request) -> web.Response:
@@ -109,52 +104,44 @@ class BusyThresholds:
 
     async def post(self, http: web.Request) -> web.Response:
         """Sets some thresholds of a model, or none: then it tells them."""
+        asked = await _read(http)
+        changes = asked.changes()
         try:
-            asked = await _read(http)
-            changes = asked.changes()
-            try:
-                check_changes(changes)
-            except ValueError as error:
-                raise _Refused(400, str(error)) from error
-            self._check_armed()
-            if changes and all(model.name != asked.model for model in self._models.list()):
-                raise _Refused(
-                    404, f"Model '{asked.model}' not found. Thresholds can only be set for discovered models."
-                )
-            own = await _written(self._control.change(asked.model, changes)) if changes else None
-            return _json(_whole(asked.model, own or self._control.of(asked.model)))
-        except _Refused as refused:
-            return _error(refused)
+            check_changes(changes)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
+        self._check_armed()
+        if changes and all(model.name != asked.model for model in self._models.list()):
+            raise ModelNotFound(f"Model '{asked.model}' not found. Thresholds can only be set for discovered models.")
+        own = await _written(self._control.change(asked.model, changes)) if changes else None
+        return _json(_whole(asked.model, own or self._control.of(asked.model)))
 
     async def delete(self, http: web.Request) -> web.Response:
         """Takes back what was set for a model, which need not be there any more."""
         model = http.match_info["model"]
-        try:
-            self._check_armed()
-            return _json(_whole(model, await _written(self._control.reset(model))))
-        except _Refused as refused:
-            return _error(refused)
+        self._check_armed()
+        return _json(_whole(model, await _written(self._control.reset(model))))
 
     def _check_armed(self) -> None:
         if not self._control.armed:
-            raise _Refused(409, _ARM)
+            raise HttpFault(409, _ARM)
 
 
 async def _read(http: web.Request) -> ThresholdRequest:
     if http.content_type != "application/json":
-        raise _Refused(415, "Expected request with Content-Type application/json")
+        raise HttpFault(415, "Expected request with Content-Type application/json")
     try:
         async with asyncio.timeout(DEADLINE):
             body = await http.read()
     except TimeoutError as error:
-        raise _Refused(408, f"The request body did not arrive within {DEADLINE:g} s") from error
+        raise HttpFault(408, f"The request body did not arrive within {DEADLINE:g} s") from error
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
         text = f"Failed to deserialize the JSON body into the target type: {error}"
-        raise _Refused(422, text) from error
+        raise HttpFault(422, text) from error
     except UNREADABLE as error:
-        raise _Refused(400, f"Failed to parse the request body as JSON: {error}") from error
+        raise InvalidArgument(f"Failed to parse the request body as JSON: {error}") from error
 
 
 async def _written(change: Any) -> Thresholds:
@@ -163,9 +150,9 @@ async def _written(change: Any) -> Thresholds:
         async with asyncio.timeout(DEADLINE):
             thresholds: Thresholds = await change
     except (DynamoError, TimeoutError) as error:
-        raise _Refused(503, "The store of shared values cannot be written now; nothing is lost, try again") from error
+        raise Unavailable("The store of shared values cannot be written now; nothing is lost, try again") from error
     except ValueError as error:
-        raise _Refused(400, str(error)) from error
+        raise InvalidArgument(str(error)) from error
     return thresholds
 
 
@@ -182,9 +169,10 @@ def _whole(model: str, own: Thresholds) -> dict[str, Any]:
     return {"model": model, **values}
 
 
-def _json(value: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+def _json(value: dict[str, Any]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def _error(refused: _Refused) -> web.Response:
-    return _json({"error": refused.message}, refused.status)
+def respond_error(problem: Problem) -> web.Response:
+    """An error as these routes word it."""
+    return error_response(problem, msgspec.json.encode(PlainError(problem.message)))

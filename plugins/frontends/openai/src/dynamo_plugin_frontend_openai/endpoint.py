@@ -13,12 +13,21 @@ from aiohttp import web
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.frontend import known_as, principal_of
-from dynamo_core.errors import DynamoError, ModelNotFound, ServiceOverloaded, Unavailable
+from dynamo_core.errors import (
+    CLIENT_CLOSED_REQUEST,
+    DynamoError,
+    HttpFault,
+    ModelNotFound,
+    Problem,
+    ServiceOverloaded,
+    Unavailable,
+)
+from dynamo_core.http.errors import error_response
 
 from dynamo_plugin_frontend_openai import by_hand
 from dynamo_plugin_frontend_openai.annotations import Timing
 from dynamo_plugin_frontend_openai.answers import ErrorBody
-from dynamo_plugin_frontend_openai.errors import HttpFault, Problem, problem_of, report
+from dynamo_plugin_frontend_openai.errors import error_event, report
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields, headers_of
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.decode import read_object
@@ -108,9 +117,9 @@ class ModelEndpoint(ABC, Generic[AskT]):
                 async with asyncio.timeout(BODY_DEADLINE):
                     raw = await read_object(http)
         except TimeoutError:
-            return self.tell(HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s"))
-        except (HttpFault, DynamoError) as error:
-            return self.tell(error)
+            return self._reject(HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s"))
+        except DynamoError as error:
+            return self._reject(error)
         principal = principal_of(http)
         model = self.find(raw.get("model"), principal)
         if isinstance(model, DynamoError):
@@ -155,30 +164,26 @@ class ModelEndpoint(ABC, Generic[AskT]):
         try:
             await self._check(http, raw)
         except DynamoError as error:
-            return self.tell(error)
+            return self._reject(error)
         if isinstance(missing, ModelNotFound):
             names = sorted(model.name for model in self.services.models.list() if principal.allows(model.name))
             served = f" (served: {', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})" if names else ""
             missing = ModelNotFound(f"Model not found: {raw.get('model')!r}{served}", cause=missing)
-        return self.tell(missing)
+        return self._reject(missing)
 
-    def turn_away(self, status: int, message: str, code: str | None) -> web.Response:
-        """The answer of the listener to somebody who may not ask at all."""
-        return self.refusal(Problem(status, message, "unauthorized", code=code))
-
-    def tell(self, error: Exception) -> web.Response:
+    def _reject(self, error: Exception) -> web.Response:
         """The answer to a request that failed before it was known for which model it is."""
-        problem = problem_of(error, self.services.overload_status)
+        problem = self.services.problem_of(error)
         self.services.requests.refused(problem.metric)
-        return self.refusal(problem)
+        return self.respond_error(problem)
 
-    def refusal(self, problem: Problem) -> web.Response:
-        """A problem as this API words it."""
-        return problem.response()
+    def respond_error(self, problem: Problem) -> web.Response:
+        """An error as this API words it."""
+        return error_response(problem)
 
-    def last_event(self, exchange: Exchange, problem: Problem) -> bytes:
+    def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
         """The last item of a stream that broke, as this API words it."""
-        return problem.event() if exchange.broken is None else exchange.broken(problem)
+        return error_event(problem, error) if exchange.broken is None else exchange.broken(problem)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         inflight = exchange.inflight
@@ -193,7 +198,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
         except ClientGone:
             inflight.disconnected()
             response = None if exchange.out is None else exchange.out.response
-            return response or web.Response(status=499)
+            return response or web.Response(status=CLIENT_CLOSED_REQUEST)
         except ServiceOverloaded as error:
             # There may be very many of these, just when there is no time for them.
             return await self._turn_down(exchange.http, self._fail(exchange, error))
@@ -221,19 +226,20 @@ class ModelEndpoint(ABC, Generic[AskT]):
         if transport is None or transport.is_closing():
             exchange.inflight.disconnected()
             return
-        problem = problem_of(Unavailable("the server is shutting down"))
+        error = Unavailable("the server is shutting down")
+        problem = self.services.problem_of(error)
         exchange.inflight.fail(problem.metric, problem.status)
         if exchange.out is not None and exchange.out.response is not None:
-            exchange.out.cut(self.last_event(exchange, problem))
+            exchange.out.cut(self.last_event(exchange, problem, error))
 
     def _fail(self, exchange: Exchange, error: Exception) -> web.StreamResponse:
-        problem = problem_of(error, self.services.overload_status)
+        problem = self.services.problem_of(error)
         report(problem, error, exchange.inflight.request_id)
         exchange.inflight.fail(problem.metric, problem.status)
         out = exchange.out
         if out is None or out.response is None:
-            return self.refusal(problem)
-        out.cut(self.last_event(exchange, problem))
+            return self.respond_error(problem)
+        out.cut(self.last_event(exchange, problem, error))
         return out.response
 
     async def send(self, exchange: Exchange, body: list[bytes]) -> web.StreamResponse:

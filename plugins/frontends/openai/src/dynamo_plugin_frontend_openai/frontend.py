@@ -145,7 +145,7 @@ class OpenAIFrontend(Frontend):
 
 
 def _post(path: str, endpoint: ModelEndpoint[Any], answer: type[msgspec.Struct], summary: str) -> Operation:
-    route = HttpRoute("POST", path, endpoint.handle, summary, refusal=endpoint.turn_away)
+    route = HttpRoute("POST", path, endpoint.handle, summary, respond_error=endpoint.respond_error)
     return Operation(
         route,
         endpoint.BODY,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
+from dynamo_core.errors import Problem
+from dynamo_core.http.errors import error_response
 from dynamo_core.protocol.records import CHAT
 
 from dynamo_plugin_frontend_openai.answering import Answering
@@ -14,7 +16,6 @@ from dynamo_plugin_frontend_openai.answers import MessagesError
 from dynamo_plugin_frontend_openai.chat import Chats
 from dynamo_plugin_frontend_openai.counting import CountingEndpoint
 from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
-from dynamo_plugin_frontend_openai.errors import Problem
 from dynamo_plugin_frontend_openai.from_messages import NAMES, chat_of_messages
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
@@ -73,13 +74,11 @@ class _Wording(ModelEndpoint[AskT]):
 
     ERROR = MessagesError
 
-    def refusal(self, problem: Problem) -> web.Response:
-        """A problem as an answer of its own."""
-        response = problem.response()
-        response.body = error_body(problem)
-        return response
+    def respond_error(self, problem: Problem) -> web.Response:
+        """An error as an answer of its own."""
+        return error_response(problem, error_body(problem))
 
-    def last_event(self, exchange: Exchange, problem: Problem) -> bytes:
+    def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
         """The event that ends a stream which broke."""
         return b"event: error\ndata: %b\n\n" % error_body(problem)
 

@@ -12,7 +12,6 @@ from dynamo_core.contracts.frontend import principal_of
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol.records import CHAT, COMPLETIONS
 
-from dynamo_plugin_frontend_openai.errors import problem_of
 from dynamo_plugin_frontend_openai.render import encode
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class ModelLists:
         for model in self._list(http):
             if model.name == name:
                 return _json(self._entry(model, int(time.time())))
-        return problem_of(ModelNotFound(f"Model not found: {name!r}")).response()
+        raise ModelNotFound(f"Model not found: {name!r}")
 
     async def ready(self, http: web.Request) -> web.Response:
         """Whether a model can be asked now: 200 or 503, and if not, what is missing."""
@@ -55,8 +54,8 @@ class ModelLists:
         try:
             # What a key is not for is as good as not there.
             model = self._models.get(name if principal_of(http).allows(name) else "")
-        except ModelNotFound:
-            return problem_of(ModelNotFound(f"Model not found: {name!r}")).response()
+        except ModelNotFound as error:
+            raise ModelNotFound(f"Model not found: {name!r}") from error
         except Unavailable as error:
             return _json(_readiness(name, error.message, self._models.missing_roles(name)), ready=False)
         missing = model.missing_roles

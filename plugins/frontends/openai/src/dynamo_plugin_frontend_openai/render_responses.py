@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dynamo_core.errors import Problem
 from dynamo_core.protocol.reading import Unreadable
 
 from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.errors import Problem
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, weight
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 from dynamo_plugin_frontend_openai.requests.response_tools import CUSTOM, INPUT, NATIVE, Called

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute, ListenerName
-from dynamo_core.errors import DynamoError, ModelNotFound
+from dynamo_core.errors import HttpFault, ModelNotFound
 from dynamo_core.protocol.ids import id_text
 
 from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
 from dynamo_plugin_frontend_openai.completions import CompletionAsk
-from dynamo_plugin_frontend_openai.errors import HttpFault, problem_of, report
 from dynamo_plugin_frontend_openai.preprocess import to_engine
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.common import invalid
@@ -52,22 +51,14 @@ class RouteExplanations:
             async with asyncio.timeout(DEADLINE):
                 raw = await read_object(http)
         except TimeoutError:
-            fault = HttpFault(408, f"The request body did not arrive within {DEADLINE:g} s")
-            return problem_of(fault).response()
-        except (HttpFault, DynamoError) as error:
-            return problem_of(error).response()
-        try:
-            model = self._find(raw.get("model"))
-            ask_for = partial(self._ask, raw, model)
-            # A large body may have as many parts as would hold the event loop.
-            large = len(await http.read()) > INLINE
-            ask = await asyncio.to_thread(ask_for) if large else ask_for()
-            request = await _request(ask, model)
-            views = model.explain(request)
-        except Exception as error:
-            problem = problem_of(error)
-            report(problem, error, "of an operator")
-            return problem.response()
+            raise HttpFault(408, f"The request body did not arrive within {DEADLINE:g} s") from None
+        model = self._find(raw.get("model"))
+        ask_for = partial(self._ask, raw, model)
+        # A large body may have as many parts as would hold the event loop.
+        large = len(await http.read()) > INLINE
+        ask = await asyncio.to_thread(ask_for) if large else ask_for()
+        request = await _request(ask, model)
+        views = model.explain(request)
         routes = msgspec.to_builtins(views)
         for rank in (rank for route in routes for rank in route["ranks"]):
             rank["instance_id"] = id_text(rank["instance_id"])

@@ -8,6 +8,8 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpHandler, HttpRoute
+from dynamo_core.errors import DynamoError, Problem, problem_of
+from dynamo_core.http.errors import error_response
 
 from dynamo_plugin_router_slot_tracker.bodies import (
     Addition,
@@ -18,7 +20,7 @@ from dynamo_plugin_router_slot_tracker.bodies import (
     Unregistration,
 )
 from dynamo_plugin_router_slot_tracker.decoding import BodyOf
-from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed, Refusal
+from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas
 
@@ -40,14 +42,15 @@ _TEXTS = {
 }
 
 
-def refusal(status: int, message: str) -> web.Response:
+def respond_error(problem: Problem) -> web.Response:
+    """An error as the routes of this service word it."""
+    text = problem.message.encode("utf-8", "replace").decode()
+    return error_response(problem, _encoder.encode({"error": text}))
+
+
+def respond_listener_error(problem: Problem) -> web.Response:
     """An error of the listener, not of a route."""
-    return _error(status, _TEXTS.get(status, message))
-
-
-def unauthorized(status: int, message: str, _: str | None) -> web.Response:
-    """The answer to who has not the token."""
-    return _error(status, message)
+    return respond_error(msgspec.structs.replace(problem, message=_TEXTS.get(problem.status, problem.message)))
 
 
 class Api:
@@ -90,8 +93,8 @@ class Api:
         async def handle(http: web.Request) -> web.StreamResponse:
             try:
                 response = await handler(http)
-            except Refusal as refused:
-                response = _error(refused.status, refused.text)
+            except DynamoError as error:
+                response = respond_error(problem_of(error))
             if count is not None:
                 count(path, response.status)
             return response
@@ -185,8 +188,3 @@ def _done(status: int = HTTPStatus.OK) -> web.Response:
 
 def _answer(body: object) -> web.Response:
     return web.Response(body=_encoder.encode(body), content_type="application/json")
-
-
-def _error(status: int, text: str) -> web.Response:
-    body = {"error": text.encode("utf-8", "replace").decode()}
-    return web.Response(status=status, body=_encoder.encode(body), content_type="application/json")

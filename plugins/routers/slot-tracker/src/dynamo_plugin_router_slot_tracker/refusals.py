@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dynamo_core.errors import HttpFault
 
-class Refusal(Exception):
-    """A call that is refused; the text is meant for the caller."""
 
-    status: ClassVar[int] = 400
+class Refusal(HttpFault):
+    """A call that is refused; the message is meant for the caller."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+    STATUS: ClassVar[int] = 400
+
+    def __init__(self, message: str) -> None:
+        super().__init__(self.STATUS, message)
 
 
 class Malformed(Refusal):
@@ -22,28 +23,22 @@ class Malformed(Refusal):
 class Unknown(Refusal):
     """What is meant is not there."""
 
-    status = 404
+    STATUS = 404
 
 
 class Conflict(Refusal):
     """It contradicts what is there."""
 
-    status = 409
+    STATUS = 409
 
 
 class WrongContentType(Refusal):
     """The body says that it is something else."""
 
-    status = 415
+    STATUS = 415
 
 
 class WrongSchema(Refusal):
     """The body is JSON, but not what is expected here."""
 
-    status = 422
-
-
-class Unusable(Refusal):
-    """It cannot be done now."""
-
-    status = 503
+    STATUS = 422

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
-from dynamo_core.errors import ConfigError
+from dynamo_core.errors import ConfigError, DynamoError, Unavailable
 
 from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.events import PROGRESS_TOPIC, TOPIC
-from dynamo_plugin_router_slot_tracker.refusals import Malformed, Refusal, Unknown, Unusable
+from dynamo_plugin_router_slot_tracker.refusals import Malformed, Unknown
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replication import MAX_MESSAGE, Replication
 from dynamo_plugin_router_slot_tracker.sockets import SocketReader
@@ -109,9 +109,9 @@ class Replicas:
             try:
                 _accepted(check_endpoint, peer)
                 self._connect(peer)
-            except Refusal as refusal:
+            except DynamoError as error:
                 self.close()
-                raise ConfigError(f"--replica-sync-peers: {refusal.text}") from refusal
+                raise ConfigError(f"--replica-sync-peers: {error}") from error
 
     def _bound(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         settings = self._settings
@@ -165,7 +165,7 @@ class Replicas:
 
         Raises:
             Malformed: the endpoint is no TCP one of a peer, or is this process's own.
-            Unusable: the sockets are closed.
+            Unavailable: the sockets are closed.
         """
         _accepted(check_peer, endpoint)
         return self._connect(endpoint)
@@ -190,7 +190,7 @@ class Replicas:
 
         Raises:
             Unknown: it is none.
-            Unusable: the sockets are closed.
+            Unavailable: the sockets are closed.
         """
         subscriber = self._open_subscriber()
         if endpoint not in self._peers:
@@ -205,7 +205,7 @@ class Replicas:
 
     def _open_subscriber(self) -> zmq.Socket[bytes]:
         if self._subscriber is None:
-            raise Unusable("replica peer manager is unavailable")
+            raise Unavailable("replica peer manager is unavailable")
         return self._subscriber
 
     # What replication does with the sockets.

@@ -16,7 +16,7 @@ from dynamo_core.http.listener import Listener
 from dynamo_core.http.tls import server_context
 from dynamo_core.tasks import TaskSet
 
-from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, refusal, unauthorized
+from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_error, respond_listener_error
 from dynamo_plugin_router_slot_tracker.figures import Figures
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS, Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
@@ -91,7 +91,7 @@ class Service:
             guard = AdminToken(settings.token, where="--token")
             # Liveness is asked for by those who have no token.
             routes = [
-                route if route.path == "/health" else guard.protect(replace(route, refusal=unauthorized))
+                route if route.path == "/health" else guard.protect(replace(route, respond_error=respond_error))
                 for route in routes
             ]
         self.listener = Listener(
@@ -104,7 +104,7 @@ class Service:
             idle_timeout=_IDLE_TIMEOUT,
             ssl=_tls_context(settings.tls),
             port_option="--port",
-            refusal=refusal,
+            respond_error=respond_listener_error,
         )
         self._tasks = TaskSet()
 

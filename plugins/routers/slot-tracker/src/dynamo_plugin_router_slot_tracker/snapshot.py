@@ -84,7 +84,7 @@ def _fill(registry: Registry, parts: list[SnapshotPart]) -> tuple[int, int]:
             try:
                 registry.register(worker)
             except (Malformed, Conflict) as refused:
-                log.warning("a worker of the snapshot was left out: %s", refused.text)
+                log.warning("a worker of the snapshot was left out: %s", refused)
                 continue
             workers += 1
     held: list[Held] = [request for part in parts for request in part.requests]

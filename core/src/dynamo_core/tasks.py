@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
+from dynamo_core.resources import AsyncResource
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -17,7 +19,7 @@ log = logging.getLogger(__name__)
 AGAIN = 60.0
 
 
-class TaskSet:
+class TaskSet(AsyncResource):
     """Keeps tasks, reports the ones that fail, and ends them all in `aclose`."""
 
     __slots__ = ("_tasks",)

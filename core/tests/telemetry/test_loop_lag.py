@@ -25,7 +25,7 @@ async def test_a_held_loop_shows_as_delay_and_stall() -> None:
 
     time.sleep(0.05)  # noqa: ASYNC251 — holding the loop is the point
     await until_fired(metrics, 1)
-    lag.stop()
+    await lag.aclose()
 
     value = metrics.registry.get_sample_value
     assert (value("dynamo_frontend_event_loop_stall_total") or 0) >= 1
@@ -38,8 +38,8 @@ async def test_nothing_is_measured_after_stop() -> None:
     lag.start()
     await until_fired(metrics, 2)
 
-    lag.stop()
-    lag.stop()
+    await lag.aclose()
+    await lag.aclose()
     before = count(metrics)
     for _ in range(20):
         await asyncio.sleep(0.001)

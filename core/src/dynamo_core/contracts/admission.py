@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +13,7 @@ from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.router import PoolView
 from dynamo_core.contracts.thresholds import NO_THRESHOLDS, RankLoad, ThresholdView
 from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.resources import AsyncResource
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class AdmissionServices:
     retry_after: Callable[[str], float] = _a_second
 
 
-class Admission(Plugin, ABC):
+class Admission(Plugin, AsyncResource):
     """Lets requests in, makes them wait, or refuses them."""
 
     #: Whether `is_busy` is asked, so that the thresholds count.

@@ -8,7 +8,7 @@ calls `Source.pause`.
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from dynamo_core.contracts.context import Callback, EngineContext
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.resources import AsyncResource
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Sink(Protocol):
         """Nothing more will come. Without the flag before it, something was lost: `error` says what, if known."""
 
 
-class Source(ABC):
+class Source(AsyncResource):
     """The calling end's grip on an accepted call."""
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,6 +12,7 @@ from typing import ClassVar
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import ConnectingPlugin
+from dynamo_core.resources import AsyncResource
 
 #: The largest value that may be put, in bytes.
 MAX_VALUE = 64 * 1024
@@ -39,7 +40,7 @@ class WatchEvent:
     value: bytes = b""
 
 
-class Lease(ABC):
+class Lease(AsyncResource):
     """The life of one process in discovery. Kept alive in the background until closed."""
 
     @property
@@ -77,7 +78,7 @@ class Lease(ABC):
         """Removes all records and ends the lease. Safe twice."""
 
 
-class Discovery(ConnectingPlugin, ABC):
+class Discovery(ConnectingPlugin, AsyncResource):
     """A directory of live processes, and a few small shared values."""
 
     #: Whether other processes see what is put.

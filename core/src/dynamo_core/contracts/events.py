@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
 from dynamo_core.contracts.discovery import Discovery, Lease
+from dynamo_core.resources import AsyncResource
 
 
-class Publisher(ABC):
+class Publisher(AsyncResource):
     """Sends events on one subject."""
 
     @abstractmethod

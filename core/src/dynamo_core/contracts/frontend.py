@@ -6,7 +6,7 @@ import asyncio
 import enum
 import math
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -27,6 +27,7 @@ from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.protocol.request_ids import clients_request_id, new_request_id
+from dynamo_core.resources import AsyncResource
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -332,7 +333,7 @@ class FrontendServices:
         return problem_of(error, self.overload_status)
 
 
-class Frontend(Plugin, ABC):
+class Frontend(Plugin, AsyncResource):
     """An API for clients."""
 
     def __init__(self, config: PluginConfig, services: FrontendServices) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +18,7 @@ from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.resources import AsyncResource
 
 
 class PoolView(Protocol):
@@ -206,7 +207,7 @@ def no_worker(pool: PoolView) -> DynamoError:
     return Unavailable(f"no worker serves model {pool.model!r} now")
 
 
-class Router(Plugin, ABC):
+class Router(Plugin, AsyncResource):
     """Chooses a worker. One object per pool.
 
     A router must not keep count of running requests: entering a route on the load tracker does, whatever the router.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 from dynamo_core.contracts.call import Endpoint, Handler, Sink, Source
@@ -12,9 +12,10 @@ from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import ConnectingPlugin
 from dynamo_core.protocol.records import Instance
+from dynamo_core.resources import AsyncResource
 
 
-class Served(ABC):
+class Served(AsyncResource):
     """An endpoint being served."""
 
     @property
@@ -31,7 +32,7 @@ class Served(ABC):
         """Stops serving and ends what still runs. Safe twice."""
 
 
-class Transport(ConnectingPlugin, ABC):
+class Transport(ConnectingPlugin, AsyncResource):
     """Carries calls. One object per process, used by workers to serve and by clients to call.
 
     A stream ends normally only after an `Annotated` whose event is ``complete_final`` has been put into the sink; every

@@ -34,6 +34,7 @@ from dynamo_core.http.errors import error_response
 from dynamo_core.http.gate import HEADER_TIMEOUT, Gate
 from dynamo_core.http.packed import request_factory
 from dynamo_core.http.stalls import Stalls
+from dynamo_core.resources import AsyncResource
 
 log = logging.getLogger(__name__)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
@@ -71,7 +72,7 @@ class _ProtocolNoise(logging.Filter):
 _protocol_log.addFilter(_ProtocolNoise())
 
 
-class Listener:
+class Listener(AsyncResource):
     """Serves routes on one address, within limits.
 
     `name` is how messages call it; `port` 0 takes any free one; `body_limit` is in bytes; `port_option` is what an

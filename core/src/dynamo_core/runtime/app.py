@@ -126,10 +126,9 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
             if not role.whole and role.workers:
                 # Nobody starts a process anew that is everything; and whoever looks into it with a debugger stops it.
                 _watch_loop(signals, min(loaded.settings.workers[name].stall_exit for name in role.workers))
-            tasks = TaskSet()
-            tasks.spawn(_announce(application), name="announce")
-            broken = await _first(application.failed(), signals.wait(1))
-            await tasks.aclose()
+            async with TaskSet() as tasks:
+                tasks.spawn(_announce(application), name="announce")
+                broken = await _first(application.failed(), signals.wait(1))
         if broken:
             log.error("this process can serve nobody any more; it ends, to be started anew")
             signals.expect_end()
@@ -242,10 +241,9 @@ async def _first(action: Awaitable[None], signal_wait: Awaitable[None]) -> bool:
     async def signalled() -> None:
         await signal_wait
 
-    tasks = TaskSet()
-    doing = tasks.spawn(attempt(), name="lifecycle")
-    waiting = tasks.spawn(signalled(), name="signal")
-    try:
+    async with TaskSet() as tasks:
+        doing = tasks.spawn(attempt(), name="lifecycle")
+        waiting = tasks.spawn(signalled(), name="signal")
         await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
         ended = doing.done()
         if failure is not None:
@@ -253,5 +251,3 @@ async def _first(action: Awaitable[None], signal_wait: Awaitable[None]) -> bool:
         if ended:
             doing.result()
         return ended
-    finally:
-        await tasks.aclose()

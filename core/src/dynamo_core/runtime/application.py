@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.resources import AsyncResource, ClosingStack
 from dynamo_core.runtime.back import Back
 from dynamo_core.runtime.front import Front
 from dynamo_core.runtime.plane import Plane
@@ -16,7 +17,7 @@ from dynamo_core.settings import LoadedSettings
 log = logging.getLogger(__name__)
 
 
-class Application:
+class Application(AsyncResource):
     """One process in its role: everything, a frontend, or a worker. Making it starts nothing.
 
     Raises:
@@ -38,6 +39,11 @@ class Application:
             )
         self.front = Front(self._plane, self.role) if self.role.frontend else None
         self.back = Back(self._plane, self.role, stopping=stopping)
+        self._stack = ClosingStack("this process")
+        # Taken in reverse, after the listeners and the workers: what is left then belongs to the process.
+        self._connected = self._stack.part("Phase 3: disconnecting from discovery and transport")
+        self._running = self._stack.part("Phase 2: waiting for what still runs")
+        self._asked = self._stack.part("Phase 1: closing what can still be asked")
         self._stopped = False
         self._phase = ""
 
@@ -54,7 +60,7 @@ class Application:
     def doing(self) -> str:
         """What it is at while it starts or stops, in a few words for the log. For any thread."""
         connecting = "" if self._stopped else self._plane.waits_for
-        return connecting or self.back.doing or self._phase
+        return connecting or self.back.doing or self._stack.stage or self._phase
 
     async def start(self) -> None:
         """Opens, then starts the workers; raises what either does."""
@@ -73,10 +79,10 @@ class Application:
         try:
             if self.front is not None:
                 await self.front.open()
-            await self.back.open()
-            await self._plane.start()
+            await self.back.open(self._asked)
+            await self._plane.start(self._connected)
             if self.front is not None:
-                await self.front.start()
+                await self.front.start(self._running, self._asked)
         except BaseException:
             await self.stop(grace=False)
             raise
@@ -121,35 +127,20 @@ class Application:
             return
         self._stopped = True
         self._phase = "finishing requests"
-        cut = False
-        for step in self._steps(hurried):
-            try:
-                await step(grace and not cut)
-            except asyncio.CancelledError:
-                cut = True
-            except Exception:
-                # One part that cannot be stopped must not keep the others from it.
-                log.exception("a part could not be stopped in order")
-        self._phase = ""
-        log.info("stopped")
-        if cut:
-            raise asyncio.CancelledError
+        front, back, stack = self.front, self.back, self._stack
+        stack.push("stop its workers", lambda: back.stop(grace and not stack.cut, hurried=hurried))
+        if front is not None:
+            stack.push("close its listeners", front.close_listeners)
+            stack.push("finish its requests", lambda: self._drain(front, grace, hurried))
+        try:
+            await stack.aclose()
+        finally:
+            self._phase = stack.stage = ""
+            log.info("stopped")
 
-    def _steps(self, hurried: bool) -> list[Callable[[bool], Awaitable[None]]]:
-        front, back, plane = self.front, self.back, self._plane
-        steps: list[Callable[[bool], Awaitable[None]]] = []
-        if front is not None:
-            steps += [lambda grace: self._drain(front, grace, hurried), lambda _: front.close_listeners()]
-        steps.append(lambda grace: back.stop(grace, hurried=hurried))
-        # The engines are down. What is left belongs to the process.
-        steps += [lambda _: self._enter("Phase 1: closing what can still be asked"), lambda _: back.close_system()]
-        if front is not None:
-            steps.append(lambda _: front.close_frontend())
-        steps.append(lambda _: self._enter("Phase 2: waiting for what still runs"))
-        if front is not None:
-            steps += [lambda _: front.close_models(), lambda _: front.close_admission()]
-        steps.append(lambda _: self._enter("Phase 3: disconnecting from discovery and transport"))
-        return [*steps, lambda _: plane.close_discovery(), lambda _: plane.close_transport()]
+    async def aclose(self) -> None:
+        """Stops at once: running requests are cut."""
+        await self.stop(grace=False)
 
     async def _drain(self, front: Front, grace: bool, hurried: bool) -> None:
         client = self._settings.client
@@ -161,7 +152,3 @@ class Application:
             )
             await asyncio.sleep(client.drain_grace)
         await front.drain(client.shutdown_timeout if grace else 0.0)
-
-    async def _enter(self, phase: str) -> None:
-        self._phase = phase
-        log.info(phase)

@@ -10,6 +10,7 @@ from dynamo_core.contracts.boundary import make_engine
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.http.health import metrics_route, system_routes
 from dynamo_core.http.listener import Listener
+from dynamo_core.resources import ClosingStack
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import WorkerSettings
@@ -43,14 +44,14 @@ class Back:
         ]
         self._system = None if role.whole else self._make_system(role)
 
-    async def open(self) -> None:
-        """Opens the system listener, if there is one.
+    async def open(self, stack: ClosingStack) -> None:
+        """Opens the system listener, if there is one; `stack` closes it.
 
         Raises:
             ConfigError: its address cannot be bound.
         """
         if self._system is not None:
-            await self._system.start()
+            await stack.enter(self._system).start()
             log.info("health and metrics of this process are at %s", self._system.url)
 
     async def start(self) -> None:
@@ -118,11 +119,6 @@ class Back:
                 task.cancel()
             await asyncio.wait(stopping)
             raise
-
-    async def close_system(self) -> None:
-        """Closes the system listener."""
-        if self._system is not None:
-            await self._system.aclose()
 
     @staticmethod
     def _replicas(role: Role, settings: WorkerSettings) -> range:

@@ -35,6 +35,7 @@ from dynamo_core.http.health import health_routes, metrics_route
 from dynamo_core.http.listener import Listener
 from dynamo_core.http.tls import server_context
 from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.resources import ClosingStack
 from dynamo_core.runtime.health import Health
 from dynamo_core.runtime.parsers import load_parsers
 from dynamo_core.runtime.plane import Plane
@@ -116,16 +117,20 @@ class Front:
         else:
             self._joined.set()
 
-    async def start(self) -> None:
-        """Begins to watch for workers, and to answer requests, if only with 503."""
-        self._thresholds.start()
-        await self._admission.start()
-        self._lag.start()
-        self._monitor.start()
-        self.models.start()
+    async def start(self, stack: ClosingStack, api: ClosingStack) -> None:
+        """Begins to watch for workers, and to answer requests, if only with 503.
+
+        `api` closes the frontend, and `stack` what it stands on. The listeners are closed by `drain`.
+        """
+        stack.enter(self._thresholds).start()
+        await stack.enter(self._admission).start()
+        stack.enter(self._lag).start()
+        stack.enter(self._pipeline)
+        stack.enter(self._monitor).start()
+        stack.enter(self.models).start()
         if self._load_sync is not None:
-            self._load_sync.start()
-        await self._frontend.start()
+            stack.enter(self._load_sync).start()
+        await api.enter(self._frontend).start()
         for listener in self._listeners:
             listener.started()
 
@@ -150,24 +155,6 @@ class Front:
         await self._tasks.aclose()
         for listener in self._listeners:
             await listener.aclose()
-
-    async def close_frontend(self) -> None:
-        """Ends the API's background work."""
-        await self._frontend.aclose()
-
-    async def close_models(self) -> None:
-        """Ends the watch of discovery, the routers, and what is still being cleaned up after requests."""
-        if self._load_sync is not None:
-            await self._load_sync.aclose()
-        await self.models.aclose()
-        await self._monitor.aclose()
-        await self._pipeline.aclose()
-
-    async def close_admission(self) -> None:
-        """Ends admission's background work, and the timer that measures the loop."""
-        self._lag.stop()
-        await self._admission.aclose()
-        await self._thresholds.aclose()
 
     @property
     def _shared(self) -> bool:

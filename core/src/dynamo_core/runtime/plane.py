@@ -7,6 +7,7 @@ from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.plugin import ConnectingPlugin
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.plugins.loader import PluginLoader
+from dynamo_core.resources import ClosingStack
 from dynamo_core.runtime.resolve import Resolved, resolve
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import LoadedSettings
@@ -52,25 +53,15 @@ class Plane:
         section, plugin = self._starting
         return f"waiting for {section} {plugin.NAME}" + (f": {plugin.waits_for}" if plugin.waits_for else "")
 
-    async def start(self) -> None:
-        """Connects to whatever the planes need."""
-        await self.transport.start()
+    async def start(self, stack: ClosingStack) -> None:
+        """Connects to whatever the planes need; `stack` closes them."""
+        await stack.enter(self.transport).start()
         if self._events is not self.transport:
             self._starting = ("events", self._events)
-            await self._events.start()
+            await stack.enter(self._events).start()
         self._starting = ("discovery", self.discovery)
-        await self.discovery.start()
+        await stack.enter(self.discovery).start()
         self._starting = None
-
-    async def close_discovery(self) -> None:
-        """Ends leases and watches."""
-        await self.discovery.aclose()
-
-    async def close_transport(self) -> None:
-        """Ends calls and events."""
-        if self._events is not self.transport:
-            await self._events.aclose()
-        await self.transport.aclose()
 
 
 def _picked(role: Role) -> tuple[str, ...]:

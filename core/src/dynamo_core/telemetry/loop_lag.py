@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.resources import AsyncResource
 
 #: Seconds between two looks.
 INTERVAL = 0.25
@@ -15,7 +16,7 @@ STALL = 0.1
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class LoopLag:
+class LoopLag(AsyncResource):
     """Sets a timer again and again, and measures how late it fires."""
 
     def __init__(
@@ -42,7 +43,7 @@ class LoopLag:
         if self._timer is None:
             self._arm()
 
-    def stop(self) -> None:
+    async def aclose(self) -> None:
         """Ends. Safe twice, and without `start`."""
         if self._timer is not None:
             self._timer.cancel()

@@ -25,6 +25,7 @@ from dynamo_core.errors import (
 )
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry import logs
 from dynamo_core.telemetry.spans import Span, start_span
@@ -45,7 +46,7 @@ _NO_NEWS = (InvalidArgument, Cancelled, NotSupported, WorkerOverloaded)
 _NONE = object()
 
 
-class EngineAdapter:
+class EngineAdapter(AsyncResource):
     """The handlers of one engine's endpoints."""
 
     def __init__(

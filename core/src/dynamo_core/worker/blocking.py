@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from dynamo_core.contracts.boundary import EngineFiles, at
 from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.resources import AsyncResource
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ MOST = 32
 Place: TypeAlias = tuple[str, int, str, str, int]
 
 
-class BlockingWatch:
+class BlockingWatch(AsyncResource):
     """A thread that looks at the event loop's now and then. Each line of the engine is warned of once.
 
     A single long wait is seen as well as a short one that comes again and again. Made and closed in the loop's thread.
@@ -51,8 +52,8 @@ class BlockingWatch:
         """Begins to look."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Ends it. Safe twice."""
+    async def aclose(self) -> None:
+        """Ends it. Safe twice, and without `start`."""
         self._over.set()
 
     # In the thread.

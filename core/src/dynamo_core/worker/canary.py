@@ -18,6 +18,7 @@ from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import Instance
 from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class _Counted(AsyncGenerator[Any, None]):
         return self._items.aclose()
 
 
-class Canary:
+class Canary(AsyncResource):
     """Watches the beats of one worker and probes it through its own endpoint.
 
     `verdict` is told at every look whether the engine answers, and why not; it may be told the same again.

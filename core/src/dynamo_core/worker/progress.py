@@ -10,6 +10,7 @@ from typing import Any, Final
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 from dynamo_core.worker.canary import Beats
 
@@ -32,7 +33,7 @@ class _Followed:
         self.seen = 0
 
 
-class ProgressReporter:
+class ProgressReporter(AsyncResource):
     """Asks the engine for its progress, and reports it to the callers of requests that are silent.
 
     `beats` counts the progress as well, so that the canary does not probe an engine that is at work.

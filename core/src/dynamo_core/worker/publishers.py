@@ -18,6 +18,7 @@ from dynamo_core.contracts.discovery import Lease
 from dynamo_core.contracts.engine import KvEventSource, LLMEngine, LoadSource
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.protocol.events import KV_EVENTS, KV_METRICS, ActiveLoad, KvEvent, RouterEvent
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 from dynamo_core.worker.kv_history import KvHistory
 
@@ -38,7 +39,7 @@ def new_epoch() -> int:
     return time.time_ns() // 1_000_000 << 16 | secrets.randbits(16)
 
 
-class EnginePublishers:
+class EnginePublishers(AsyncResource):
     """The publishers of one engine; an engine without sources has none, and costs nothing."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,7 @@ from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.resources import AsyncResource, ClosingStack
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.adapter import EngineAdapter
@@ -80,7 +81,7 @@ class WorkerLimits:
     drain_timeout: float = 25.0
 
 
-class Worker:
+class Worker(AsyncResource):
     """Runs any engine: starts it, serves its endpoints, registers it, and takes it down in order."""
 
     def __init__(
@@ -122,7 +123,6 @@ class Worker:
         self._beats = Beats()
         self._canary: Canary | None = None
         self._progress: ProgressReporter | None = None
-        self._blocking: BlockingWatch | None = None
         #: Calls of ``generate`` that run, where a canary may find that the engine is frozen.
         self._running: set[ServedContext] = set()
         self._instance: Instance | None = None
@@ -134,6 +134,10 @@ class Worker:
         self._ending = False
         self._engine_dead = False
         self._drain_ends: float | None = None
+        self._stack = ClosingStack(f"worker {config.worker}")
+        #: Whether stopping waits for requests, and whether it skips waiting for late callers.
+        self._patient = True
+        self._hurried = False
         #: The method of the engine that runs now, of those that may take long.
         self._method = ""
         self.state = WorkerState.INIT
@@ -186,10 +190,9 @@ class Worker:
         """Returns when nobody can be served here any more: the engine has died, or discovery has given up on it."""
         if self._lease is None:
             return
-        watching = TaskSet()
-        lease = watching.spawn(self._lease.lost.wait(), name="watch-lease")
-        engine = watching.spawn(self._engine.died(), name="watch-engine")
-        try:
+        async with TaskSet() as watching:
+            lease = watching.spawn(self._lease.lost.wait(), name="watch-lease")
+            engine = watching.spawn(self._engine.died(), name="watch-engine")
             await asyncio.wait({lease, engine}, return_when=asyncio.FIRST_COMPLETED)
             if engine.done() and not engine.cancelled():
                 self._engine_dead = True
@@ -197,8 +200,6 @@ class Worker:
                 log.error("the engine of worker %s has died: %s", self._config.worker, why)
             else:
                 log.error("discovery has given up on worker %s", self._config.worker)
-        finally:
-            await watching.aclose()
 
     async def start(self, *, system_url: str | None = None) -> None:
         """Starts the engine, then serves, then registers. `system_url` is where its health and metrics are.
@@ -239,6 +240,8 @@ class Worker:
         files = await asyncio.to_thread(read_files, self._config)
         self._vocabulary = vocabulary_of(files)
         self._lease = await self._discovery.lease()
+        self._stack.push("end its lease", self._lease.aclose)
+        self._stack.push("close its publishers", self._publishers.aclose)
         if self._is_ending():
             return
         engine_config = await self._start_engine(self._lease)
@@ -256,6 +259,10 @@ class Worker:
         async with self._lifecycle:
             await self._stop(grace=grace, hurried=hurried)
 
+    async def aclose(self) -> None:
+        """Stops at once: running requests are cut."""
+        await self.stop(grace=False)
+
     async def _stop(self, *, grace: bool, hurried: bool = False) -> None:
         if self.state is WorkerState.STOPPED:
             return
@@ -264,51 +271,14 @@ class Worker:
         self.state = WorkerState.STOPPED
         if self._stopping is not None:
             self._stopping()
-        steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [("leave discovery", self._unregister)]
-        if self._canary is not None:
-            steps.append(("end its health checks", self._canary.aclose))
         if running:
             self._say("dynamo_engine_draining")
         # Late callers of a dead engine are refused either way, and nothing runs that could finish.
-        if grace and not self._engine_dead:
-            if not hurried:
-                steps.append(("wait for late callers", self._wait_for_late_callers))
-            steps.append(("finish its requests", self._finish_requests))
-        steps.append(("close its endpoints", self._close_endpoints))
-        if self._progress is not None:
-            steps.append(("end its progress reports", self._progress.aclose))
-        if self._blocking is not None:
-            self._blocking.close()
-        if running:
-            steps.append(("drain its engine", self._drain_engine))
-        if owed:
-            steps.append(("clean up its engine", self._clean_up))
-        steps.append(("close its publishers", self._publishers.aclose))
-        if self._lease is not None:
-            steps.append(("end its lease", self._lease.aclose))
-        await self._take(steps)
+        self._patient = grace and not self._engine_dead
+        self._hurried = hurried
+        await self._stack.aclose()
         if owed:
             self._say("dynamo_engine_stopped")
-
-    async def _take(self, steps: list[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
-        """Takes every step, whatever becomes of each; being cancelled cuts one short and is passed on at the end."""
-        cut = False
-        for what, step in steps:
-            if cut and step in (self._wait_for_late_callers, self._finish_requests):
-                continue
-            try:
-                await step()
-            except asyncio.CancelledError:
-                cut = True
-                if step == self._close_endpoints:
-                    # What was left open by being cut short; the requests have had their time.
-                    await self._close_endpoints()
-            except TimeoutError:
-                log.warning("worker %s could not %s in time", self._config.worker, what)
-            except Exception:
-                log.exception("worker %s could not %s", self._config.worker, what)
-        if cut:
-            raise asyncio.CancelledError
 
     @contextmanager
     def _in(self, method: str) -> Iterator[None]:
@@ -326,6 +296,7 @@ class Worker:
         worker_id = lease.id
         begun = time.perf_counter()
         self.state = WorkerState.START_FAILED
+        self._stack.push("clean up its engine", self._clean_up)
         try:
             with self._in("start"):
                 made = await ask(self._engine, "start", worker_id)
@@ -347,6 +318,7 @@ class Worker:
             log.exception("engine %s of worker %s failed to start", self._engine.NAME, self._config.worker)
             raise as_backend_error(error) from error
         self.state = WorkerState.RUNNING
+        self._stack.push("drain its engine", self._drain_engine)
         self._announce("dynamo_engine_started", worker=self._config, engine_config=engine_config, worker_id=worker_id)
         return engine_config
 
@@ -354,11 +326,17 @@ class Worker:
         self, lease: Lease, engine_config: EngineConfig, files: dict[str, bytes], system_url: str | None
     ) -> None:
         # While it starts, an engine may block: nobody waits for it.
-        self._blocking = BlockingWatch(self._engine, self._config.worker)
-        self._blocking.start()
+        blocking = BlockingWatch(self._engine, self._config.worker)
+        blocking.start()
         if PROGRESS in engine_config.capabilities:
-            self._progress = ProgressReporter(self._engine, self._beats)
+            self._progress = self._stack.enter(ProgressReporter(self._engine, self._beats))
             self._progress.start()
+        self._stack.push("close its endpoints", self._close_endpoints)
+        self._stack.push("finish its requests", self._finish_requests)
+        self._stack.push("wait for late callers", self._wait_for_late_callers)
+        self._stack.push("end its health checks", self._end_health_checks)
+        self._stack.push("leave discovery", self._unregister)
+        self._stack.enter(blocking)
         gate = CapacityGate(self._metrics, limit=self._limits.engine_requests, queue=self._limits.queued_requests)
         adapter = self._adapter(lease, engine_config, gate, self._worker_metrics)
         model_files = ModelFiles(files)
@@ -481,7 +459,13 @@ class Worker:
                 await self._lease.remove(INSTANCES + self._instance.path)
                 await self._lease.remove(CARDS + self._instance.path)
 
+    async def _end_health_checks(self) -> None:
+        if self._canary is not None:
+            await self._canary.aclose()
+
     async def _wait_for_late_callers(self) -> None:
+        if not self._patient or self._hurried or self._stack.cut:
+            return
         grace = self._limits.grace_period
         if self._instance is not None and self._discovery.CROSS_PROCESS and grace:
             log.info(
@@ -490,16 +474,23 @@ class Worker:
             await asyncio.sleep(grace)
 
     async def _finish_requests(self) -> None:
+        if not self._patient or self._stack.cut:
+            return
         timeout = self._limits.drain_timeout
         self._drain_ends = time.monotonic() + timeout
         if not all(await asyncio.gather(*(served.drain(timeout) for served in self._served))):
             log.warning("worker %s ends requests that did not finish in time", self._config.worker)
 
     async def _close_endpoints(self) -> None:
-        for served in self._served:
-            await served.aclose()
-        for adapter in self._adapters:
-            await adapter.aclose()
+        parts: list[AsyncResource] = [*self._served, *self._adapters]
+        try:
+            for part in parts:
+                await part.aclose()
+        except asyncio.CancelledError:
+            # What was left open by being cut short; the requests have had their time.
+            for part in parts:
+                await part.aclose()
+            raise
 
     async def _drain_engine(self) -> None:
         left = self._limits.drain_timeout

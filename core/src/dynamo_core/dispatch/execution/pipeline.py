@@ -19,6 +19,7 @@ from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.resources import AsyncResource
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.telemetry.stages import Stages
 
@@ -36,7 +37,7 @@ class NoAdmission(Admission):
         return _PERMIT
 
 
-class Pipeline:
+class Pipeline(AsyncResource):
     """The plan of every request in this process. Holds no state of a single request."""
 
     def __init__(

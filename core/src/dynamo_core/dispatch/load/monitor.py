@@ -25,6 +25,7 @@ from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.events import KV_METRICS, ActiveLoad
 from dynamo_core.protocol.reading import read
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class _Told(NamedTuple):
     heard: float
 
 
-class WorkerMonitor:
+class WorkerMonitor(AsyncResource):
     """Keeps the busy marks of all pools that are put in its care.
 
     Without a rule nobody is busy, and the tracker is not listened to; what workers tell is still heard, for those who

@@ -23,6 +23,7 @@ from dynamo_core.dispatch.load.peer_loads import Rank
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.protocol.events import PLACED_LOADS, PlacedLoads
 from dynamo_core.protocol.reading import read
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class PeerLoadMessages:
         return self._encoder.encode(PlacedLoads(self._id, self._number, whole, loads))
 
 
-class PeerLoadSync:
+class PeerLoadSync(AsyncResource):
     """Sends what this frontend has placed, and applies what the others have placed to the tracker.
 
     Best effort: without the event plane a frontend goes by its own requests, as if it were alone. `peers` is told how

@@ -25,6 +25,7 @@ from dynamo_core.protocol.cards import read_card, read_instance
 from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable, shown
 from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class _Worker:
     place: _Place | None = None
 
 
-class Models:
+class Models(AsyncResource):
     """See `dynamo_core.contracts.frontend.ModelDirectory`.
 
     The records are the truth, the models follow them: after every change of a worker's records it is in the pool of its

@@ -20,6 +20,7 @@ from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds, ch
 from dynamo_core.protocol.cards import check_model_name
 from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import read
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ _Values = dict[str, float | int | None]
 _decoder = msgspec.json.Decoder(float | int | None)
 
 
-class ThresholdBook:
+class ThresholdBook(AsyncResource):
     """See `dynamo_core.contracts.thresholds.ThresholdControl`.
 
     `common` counts for all models, `models` for some over it. `changed` is called with a model whose thresholds may be

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import TracebackType
 from typing import Self
 
+from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
 from dynamo_testing.faults.framing import Framing, LengthPrefixed
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT = 5.0
 
 
-class FaultProxy:
+class FaultProxy(AsyncResource):
     """A server on the loopback that carries frames to another one, faults of its `plan` included.
 
     If the server cannot be reached, a client is accepted and reset. Held per connection are at most one frame and
@@ -64,11 +64,6 @@ class FaultProxy:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def connections(self) -> int:

@@ -129,18 +129,7 @@ class Listener(AsyncResource):
         #: Of the exact ones, those that are answered while the process is still starting.
         self._early: set[tuple[str, str]] = set()
         self._starting = False
-        #: How the library is to treat each connection.
-        self._options: dict[str, Any] = {
-            "access_log": None,
-            # A request unpacks its body itself, when a handler reads it.
-            "auto_decompress": False,
-            "keepalive_timeout": idle_timeout,
-            "lingering_time": _LINGER,
-            "max_headers": MAX_HEADERS,
-            "max_line_size": MAX_FIELD,
-            "max_field_size": MAX_FIELD,
-            "logger": _protocol_log,
-        }
+        self._options = _connection_options(idle_timeout)
         self._runner = web.AppRunner(
             self._application(self.routes), handler_cancellation=True, shutdown_timeout=_CANCEL_GRACE, **self._options
         )
@@ -489,6 +478,21 @@ class Listener(AsyncResource):
     def _words(self, handler: HttpHandler | None) -> ErrorResponse:
         """How the route of this handler words errors."""
         return self._respond_error if handler is None else self._wording.get(handler, self._respond_error)
+
+
+def _connection_options(idle_timeout: float) -> dict[str, Any]:
+    """How the library is to treat each connection."""
+    return {
+        "access_log": None,
+        # A request unpacks its body itself, when a handler reads it.
+        "auto_decompress": False,
+        "keepalive_timeout": idle_timeout,
+        "lingering_time": _LINGER,
+        "max_headers": MAX_HEADERS,
+        "max_line_size": MAX_FIELD,
+        "max_field_size": MAX_FIELD,
+        "logger": _protocol_log,
+    }
 
 
 def _told(routes: Iterable[HttpRoute]) -> str:

@@ -130,13 +130,7 @@ class EngineAdapter(AsyncResource):
                 left = (request.sampling_options.n or 1) if self._many_choices else 1
                 try:
                     stream = self._engine.generate(request, GenerateContext(ctx, abort.first_token))
-                    check_stream(self._engine, stream)
-                    items = stream
-                    if self._validate:
-                        rules = StreamRules(request, left, vocabulary=self._vocabulary, text=self._text)
-                        items = validated(self._engine, stream, rules)
-                    if self._progress is not None:
-                        items = self._progress.watch(ctx, items)
+                    items = self._watched(stream, request, ctx, left)
                     async for item in items:
                         if item.finish_reason is not None:
                             if item.finish_reason is FinishReason.ERROR:
@@ -173,6 +167,15 @@ class EngineAdapter(AsyncResource):
                     close = getattr(items, "aclose", None)
                     if close is not None:
                         await close()
+
+    def _watched(self, stream: Any, request: PreprocessedRequest, ctx: ServedContext, terminals: int) -> Any:
+        """The items of a stream, checked and followed where that is wanted."""
+        check_stream(self._engine, stream)
+        items = stream
+        if self._validate:
+            rules = StreamRules(request, terminals, vocabulary=self._vocabulary, text=self._text)
+            items = validated(self._engine, stream, rules)
+        return items if self._progress is None else self._progress.watch(ctx, items)
 
     async def _embed(
         self, request: EmbedRequest, ctx: ServedContext, ticket: Ticket

@@ -35,8 +35,8 @@ async def start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterat
         application = Application(load_settings(tmp_path / "config.yaml", env={}))
         applications.append(application)
         await application.open()
-        assert application.front is not None
-        return application.front._listeners
+        assert application.frontend_process is not None
+        return application.frontend_process._listeners
 
     yield run
     for application in applications:

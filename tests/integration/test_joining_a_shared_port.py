@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from dynamo_core.runtime import front
+from dynamo_core.runtime import frontend_process
 from dynamo_core.runtime.application import Application
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import LoadedSettings, load_settings
@@ -66,7 +66,7 @@ async def test_it_joins_once_there_is_somebody_to_answer(stack: AsyncExitStack, 
 async def test_it_joins_after_a_while_to_say_why_it_is_not_ready(
     stack: AsyncExitStack, loaded: LoadedSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "JOIN_WAIT", 0.05)
+    monkeypatch.setattr(frontend_process, "JOIN_WAIT", 0.05)
     frontend = await run(stack, loaded, FRONTEND)
 
     async with asyncio.timeout(10):

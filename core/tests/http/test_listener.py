@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute
 from dynamo_core.errors import ConfigError, InvalidArgument, Problem, Unknown
-from dynamo_core.http.gate import Gate
+from dynamo_core.http.connection_limiter import ConnectionLimiter
 from dynamo_core.http.listener import Listener
 from yarl import URL
 
@@ -483,8 +483,8 @@ async def test_a_connection_that_sends_half_a_header_is_closed() -> None:
     def no_server() -> asyncio.Protocol:
         raise AssertionError("the header is not complete")
 
-    gate = Gate(no_server, lambda: 0, max_connections=2, header_timeout=0.05)
-    server = await asyncio.get_running_loop().create_server(gate, "127.0.0.1", 0)
+    limiter = ConnectionLimiter(no_server, lambda: 0, max_connections=2, header_timeout=0.05)
+    server = await asyncio.get_running_loop().create_server(limiter, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
 
     half, half_writer = await asyncio.open_connection("127.0.0.1", port)
@@ -493,7 +493,7 @@ async def test_a_connection_that_sends_half_a_header_is_closed() -> None:
 
     assert (await closed(half)).startswith(b"HTTP/1.1 408 ")
     assert await closed(silent) == b""
-    assert gate.timed_out == 2
+    assert limiter.timed_out == 2
     for writer in (half_writer, silent_writer):
         writer.close()
     server.close()

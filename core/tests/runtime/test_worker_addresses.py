@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core.runtime.back import worker_config
+from dynamo_core.runtime.worker_process import worker_config
 from dynamo_core.settings import WorkerSettings
 
 

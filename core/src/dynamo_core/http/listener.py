@@ -29,9 +29,9 @@ from dynamo_core.errors import (
 )
 from dynamo_core.http.bind import bind_error
 from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS, Connection
+from dynamo_core.http.connection_limiter import HEADER_TIMEOUT, ConnectionLimiter
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.errors import error_response
-from dynamo_core.http.gate import HEADER_TIMEOUT, Gate
 from dynamo_core.http.packed import request_factory
 from dynamo_core.http.stalls import Stalls
 from dynamo_core.resources import AsyncResource
@@ -137,7 +137,7 @@ class Listener(AsyncResource):
         self._draining = False
         self._leaving = False
         self._server: asyncio.Server | None = None
-        self._gate: Gate | None = None
+        self._limiter: ConnectionLimiter | None = None
         self._addresses: list[tuple[str, int]] = []
         self._closing = asyncio.Lock()
         self._closed = False
@@ -179,12 +179,12 @@ class Listener(AsyncResource):
     @property
     def refused_connections(self) -> int:
         """Connections closed at once because there were `max_connections`."""
-        return self._gate.refused if self._gate is not None else 0
+        return self._limiter.refused if self._limiter is not None else 0
 
     @property
     def timed_out_connections(self) -> int:
         """Connections closed because their first request header did not come in time."""
-        return self._gate.timed_out if self._gate is not None else 0
+        return self._limiter.timed_out if self._limiter is not None else 0
 
     @property
     def stalled_connections(self) -> int:
@@ -194,7 +194,7 @@ class Listener(AsyncResource):
     @property
     def unsafe_connections(self) -> int:
         """Connections closed because no TLS came about."""
-        return self._gate.unsafe if self._gate is not None else 0
+        return self._limiter.unsafe if self._limiter is not None else 0
 
     async def start(self, *, accept: bool = True, starting: bool = False) -> None:
         """Binds and begins to serve; without `accept` it only holds the address until `accept` is called.
@@ -213,7 +213,7 @@ class Listener(AsyncResource):
         # Most requests need none of what the library's application does for each: resolving, freezing, signals.
         server.request_handler = partial(self._dispatch, server.request_handler)
         server.request_factory = request_factory(self._body_limit, asyncio.get_running_loop())
-        self._gate = Gate(
+        self._limiter = ConnectionLimiter(
             partial(
                 Connection, server, respond_error=self._respond_error, loop=asyncio.get_running_loop(), **self._options
             ),
@@ -225,7 +225,7 @@ class Listener(AsyncResource):
         )
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                self._gate,
+                self._limiter,
                 self._host or None,
                 self._port,
                 backlog=_BACKLOG,
@@ -279,8 +279,8 @@ class Listener(AsyncResource):
         """
         self._draining = True
         await self._close_door()
-        if timeout and self._gate is not None:
-            await self._gate.settled(min(timeout, _LAST_WORDS))
+        if timeout and self._limiter is not None:
+            await self._limiter.settled(min(timeout, _LAST_WORDS))
         self._stop_accepting()
         await self._close_idle()
         if self._running:
@@ -298,8 +298,8 @@ class Listener(AsyncResource):
                 return
             if running:
                 await asyncio.wait(running, timeout=_CANCEL_GRACE)
-            if self._gate is not None:
-                await self._gate.aclose()
+            if self._limiter is not None:
+                await self._limiter.aclose()
             await self._runner.cleanup()
             self._stalls.close()
             # Only now: whoever cuts this short closes the rest by calling again.
@@ -309,13 +309,13 @@ class Listener(AsyncResource):
         self._draining = True
         if self._server is not None:
             self._server.close()
-        if self._gate is not None:
-            self._gate.close()
+        if self._limiter is not None:
+            self._limiter.close()
 
     async def _close_door(self) -> None:
         """Stops listening, without losing a connection that the kernel has made already and nobody has taken yet."""
-        server, gate = self._server, self._gate
-        if server is None or gate is None:
+        server, limiter = self._server, self._limiter
+        if server is None or limiter is None:
             return
         # The same sockets once more, since the server does not let its own be asked.
         doors = [socket.socket(fileno=os.dup(listening.fileno())) for listening in server.sockets]
@@ -331,7 +331,7 @@ class Listener(AsyncResource):
         try:
             while accepted:
                 accepted[-1].setblocking(False)
-                await loop.connect_accepted_socket(gate, accepted[-1])
+                await loop.connect_accepted_socket(limiter, accepted[-1])
                 accepted.pop()
         finally:
             for connection in accepted:

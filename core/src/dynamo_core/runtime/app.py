@@ -12,7 +12,7 @@ from typing import Any
 
 from dynamo_core.errors import ConfigError, DynamoError
 from dynamo_core.runtime.application import Application
-from dynamo_core.runtime.control import Leash, supervised
+from dynamo_core.runtime.control import ParentPipe, supervised
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Hosted, Role, role_for, role_of
 from dynamo_core.runtime.shared_port import SharedPort
@@ -101,10 +101,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(loaded: LoadedSettings, role: Role) -> int:
-    leash = supervised()
-    numbers = (signal.SIGINT, signal.SIGTERM) if leash is None else (signal.SIGTERM,)
+    descriptor = supervised()
+    numbers = (signal.SIGINT, signal.SIGTERM) if descriptor is None else (signal.SIGTERM,)
     with Signals(patience(loaded, role), numbers, interrupted=INTERRUPTED) as signals:
-        line = None if leash is None else Leash(leash, signals)
+        line = None if descriptor is None else ParentPipe(descriptor, signals)
         if line is not None:
             line.start()
         signals.doing = lambda: "loading the plugins"
@@ -185,10 +185,10 @@ def _settle_memory() -> None:
 
 
 async def _supervise(loaded: LoadedSettings, role: Role, arguments: Sequence[str]) -> int:
-    front = loaded.settings.frontend
+    frontend = loaded.settings.frontend
     # Looked at first, so that a taken port is told before any process starts.
-    with SharedPort(front.host, front.port) as shared:
-        if front.processes > 1:
+    with SharedPort(frontend.host, frontend.port) as shared:
+        if frontend.processes > 1:
             return await _supervise_parts(loaded, role, arguments, shared.port)
     return await _supervise_parts(loaded, role, arguments, None)
 
@@ -217,9 +217,9 @@ def patience(loaded: LoadedSettings, role: Role) -> float:
     """Seconds that stopping may take before the process is ended: its own deadlines, and a margin."""
     settings = loaded.settings
     workers = [settings.workers[name] for name in role.workers]
-    back = max((worker.grace_period + worker.shutdown_timeout for worker in workers), default=0.0)
-    front = settings.client.drain_grace + settings.client.shutdown_timeout if role.frontend else 0.0
-    return front + back + (MARGIN if role.frontend else 0.0)
+    workers_take = max((worker.grace_period + worker.shutdown_timeout for worker in workers), default=0.0)
+    frontend_takes = settings.client.drain_grace + settings.client.shutdown_timeout if role.frontend else 0.0
+    return frontend_takes + workers_take + (MARGIN if role.frontend else 0.0)
 
 
 def _grace(loaded: LoadedSettings, role: Role) -> float:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from dynamo_core.errors import ConfigError
 from dynamo_core.resources import AsyncResource, ClosingStack
-from dynamo_core.runtime.back import Back
-from dynamo_core.runtime.front import Front
+from dynamo_core.runtime.frontend_process import FrontendProcess
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Role, role_of
+from dynamo_core.runtime.worker_process import WorkerProcess
 from dynamo_core.settings import LoadedSettings
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class Application(AsyncResource):
                 + ("where --only has no meaning" if self.role.hosted is None else "where no frontend finds the engine")
                 + ": set it to a transport that reaches other processes, such as tcp"
             )
-        self.front = Front(self._plane, self.role) if self.role.frontend else None
-        self.back = Back(self._plane, self.role, stopping=stopping)
+        self.frontend_process = FrontendProcess(self._plane, self.role) if self.role.frontend else None
+        self.worker_process = WorkerProcess(self._plane, self.role, stopping=stopping)
         self._stack = ClosingStack("this process")
         # Taken in reverse, after the listeners and the workers: what is left then belongs to the process.
         self._connected = self._stack.part("Phase 3: disconnecting from discovery and transport")
@@ -50,17 +50,17 @@ class Application(AsyncResource):
     @property
     def url(self) -> str | None:
         """Where clients reach this process, once started; None for a worker."""
-        return self.front.url if self.front is not None else None
+        return self.frontend_process.url if self.frontend_process is not None else None
 
     @property
     def busy(self) -> bool:
         """Whether requests of clients are being answered."""
-        return self.front is not None and self.front.busy
+        return self.frontend_process is not None and self.frontend_process.busy
 
     def doing(self) -> str:
         """What it is at while it starts or stops, in a few words for the log. For any thread."""
         connecting = "" if self._stopped else self._plane.waits_for
-        return connecting or self.back.doing or self._stack.stage or self._phase
+        return connecting or self.worker_process.doing or self._stack.stage or self._phase
 
     async def start(self) -> None:
         """Opens, then starts the workers; raises what either does."""
@@ -77,12 +77,12 @@ class Application(AsyncResource):
         """
         self._phase = "opening the listeners"
         try:
-            if self.front is not None:
-                await self.front.open()
-            await self.back.open(self._asked)
+            if self.frontend_process is not None:
+                await self.frontend_process.open()
+            await self.worker_process.open(self._asked)
             await self._plane.start(self._connected)
-            if self.front is not None:
-                await self.front.start(self._running, self._asked)
+            if self.frontend_process is not None:
+                await self.frontend_process.start(self._running, self._asked)
         except BaseException:
             await self.stop(grace=False)
             raise
@@ -97,25 +97,25 @@ class Application(AsyncResource):
         """
         self._phase = "starting the workers"
         try:
-            await self.back.start()
+            await self.worker_process.start()
         except Exception:
             await self.stop(grace=False)
             raise
 
     def interrupt(self) -> None:
         """While the workers start: nothing further begins. An engine that is starting may finish, or be cancelled."""
-        self.back.interrupt()
+        self.worker_process.interrupt()
 
     async def ready(self) -> None:
         """Returns once requests can be answered; never in a process without a frontend."""
-        if self.front is None:
+        if self.frontend_process is None:
             await asyncio.Event().wait()
         else:
-            await self.front.ready()
+            await self.frontend_process.ready()
 
     async def failed(self) -> None:
         """Returns when the process can no longer do what it is for and should be started anew."""
-        await self.back.lost()
+        await self.worker_process.lost()
 
     async def stop(self, *, grace: bool = True, hurried: bool = False) -> None:
         """Stops everything in order: no new requests, running ones finish, then the workers. Safe twice.
@@ -127,11 +127,11 @@ class Application(AsyncResource):
             return
         self._stopped = True
         self._phase = "finishing requests"
-        front, back, stack = self.front, self.back, self._stack
-        stack.push("stop its workers", lambda: back.stop(grace and not stack.cut, hurried=hurried))
-        if front is not None:
-            stack.push("close its listeners", front.close_listeners)
-            stack.push("finish its requests", lambda: self._drain(front, grace, hurried))
+        frontend, workers, stack = self.frontend_process, self.worker_process, self._stack
+        stack.push("stop its workers", lambda: workers.stop(grace and not stack.cut, hurried=hurried))
+        if frontend is not None:
+            stack.push("close its listeners", frontend.close_listeners)
+            stack.push("finish its requests", lambda: self._drain(frontend, grace, hurried))
         try:
             await stack.aclose()
         finally:
@@ -142,13 +142,13 @@ class Application(AsyncResource):
         """Stops at once: running requests are cut."""
         await self.stop(grace=False)
 
-    async def _drain(self, front: Front, grace: bool, hurried: bool) -> None:
+    async def _drain(self, frontend: FrontendProcess, grace: bool, hurried: bool) -> None:
         client = self._settings.client
-        front.leave()
+        frontend.leave()
         if grace and not hurried and not self.role.whole and client.drain_grace:
             # Whoever balances the load asks /ready now and then; until it has, requests still come and are served.
             log.info(
                 "requests are taken for %g s more, until load balancers notice (client.drain_grace)", client.drain_grace
             )
             await asyncio.sleep(client.drain_grace)
-        await front.drain(client.shutdown_timeout if grace else 0.0)
+        await frontend.drain(client.shutdown_timeout if grace else 0.0)

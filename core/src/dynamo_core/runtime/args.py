@@ -16,8 +16,8 @@ from pydantic_core import PydanticUndefined
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine, RuntimeOptions, WorkerConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.runtime.alone import PLANES, load_alone, worker_word
-from dynamo_core.runtime.back import worker_config
+from dynamo_core.runtime.standalone import PLANES, load_standalone, worker_word
+from dynamo_core.runtime.worker_process import worker_config
 from dynamo_core.settings import FLAGS, LoadedSettings, Settings
 from dynamo_core.settings.shape import REQUIRED, shape_of
 from dynamo_core.settings.sources import option_layer
@@ -124,7 +124,7 @@ class CommonArgs:
         above: Table | None = None,
     ) -> LoadedSettings:
         """All settings, with those of the worker under its name; see `worker_config`."""
-        return load_alone(
+        return load_standalone(
             self.name_for(engine),
             engine=engine,
             model_name=model_name or f"{engine}-model",

@@ -39,7 +39,7 @@ def supervised(env: MutableMapping[str, str] | None = None) -> int | None:
     return int(value) if value.isdigit() else None
 
 
-class Leash:
+class ParentPipe:
     """The child's end. A thread reads it, so that a busy or stuck event loop does not keep an orphan alive."""
 
     def __init__(self, descriptor: int, signals: Signals) -> None:
@@ -49,7 +49,7 @@ class Leash:
 
     def start(self) -> None:
         """Begins to listen. The thread ends with the process."""
-        threading.Thread(target=self._listen, name="leash", daemon=True).start()
+        threading.Thread(target=self._listen, name="parent pipe", daemon=True).start()
 
     def say_ready(self) -> None:
         """Tells the supervisor that this process serves: its config works."""

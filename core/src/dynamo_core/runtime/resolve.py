@@ -220,12 +220,12 @@ def _folder_fault(folder: Path) -> str | None:
 
 
 def _check_listeners(loaded: LoadedSettings) -> None:
-    front, admin = loaded.settings.frontend, loaded.settings.admin
+    frontend, admin = loaded.settings.frontend, loaded.settings.admin
     # Each frontend process has an admin port of its own, counted up from this one.
-    if admin.port and 0 <= front.port - admin.port < front.processes and _meet(front.host, admin.host):
+    if admin.port and 0 <= frontend.port - admin.port < frontend.processes and _meet(frontend.host, admin.host):
         raise ConfigError(
-            f"{_place(loaded, 'admin.port')}: {front.port} is the port of the frontend too: choose another, or leave "
-            "admin.port out to serve its routes on the public listener"
+            f"{_place(loaded, 'admin.port')}: {frontend.port} is the port of the frontend too: choose another, or "
+            "leave admin.port out to serve its routes on the public listener"
         )
 
 

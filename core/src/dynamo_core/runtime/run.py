@@ -15,11 +15,11 @@ from dynamo_core.contracts.boundary import at, shown
 from dynamo_core.contracts.bridge import EngineLike, as_engine
 from dynamo_core.contracts.engine import WorkerConfig
 from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument
-from dynamo_core.runtime.alone import layer_of, load_alone, worker_word
 from dynamo_core.runtime.app import FAILED, serve
-from dynamo_core.runtime.back import COMMON_LABELS
 from dynamo_core.runtime.roles import Hosted
+from dynamo_core.runtime.standalone import layer_of, load_standalone, worker_word
 from dynamo_core.runtime.supervisor import MISCONFIGURED
+from dynamo_core.runtime.worker_process import COMMON_LABELS
 
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -97,7 +97,7 @@ def _pair(engine_class: HasFromArgs, made: Any) -> tuple[EngineLike, WorkerConfi
 def _serve(engine: EngineLike, config: WorkerConfig) -> int:
     _check_labels(config.metrics_labels)
     model_name = config.served_model_name or config.model_name or config.worker
-    loaded = load_alone(
+    loaded = load_standalone(
         config.worker,
         engine=config.worker,
         model_name=model_name,

@@ -51,7 +51,7 @@ MB = 1024 * 1024
 JOIN_WAIT = 10.0
 
 
-class Front:
+class FrontendProcess:
     """Made from a plane; `open` before the plane's `start`, `start` after it, the rest before the plane is closed."""
 
     def __init__(self, plane: Plane, role: Role) -> None:
@@ -294,7 +294,7 @@ class Front:
         if token is not None:
             admin = [token.protect(route) for route in admin]
         known = [guard for guard in (keys, token) if guard is not None] if keys is not None else []
-        front, operators = self._settings.frontend, self._settings.admin
+        frontend, operators = self._settings.frontend, self._settings.admin
         # Whoever asks on a shared port cannot choose who answers, so each process has a port of its own too.
         port = 0 if operators.port is None and self._shared else operators.port
         if port:
@@ -305,10 +305,10 @@ class Front:
         listeners = [
             self._make_listener(
                 "frontend",
-                front.host,
-                front.port,
+                frontend.host,
+                frontend.port,
                 [*public, *self._health_routes(known)],
-                ssl=server_context("frontend.tls", front.tls),
+                ssl=server_context("frontend.tls", frontend.tls),
                 cors=self._make_cors(),
                 reuse_port=self._shared,
             )

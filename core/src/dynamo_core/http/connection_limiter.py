@@ -1,4 +1,4 @@
-"""The door of a listener: how many connections there may be, and how long one may take to say what it wants.
+"""How many connections a listener may have, and how long one may take to send its first header.
 
 A connection is given to the HTTP server only with its first request header complete. Until then it holds a few bytes
 and one timer, so a crowd that connects and says nothing, or says it byte by byte, costs little and not for long. With
@@ -34,7 +34,7 @@ _TIMED_OUT = (
 _TIMED_OUT_BODY = error_body(Problem(408, "The request's header did not arrive in time"))
 
 
-class Gate:
+class ConnectionLimiter:
     """Makes a protocol for each new connection of one listener.
 
     `make` gives the HTTP server's protocol; `served` tells how many connections the server has now; `stalls` watches
@@ -59,7 +59,7 @@ class Gate:
         self._served = served
         self._max = max_connections
         self._header_timeout = header_timeout
-        self._waiting: set[_Visitor] = set()
+        self._waiting: set[_PendingConnection] = set()
         self._settled: asyncio.Future[None] | None = None
         self._room = 0
         self._closed = False
@@ -75,10 +75,10 @@ class Gate:
         if self._closed or not self._admit():
             self.refused += 1
             return _Refusal()
-        visitor = _Visitor(self)
+        connection = _PendingConnection(self)
         # Counted before the transport exists: a crowd may be accepted in one turn of the loop.
-        self._waiting.add(visitor)
-        return visitor if self._ssl is None else _Arrival(self, visitor)
+        self._waiting.add(connection)
+        return connection if self._ssl is None else _PendingHandshake(self, connection)
 
     async def settled(self, timeout: float) -> None:
         """Returns once every connection has begun a request or is gone, or after `timeout` seconds."""
@@ -89,24 +89,24 @@ class Gate:
     def close(self) -> None:
         """Closes every connection that has not begun a request. New ones are refused."""
         self._closed = True
-        for visitor in list(self._waiting):
-            visitor.leave()
+        for connection in list(self._waiting):
+            connection.leave()
 
     async def aclose(self) -> None:
         """As `close`; returns when no handshake is left."""
         self.close()
         await self._handshakes.aclose()
 
-    def _left(self, visitor: _Visitor) -> None:
-        self._waiting.discard(visitor)
+    def _left(self, connection: _PendingConnection) -> None:
+        self._waiting.discard(connection)
         if not self._waiting and self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
 
-    async def _secure(self, sock: socket.socket, visitor: _Visitor) -> None:
-        """Shakes hands; from then on the visitor is as any other."""
+    async def _secure(self, sock: socket.socket, connection: _PendingConnection) -> None:
+        """Shakes hands; from then on the connection is as any other."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: visitor,
+                lambda: connection,
                 sock,
                 ssl=self._ssl,
                 ssl_handshake_timeout=self._header_timeout,
@@ -117,8 +117,8 @@ class Gate:
             self.unsafe += 1
             sock.close()
         finally:
-            if visitor._transport is None:
-                visitor.leave()
+            if connection._transport is None:
+                connection.leave()
 
     def _admit(self) -> bool:
         # Counting costs time per connection, so it is done only when the room seen last time is used up.
@@ -137,13 +137,13 @@ class _Refusal(asyncio.Protocol):
         cast(asyncio.WriteTransport, transport).abort()
 
 
-class _Arrival(asyncio.Protocol):
+class _PendingHandshake(asyncio.Protocol):
     """A connection that has to become TLS. It is given up for another on the same socket, made with TLS from the start:
     event loops differ in whether the first bytes can be kept for a TLS that comes later."""
 
-    def __init__(self, gate: Gate, visitor: _Visitor) -> None:
-        self._gate = gate
-        self._visitor = visitor
+    def __init__(self, limiter: ConnectionLimiter, connection: _PendingConnection) -> None:
+        self._limiter = limiter
+        self._connection = connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         plain = cast(asyncio.Transport, transport)
@@ -151,31 +151,31 @@ class _Arrival(asyncio.Protocol):
             sock = socket.socket(fileno=os.dup(plain.get_extra_info("socket").fileno()))
         except OSError:
             # No descriptor is left.
-            self._visitor.leave()
+            self._connection.leave()
             return
         finally:
             plain.abort()
         sock.setblocking(False)
-        self._gate._handshakes.spawn(self._gate._secure(sock, self._visitor), name="tls-handshake")
+        self._limiter._handshakes.spawn(self._limiter._secure(sock, self._connection), name="tls-handshake")
 
 
-class _Visitor(asyncio.Protocol):
+class _PendingConnection(asyncio.Protocol):
     """A connection whose first header is not complete."""
 
-    __slots__ = ("_data", "_gate", "_timer", "_transport")
+    __slots__ = ("_data", "_limiter", "_timer", "_transport")
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, limiter: ConnectionLimiter) -> None:
+        self._limiter = limiter
         self._data = bytearray()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._gate._closed:
+        if self._limiter._closed:
             self.leave()
             return
-        self._timer = asyncio.get_running_loop().call_later(self._gate._header_timeout, self._late)
+        self._timer = asyncio.get_running_loop().call_later(self._limiter._header_timeout, self._late)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._data
@@ -201,22 +201,22 @@ class _Visitor(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        protocol = self._gate._make()
+        protocol = self._limiter._make()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        if self._gate._stalls is not None:
-            self._gate._stalls.watch(transport)
+        if self._limiter._stalls is not None:
+            self._limiter._stalls.watch(transport)
         protocol.data_received(bytes(self._data))
 
     def _late(self) -> None:
-        self._gate.timed_out += 1
+        self._limiter.timed_out += 1
         if self._data and self._transport is not None:
             name = new_request_id().encode()
             self._transport.write(_TIMED_OUT % (name, len(_TIMED_OUT_BODY), _TIMED_OUT_BODY))
         self.leave()
 
     def _done(self) -> None:
-        self._gate._left(self)
+        self._limiter._left(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -27,7 +27,7 @@ _SYSTEM_CONNECTIONS = 100
 _SYSTEM_BODY = 64 * 1024
 
 
-class Back:
+class WorkerProcess:
     """Made from a plane and a role; `open` and `start` after the plane's, `stop` before it is closed."""
 
     def __init__(self, plane: Plane, role: Role, *, stopping: Callable[[], None] | None = None) -> None:

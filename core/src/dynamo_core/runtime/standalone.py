@@ -26,7 +26,7 @@ def worker_word(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "engine"
 
 
-def load_alone(
+def load_standalone(
     worker: str,
     *,
     engine: str,

@@ -26,7 +26,7 @@ from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
-from dynamo_core.runtime.parsers import load_parsers
+from dynamo_core.runtime.resolve import load_parsers
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery

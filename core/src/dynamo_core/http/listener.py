@@ -27,7 +27,7 @@ from dynamo_core.errors import (
     Unavailable,
     problem_of,
 )
-from dynamo_core.http.bind import bind_error
+from dynamo_core.http.binding import bind_error
 from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS, Connection
 from dynamo_core.http.connection_limiter import HEADER_TIMEOUT, ConnectionLimiter
 from dynamo_core.http.cors import Cors

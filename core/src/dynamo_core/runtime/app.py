@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from dynamo_core.errors import ConfigError, DynamoError
+from dynamo_core.http.binding import SharedPort
 from dynamo_core.runtime.application import Application
 from dynamo_core.runtime.control import ParentPipe, supervised
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Hosted, Role, role_for, role_of
-from dynamo_core.runtime.shared_port import SharedPort
 from dynamo_core.runtime.signals import Signals, end_with
 from dynamo_core.runtime.supervisor import Supervisor, parts_of, serve_command
 from dynamo_core.settings import LoadedSettings

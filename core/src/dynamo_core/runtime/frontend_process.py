@@ -37,8 +37,8 @@ from dynamo_core.http.tls import server_context
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.resources import ClosingStack
 from dynamo_core.runtime.health import Health
-from dynamo_core.runtime.parsers import load_parsers
 from dynamo_core.runtime.plane import Plane
+from dynamo_core.runtime.resolve import load_parsers
 from dynamo_core.runtime.roles import Role
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.inflight import Requests

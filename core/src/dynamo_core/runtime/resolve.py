@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from dynamo_core.contracts.admission import Admission
 from dynamo_core.contracts.config import PluginConfig
@@ -16,6 +16,7 @@ from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.frontend import Frontend
 from dynamo_core.contracts.model_folder import TOKENIZER
+from dynamo_core.contracts.parsers import Parsers, ReasoningParser, ToolCallParser
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.transport import Transport
@@ -30,6 +31,7 @@ from dynamo_core.plugins.loader import (
     TOOL_PARSER,
     PluginLoader,
 )
+from dynamo_core.protocol.records import ModelCard
 from dynamo_core.settings import LoadedSettings, Settings
 from dynamo_core.settings.tree import place
 
@@ -264,3 +266,16 @@ def _meet(one: str, other: str) -> bool:
     """Whether two addresses to listen on share one. Names other than ``localhost`` are not looked up."""
     hosts = {"127.0.0.1" if host == "localhost" else host.strip("[]") for host in (one, other)}
     return len(hosts) == 1 or ("0.0.0.0" in hosts and not any(":" in host for host in hosts))
+
+
+def load_parsers(loader: PluginLoader, card: ModelCard) -> Parsers:
+    """Loads the parsers of a model.
+
+    Raises:
+        PluginError: one is not installed or is broken.
+    """
+    tools, reasoning = card.runtime_config.tool_call_parser, card.runtime_config.reasoning_parser
+    return Parsers(
+        None if tools is None else cast("type[ToolCallParser]", loader.load(TOOL_PARSER, tools)),
+        None if reasoning is None else cast("type[ReasoningParser]", loader.load(REASONING_PARSER, reasoning)),
+    )

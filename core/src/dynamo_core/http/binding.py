@@ -1,4 +1,4 @@
-"""The port that several frontend processes share: kept by their supervisor, so that no stranger gets in between."""
+"""Addresses to listen on: why one cannot be had, and the port that several frontend processes share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ import socket
 from types import TracebackType
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.http.bind import bind_error
 
 #: How often another free port is tried, for a name with several addresses of which one has that port taken.
 _TRIES = 20
 
 
+def bind_error(name: str, host: str, port: int, port_option: str, error: Exception) -> str:
+    """A sentence for the operator; `name` is the listener's, `port_option` what moves it to another port."""
+    where = f"the {name} listener cannot listen on {host or '*'}:{port}"
+    another = f"choose another port with {port_option}"
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        return f"{where}: the port is in use; end the process that holds it, or {another}"
+    if number in (errno.EACCES, errno.EPERM):
+        return f"{where}: not allowed; {another} (1024 or above)"
+    if isinstance(error, OverflowError):
+        return f"{where}: not a port; {another} (0 to 65535)"
+    if isinstance(error, (socket.gaierror, UnicodeError)) or number == errno.EADDRNOTAVAIL:
+        return f"{where}: this host has no such address; set host to one of its own, such as 127.0.0.1 or 0.0.0.0"
+    return f"{where}: {error}; choose another address, or {another}"
+
+
 class SharedPort:
-    """Holds an address, without listening, while it is entered; `port` 0 takes any free one.
+    """Holds an address, without listening, while it is entered, for the processes that share it; `port` 0 takes any
+    free one.
 
     The processes bind it too, with ``SO_REUSEPORT``, and the kernel gives each new connection to one of those that
     listen. That option would let any process of this user join, so the address is bound without it first: where

@@ -111,17 +111,17 @@ async def test_an_answer_by_hand_equals_that_of_the_library(server: Any, model: 
     model.script = answer
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
 
-    by_hand = await server.post(CHAT, body, x_request_id="mine")
+    raw = await server.post(CHAT, body, x_request_id="mine")
     # One from another origin is marked, which is the library's part.
     by_library = await server.post(CHAT, body, x_request_id="mine", origin="https://elsewhere.example")
 
-    for reply in (by_hand, by_library):
+    for reply in (raw, by_library):
         assert re.fullmatch(r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", reply.headers.pop("date"))
-    assert by_hand.headers.pop("content-length", None) == by_library.headers.pop("content-length", None)
-    assert by_hand.headers == by_library.headers
-    assert by_hand.status == by_library.status == 200
-    assert by_hand.whole
-    assert _without_id(by_hand.body) == _without_id(by_library.body)
+    assert raw.headers.pop("content-length", None) == by_library.headers.pop("content-length", None)
+    assert raw.headers == by_library.headers
+    assert raw.status == by_library.status == 200
+    assert raw.whole
+    assert _without_id(raw.body) == _without_id(by_library.body)
 
 
 @pytest.mark.parametrize("stream", [False, True])

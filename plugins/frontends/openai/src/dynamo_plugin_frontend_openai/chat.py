@@ -11,7 +11,7 @@ from dynamo_core.protocol.records import CHAT
 from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.forced import ForcedCalls
-from dynamo_plugin_frontend_openai.generation import Ask, GenerationEndpoint, Renderer
+from dynamo_plugin_frontend_openai.generation import GenerationEndpoint, ParsedRequest, ParsedT, Renderer
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.parsed import AnswerParser, ParsedChoice, TextParser
 from dynamo_plugin_frontend_openai.preprocess import Prompt, chat_prompt, fitting
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Chats:
+class ChatDependencies:
     """What all routes that chat have in common. `hide_tools` leaves tools out of a prompt if none may be called."""
 
     templates: TemplateStore
     hide_tools: bool
 
 
-class ChatAsk(Ask):
+class ParsedChat(ParsedRequest):
     """A checked chat request."""
 
-    def __init__(self, raw: dict[str, Any], chats: Chats) -> None:
+    def __init__(self, raw: dict[str, Any], chats: ChatDependencies) -> None:
         self.chat: ChatRequest = parse_chat(raw)
         super().__init__(raw, self.chat)
         self._chats = chats
@@ -94,7 +94,17 @@ class ChatAsk(Ask):
         return self.with_tokens(renderer, prompts, model, beside=True)
 
 
-class ChatEndpoint(GenerationEndpoint[ChatAsk]):
+class ConversationEndpoint(GenerationEndpoint[ParsedT]):
+    """A route that chats, in whatever API."""
+
+    def __init__(
+        self, services: FrontendServices, ignored: IgnoredFields, answering: Answering, chats: ChatDependencies
+    ) -> None:
+        super().__init__(services, ignored, answering)
+        self._chats = chats
+
+
+class ChatEndpoint(ConversationEndpoint[ParsedChat]):
     """Chat completions."""
 
     ENDPOINT = "chat_completions"
@@ -103,10 +113,6 @@ class ChatEndpoint(GenerationEndpoint[ChatAsk]):
     PASSIVE = fields.CHAT
     ID_PREFIX = "chatcmpl-"
 
-    def __init__(self, services: FrontendServices, ignored: IgnoredFields, answering: Answering, chats: Chats) -> None:
-        super().__init__(services, ignored, answering)
-        self._chats = chats
-
-    def check(self, raw: dict[str, Any]) -> ChatAsk:
+    def check(self, raw: dict[str, Any]) -> ParsedChat:
         """Checks a chat body."""
-        return ChatAsk(raw, self._chats)
+        return ParsedChat(raw, self._chats)

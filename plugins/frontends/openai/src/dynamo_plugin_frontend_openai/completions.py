@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_core.errors import NotSupported
 from dynamo_core.protocol.records import COMPLETIONS
 
-from dynamo_plugin_frontend_openai.generation import Ask, GenerationEndpoint, Renderer
+from dynamo_plugin_frontend_openai.generation import GenerationEndpoint, ParsedRequest, Renderer
 from dynamo_plugin_frontend_openai.preprocess import Prompt, text_prompts
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
 from dynamo_plugin_frontend_openai.requests import fields
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynamo_plugin_frontend_openai.render import Collected, Identity
 
 
-class CompletionAsk(Ask):
+class ParsedCompletion(ParsedRequest):
     """A checked completion request."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ def _likelihood(item: Collected) -> float:
     return item.likelihood / item.scored if item.scored else -math.inf
 
 
-class CompletionEndpoint(GenerationEndpoint[CompletionAsk]):
+class CompletionEndpoint(GenerationEndpoint[ParsedCompletion]):
     """Text completions."""
 
     ENDPOINT = "completions"
@@ -89,6 +89,6 @@ class CompletionEndpoint(GenerationEndpoint[CompletionAsk]):
     PASSIVE = fields.COMPLETIONS
     ID_PREFIX = "cmpl-"
 
-    def check(self, raw: dict[str, Any]) -> CompletionAsk:
+    def check(self, raw: dict[str, Any]) -> ParsedCompletion:
         """Checks a completion body."""
-        return CompletionAsk(raw)
+        return ParsedCompletion(raw)

@@ -7,33 +7,33 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiohttp import web
 from dynamo_core.protocol.records import CHAT
 
-from dynamo_plugin_frontend_openai.chat import Chats
+from dynamo_plugin_frontend_openai.chat import ChatDependencies
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.render import encode
-from dynamo_plugin_frontend_openai.translated import TranslatedAsk
+from dynamo_plugin_frontend_openai.translated import TranslatedRequest
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices
 
 
-class CountingEndpoint(ModelEndpoint[TranslatedAsk]):
+class CountingEndpoint(ModelEndpoint[TranslatedRequest]):
     """Counts the tokens of a request to be translated. `ALSO` stands in the answer beside their number."""
 
     MODEL_TYPE = CHAT
     ALSO: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, services: FrontendServices, ignored: IgnoredFields, chats: Chats) -> None:
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields, chats: ChatDependencies) -> None:
         super().__init__(services, ignored)
         self._chats = chats
 
-    async def serve(self, exchange: Exchange, ask: TranslatedAsk) -> web.StreamResponse:
+    async def serve(self, exchange: Exchange, parsed: TranslatedRequest) -> web.StreamResponse:
         """Answers with the number."""
         model = exchange.model
-        self._ignored.tell(exchange.http, ask.ignored, self.ENDPOINT)
+        self._ignored.tell(exchange.http, parsed.ignored, self.ENDPOINT)
         if model.card.model_input != "text":
-            ask.check_for_tokens()
-        tokens = await ask.count(model)
+            parsed.check_for_tokens()
+        tokens = await parsed.count(model)
         exchange.inflight.prompt_tokens(tokens)
         response = await self.send(exchange, [encode({**self.ALSO, "input_tokens": tokens})])
         exchange.inflight.succeed(None)

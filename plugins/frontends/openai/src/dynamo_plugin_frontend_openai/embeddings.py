@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingAsk:
+class ParsedEmbedding:
     """A checked embedding request and its inputs."""
 
     request: EmbeddingRequest
     inputs: list[PromptInput]
 
 
-class EmbeddingEndpoint(ModelEndpoint[EmbeddingAsk]):
+class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
     """Embeddings, of engines that make them."""
 
     ENDPOINT = "embeddings"
@@ -42,9 +42,9 @@ class EmbeddingEndpoint(ModelEndpoint[EmbeddingAsk]):
     BODY = EmbeddingRequest
     PASSIVE = fields.EMBEDDINGS
 
-    def check(self, raw: dict[str, Any]) -> EmbeddingAsk:
+    def check(self, raw: dict[str, Any]) -> ParsedEmbedding:
         """Checks an embedding body."""
-        return EmbeddingAsk(*parse_embedding(raw))
+        return ParsedEmbedding(*parse_embedding(raw))
 
     def check_model(self, model: ServedModel) -> None:
         """Checks that the engine makes embeddings; the capability counts, whatever else the card says.
@@ -55,11 +55,11 @@ class EmbeddingEndpoint(ModelEndpoint[EmbeddingAsk]):
         if EMBED not in model.card.capabilities:
             raise NotSupported(f"Model {model.name!r} does not make embeddings")
 
-    async def serve(self, exchange: Exchange, ask: EmbeddingAsk) -> web.StreamResponse:
+    async def serve(self, exchange: Exchange, parsed: ParsedEmbedding) -> web.StreamResponse:
         """Answers with one vector per input."""
-        model, request = exchange.model, ask.request
+        model, request = exchange.model, parsed.request
         model.precheck(exchange.principal)
-        prompts = await text_prompts(ask.inputs, model, "input")
+        prompts = await text_prompts(parsed.inputs, model, "input")
         exchange.inflight.prompt_tokens(sum(len(prompt.token_ids) for prompt in prompts))
         output = await model.embed(
             EmbedRequest(

@@ -24,14 +24,14 @@ from dynamo_core.errors import (
 )
 from dynamo_core.http.errors import error_response
 
-from dynamo_plugin_frontend_openai import by_hand
+from dynamo_plugin_frontend_openai import raw_response
 from dynamo_plugin_frontend_openai.annotations import Timing
-from dynamo_plugin_frontend_openai.answers import ErrorBody
 from dynamo_plugin_frontend_openai.errors import error_event, report
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields, headers_of
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.decode import read_object
 from dynamo_plugin_frontend_openai.requests.fields import Accepts
+from dynamo_plugin_frontend_openai.response_schemas import ErrorBody
 from dynamo_plugin_frontend_openai.sse import ClientGone, EventStream
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ AT_ONCE = 256 * 1024
 #: Models that an error names, if the one that was asked for is not there.
 _NAMED = 5
 
-AskT = TypeVar("AskT")
+ParsedT = TypeVar("ParsedT")
 
 
 @dataclass(slots=True)
@@ -68,8 +68,8 @@ class Exchange:
     broken: Callable[[Problem], bytes] | None = None
 
 
-class ModelEndpoint(ABC, Generic[AskT]):
-    """A route that asks a model. `AskT` is what a checked body is kept as."""
+class ModelEndpoint(ABC, Generic[ParsedT]):
+    """A route that asks a model. `ParsedT` is what a checked body is kept as."""
 
     #: The label of metrics.
     ENDPOINT: ClassVar[str]
@@ -86,7 +86,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
         self._ignored = ignored
 
     @abstractmethod
-    def check(self, raw: dict[str, Any]) -> AskT:
+    def check(self, raw: dict[str, Any]) -> ParsedT:
         """Checks a body as far as no model is needed for it.
 
         Raises:
@@ -103,7 +103,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
             raise ModelNotFound(f"Model not found: {model.name!r} does not serve {self.ENDPOINT}")
 
     @abstractmethod
-    async def serve(self, exchange: Exchange, ask: AskT) -> web.StreamResponse:
+    async def serve(self, exchange: Exchange, parsed: ParsedT) -> web.StreamResponse:
         """Answers. Errors may be raised at any time, also after the answer has begun."""
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
@@ -146,7 +146,7 @@ class ModelEndpoint(ABC, Generic[AskT]):
         except DynamoError as error:
             return error
 
-    async def _check(self, http: web.Request, raw: dict[str, Any]) -> AskT:
+    async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedT:
         """What `check` makes of a body. A large one may have as many parts as would hold the event loop."""
         if self._ignored.unknown:
             self._ignored.strip(http, raw, {*self.BODY.__struct_fields__, *self.PASSIVE}, self.ENDPOINT)
@@ -188,9 +188,9 @@ class ModelEndpoint(ABC, Generic[AskT]):
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         inflight = exchange.inflight
         try:
-            ask = await self._check(exchange.http, exchange.raw)
+            parsed = await self._check(exchange.http, exchange.raw)
             self.check_model(exchange.model)
-            return await self.serve(exchange, ask)
+            return await self.serve(exchange, parsed)
         except asyncio.CancelledError:
             exchange.ctx.kill()
             self._cut_off(exchange)
@@ -201,24 +201,26 @@ class ModelEndpoint(ABC, Generic[AskT]):
             return response or web.Response(status=CLIENT_CLOSED_REQUEST)
         except ServiceOverloaded as error:
             # There may be very many of these, just when there is no time for them.
-            return await self._turn_down(exchange.http, self._fail(exchange, error))
+            return await self._respond_overloaded(exchange.http, self._fail(exchange, error))
         except Exception as error:
             return self._fail(exchange, error)
 
-    async def _turn_down(self, http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    async def _respond_overloaded(self, http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
         """Writes a refusal for load by hand if that can be done, else leaves it to aiohttp."""
         if not isinstance(response, web.Response) or response.prepared or not isinstance(response.body, bytes):
             return response
         body = response.body
-        if not by_hand.plain(http) or not by_hand.room(http, len(body)):
+        if not raw_response.fast_path(http) or not raw_response.has_room(http, len(body)):
             return response
         try:
             await http.writer.write_eof(
-                by_hand.refusal(http, response.status, response.reason or "", response.headers["Retry-After"], body)
+                raw_response.overload(
+                    http, response.status, response.reason or "", response.headers["Retry-After"], body
+                )
             )
         except ConnectionError:
             return response
-        return by_hand.sent()
+        return raw_response.sent()
 
     def _cut_off(self, exchange: Exchange) -> None:
         """The handler was cancelled: the client left, or the server ends and the client is told."""
@@ -251,9 +253,9 @@ class ModelEndpoint(ABC, Generic[AskT]):
         http = exchange.http
         size = sum(map(len, body))
         try:
-            if by_hand.plain(http) and by_hand.room(http, size):
-                await http.writer.write_eof(by_hand.json_answer(http, b"".join(body)))
-                return by_hand.sent()
+            if raw_response.fast_path(http) and raw_response.has_room(http, size):
+                await http.writer.write_eof(raw_response.json_answer(http, b"".join(body)))
+                return raw_response.sent()
             if size > AT_ONCE:
                 return await self._send_large(http, body, size)
             response = web.Response(body=b"".join(body), content_type="application/json", headers=headers_of(http))

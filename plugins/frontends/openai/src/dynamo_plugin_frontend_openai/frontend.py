@@ -12,7 +12,7 @@ from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.tasks import TaskSet
 from dynamo_text.load import load_tokenizer
 
-from dynamo_plugin_frontend_openai import answers
+from dynamo_plugin_frontend_openai import response_schemas as schemas
 from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.busy_threshold import (
     BusyThresholds,
@@ -21,7 +21,7 @@ from dynamo_plugin_frontend_openai.busy_threshold import (
     ThresholdList,
     ThresholdRequest,
 )
-from dynamo_plugin_frontend_openai.chat import ChatEndpoint, Chats
+from dynamo_plugin_frontend_openai.chat import ChatDependencies, ChatEndpoint
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
@@ -55,7 +55,7 @@ class OpenAIFrontend(Frontend):
         self._tasks = TaskSet()
         self._token_memory = token_memory(services)
         templates = TemplateStore(self.config.template_timeout)
-        self._chats = Chats(templates, hide_tools=self.config.exclude_tools_when_tool_choice_none)
+        self._chats = ChatDependencies(templates, hide_tools=self.config.exclude_tools_when_tool_choice_none)
 
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
         """The tokenizer of a model; all of them share one memory of prompts."""
@@ -94,46 +94,60 @@ class OpenAIFrontend(Frontend):
         responses = ResponsesEndpoint(services, ignored, answering, chats)
         input_tokens = InputTokensEndpoint(services, ignored, chats)
         tokenize, detokenize = TokenizeEndpoint(services, ignored, chats), DetokenizeEndpoint(services, ignored)
-        lists = ModelLists(services.models, config.owned_by)
-        one = f"{config.models_path}/{{id:.+}}"
         return [
-            _post(config.chat_path, chat, answers.ChatCompletion, "Chat completions, streaming or not"),
-            _post(config.completions_path, completions, answers.TextCompletion, "Text completions, streaming or not"),
-            _post(config.embeddings_path, embeddings, answers.EmbeddingList, "Embeddings"),
+            _post(config.chat_path, chat, schemas.ChatCompletion, "Chat completions, streaming or not"),
+            _post(
+                config.completions_path,
+                completions,
+                schemas.TextCompletion,
+                "Text completions, streaming or not",
+            ),
+            _post(config.embeddings_path, embeddings, schemas.EmbeddingList, "Embeddings"),
             _post(
                 config.messages_path,
                 messages,
-                answers.AnthropicMessage,
+                schemas.AnthropicMessage,
                 "Messages of the Anthropic API, streaming or not",
             ),
             _post(
-                f"{config.messages_path}/count_tokens", counts, answers.TokenCount, "How many tokens such a request has"
+                f"{config.messages_path}/count_tokens",
+                counts,
+                schemas.TokenCount,
+                "How many tokens such a request has",
             ),
             _post(
                 config.responses_path,
                 responses,
-                answers.WholeResponse,
+                schemas.WholeResponse,
                 "The Responses API without a memory, streaming or not",
             ),
             _post(
                 f"{config.responses_path}/input_tokens",
                 input_tokens,
-                answers.InputTokens,
+                schemas.InputTokens,
                 "How many tokens such a request has",
             ),
-            _post(config.tokenize_path, tokenize, answers.TokenizedText, "The tokens of a text"),
-            _post(config.detokenize_path, detokenize, answers.DetokenizedText, "The text of tokens"),
-            Operation(HttpRoute("GET", config.models_path, lists.openai, "All models"), answer=answers.ModelList),
+            _post(config.tokenize_path, tokenize, schemas.TokenizedText, "The tokens of a text"),
+            _post(config.detokenize_path, detokenize, schemas.DetokenizedText, "The text of tokens"),
+            *self._model_lists(),
+        ]
+
+    def _model_lists(self) -> list[Operation]:
+        config = self.config
+        lists = ModelLists(self.services.models, config.owned_by)
+        one = f"{config.models_path}/{{id:.+}}"
+        return [
+            Operation(HttpRoute("GET", config.models_path, lists.openai, "All models"), answer=schemas.ModelList),
             # Before the route of one model, whose name may end in anything else.
             Operation(
                 HttpRoute("GET", f"{one}/ready", lists.ready, "Whether one model can be asked"),
-                answer=answers.ModelReadiness,
+                answer=schemas.ModelReadiness,
                 also=503,
             ),
-            Operation(HttpRoute("GET", one, lists.one, "One model"), answer=answers.ModelEntry),
+            Operation(HttpRoute("GET", one, lists.one, "One model"), answer=schemas.ModelEntry),
             Operation(
                 HttpRoute("GET", config.list_models_path, lists.extended, "All models with their public facts"),
-                answer=answers.ModelsByUse,
+                answer=schemas.ModelsByUse,
             ),
         ]
 

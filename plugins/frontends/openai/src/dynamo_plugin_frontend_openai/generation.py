@@ -47,7 +47,7 @@ class Renderer(ChunkRenderer, BodyRenderer, Protocol):
         """A chunk without choices whose `nvext` holds annotations; empty if there are none."""
 
 
-class Ask(ABC):
+class ParsedRequest(ABC):
     """A checked body of one kind: what differs between chat and text completions."""
 
     def __init__(self, raw: dict[str, Any], request: ChatRequest | CompletionRequest) -> None:
@@ -100,10 +100,10 @@ class Ask(ABC):
         """What writes the answer."""
 
 
-AskT = TypeVar("AskT", bound=Ask)
+ParsedT = TypeVar("ParsedT", bound=ParsedRequest)
 
 
-class GenerationEndpoint(ModelEndpoint[AskT]):
+class GenerationEndpoint(ModelEndpoint[ParsedT]):
     """A route that generates."""
 
     #: How the ids of answers begin.
@@ -120,24 +120,24 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
         self._usage_watch = answering.usage_watch
         self._meters = PromptMeters(services)
 
-    async def serve(self, exchange: Exchange, ask: AskT) -> web.StreamResponse:
+    async def serve(self, exchange: Exchange, parsed: ParsedT) -> web.StreamResponse:
         """Answers a request that generates."""
         model, inflight = exchange.model, exchange.inflight
-        self._ignored.tell(exchange.http, ask.ignored, self.ENDPOINT)
+        self._ignored.tell(exchange.http, parsed.ignored, self.ENDPOINT)
         if model.card.model_input != "text":
-            ask.check_for_tokens()
+            parsed.check_for_tokens()
         model.precheck(exchange.principal)
-        prompts = await ask.prompts(model)
+        prompts = await parsed.prompts(model)
         self._meters.observe(prompts)
         inflight.prompt_tokens(sum(len(prompt.token_ids) for prompt in prompts))
         identity = Identity(f"{self.ID_PREFIX}{inflight.request_id}", int(time.time()), model.name)
-        renderer = ask.renderer(identity, prompts, model)
-        answer = Answer(await self._start(exchange, ask, prompts), inflight, exchange.timing, self._tasks)
+        renderer = parsed.renderer(identity, prompts, model)
+        answer = Answer(await self._start(exchange, parsed, prompts), inflight, exchange.timing, self._tasks)
         try:
-            if ask.request.streaming:
-                return await self._stream(exchange, ask, prompts, renderer, answer)
+            if parsed.request.streaming:
+                return await self._stream(exchange, parsed, prompts, renderer, answer)
             # Sent before the streams are closed: the client need not wait for an engine to let go.
-            body = await self._collect(exchange, ask, prompts, renderer, answer)
+            body = await self._collect(exchange, parsed, prompts, renderer, answer)
             response = await self.send(exchange, body)
             self._succeed(exchange, answer)
             return response
@@ -147,9 +147,9 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             await answer.aclose()
 
     async def _stream(
-        self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
+        self, exchange: Exchange, parsed: ParsedT, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
     ) -> web.StreamResponse:
-        model, request, wanted = exchange.model, ask.request, ask.request.annotations
+        model, request, wanted = exchange.model, parsed.request, parsed.request.annotations
         out = exchange.out = EventStream(exchange.http, stall=self.services.write_stall, high_water=self._write_buffer)
 
         def usage() -> dict[str, Any]:
@@ -180,26 +180,26 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
     async def _collect(
         self,
         exchange: Exchange,
-        ask: AskT,
+        parsed: ParsedT,
         prompts: Sequence[Prompt],
         renderer: Renderer,
         answer: Answer,
     ) -> list[bytes]:
         model = exchange.model
         collected = await UnaryAnswer(answer, renderer, self._memory).collect()
-        extension = unary_extension(ask.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
+        extension = unary_extension(parsed.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
         usage = usage_of(answer.choices, engine_counts=_engine_counts(model))
-        return renderer.body(ask.kept(collected, model), usage, extension)
+        return renderer.body(parsed.kept(collected, model), usage, extension)
 
-    async def _start(self, exchange: Exchange, ask: AskT, prompts: Sequence[Prompt]) -> list[Source]:
+    async def _start(self, exchange: Exchange, parsed: ParsedT, prompts: Sequence[Prompt]) -> list[Source]:
         """Asks the engines, once per choice. Engines that take text and make several are asked once for everything."""
-        model, request, n = exchange.model, ask.request, ask.request.choices
+        model, request, n = exchange.model, parsed.request, parsed.request.choices
         choices: list[dict[int, Choice]]
         takes_text = model.card.model_input == "text"
         if takes_text and (MULTI_CHOICE in model.card.capabilities or request.candidates * len(prompts) == 1):
             # The tokens only tell the router how much is coming.
             tokens = [token for prompt in prompts for token in prompt.token_ids]
-            asked = [to_engine(request, Prompt(tokens), model, body=ask.raw)]
+            asked = [to_engine(request, Prompt(tokens), model, body=parsed.raw)]
             # How many choices the worker has to wait for.
             asked[0].sampling_options.n = n * len(prompts)
             choices = [{index: Choice(index) for index in range(n * len(prompts))}]
@@ -210,7 +210,7 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
                 raise NotSupported("best_of needs an engine that chooses itself, which that of this model does not")
             each = [(prompt, at) for prompt in range(len(prompts)) for at in range(n)]
             asked = [
-                to_engine(request, prompts[prompt], model, choice=at, body=ask.body_of_one(prompt, at))
+                to_engine(request, prompts[prompt], model, choice=at, body=parsed.body_of_one(prompt, at))
                 for prompt, at in each
             ]
             choices = [{0: Choice(index)} for index in range(len(each))]
@@ -220,7 +220,8 @@ class GenerationEndpoint(ModelEndpoint[AskT]):
             given = asked[0].stop_conditions.stop
             stops = await compile_stops(given) if given else None
             choices = [
-                {0: ask.choice(index, item, prompts[index // made], model, stops)} for index, item in enumerate(asked)
+                {0: parsed.choice(index, item, prompts[index // made], model, stops)}
+                for index, item in enumerate(asked)
             ]
         share = sum(len(mapping) for mapping in choices) // len(prompts)
         for mapping in choices:

@@ -11,14 +11,10 @@ from dynamo_core.errors import Problem
 from dynamo_core.http.errors import error_response
 from dynamo_core.protocol.records import CHAT
 
-from dynamo_plugin_frontend_openai.answering import Answering
-from dynamo_plugin_frontend_openai.answers import MessagesError
-from dynamo_plugin_frontend_openai.chat import Chats
+from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
 from dynamo_plugin_frontend_openai.counting import CountingEndpoint
-from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
 from dynamo_plugin_frontend_openai.from_messages import NAMES, chat_of_messages
-from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
-from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.preprocess import Prompt
 from dynamo_plugin_frontend_openai.render import Identity, encode
 from dynamo_plugin_frontend_openai.render_messages import MessageRenderer
@@ -30,10 +26,11 @@ from dynamo_plugin_frontend_openai.requests.messages import (
     parse_count,
     parse_messages,
 )
-from dynamo_plugin_frontend_openai.translated import TranslatedAsk
+from dynamo_plugin_frontend_openai.response_schemas import MessagesError
+from dynamo_plugin_frontend_openai.translated import TranslatedRequest
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices, ServedModel
+    from dynamo_core.contracts.frontend import ServedModel
 
 #: What the Anthropic API calls errors, by their HTTP status.
 _TYPES = {
@@ -54,12 +51,12 @@ _DETAILS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class MessagesAsk(TranslatedAsk):
+class ParsedMessages(TranslatedRequest):
     """A checked request of the Anthropic API."""
 
     NAMES = NAMES
 
-    def __init__(self, request: CountTokensRequest, chats: Chats) -> None:
+    def __init__(self, request: CountTokensRequest, chats: ChatDependencies) -> None:
         super().__init__(chat_of_messages(request), chats)
         self.ignored = left_out(request.tools or ())
         self._edits = request.context_management is not None
@@ -69,7 +66,7 @@ class MessagesAsk(TranslatedAsk):
         return MessageRenderer(identity, sum(len(prompt.token_ids) for prompt in prompts), edits=self._edits)
 
 
-class _Wording(ModelEndpoint[AskT]):
+class _Wording(ModelEndpoint[ParsedT]):
     """Words errors as the Anthropic API does."""
 
     ERROR = MessagesError
@@ -83,7 +80,7 @@ class _Wording(ModelEndpoint[AskT]):
         return b"event: error\ndata: %b\n\n" % error_body(problem)
 
 
-class MessagesEndpoint(_Wording[MessagesAsk], GenerationEndpoint[MessagesAsk]):
+class MessagesEndpoint(_Wording[ParsedMessages], ConversationEndpoint[ParsedMessages]):
     """Answers conversations."""
 
     ENDPOINT = "messages"
@@ -93,25 +90,21 @@ class MessagesEndpoint(_Wording[MessagesAsk], GenerationEndpoint[MessagesAsk]):
     ID_PREFIX = "msg_"
     DONE = b""
 
-    def __init__(self, services: FrontendServices, ignored: IgnoredFields, answering: Answering, chats: Chats) -> None:
-        super().__init__(services, ignored, answering)
-        self._chats = chats
-
-    def check(self, raw: dict[str, Any]) -> MessagesAsk:
+    def check(self, raw: dict[str, Any]) -> ParsedMessages:
         """Checks a body."""
-        return MessagesAsk(parse_messages(raw), self._chats)
+        return ParsedMessages(parse_messages(raw), self._chats)
 
 
-class CountTokensEndpoint(_Wording[TranslatedAsk], CountingEndpoint):
+class CountTokensEndpoint(_Wording[TranslatedRequest], CountingEndpoint):
     """Counts the tokens of conversations."""
 
     ENDPOINT = "count_tokens"
     BODY = CountTokensRequest
     PASSIVE = fields.COUNT_TOKENS
 
-    def check(self, raw: dict[str, Any]) -> MessagesAsk:
+    def check(self, raw: dict[str, Any]) -> ParsedMessages:
         """Checks a body."""
-        return MessagesAsk(parse_count(raw), self._chats)
+        return ParsedMessages(parse_count(raw), self._chats)
 
 
 class _Detail(msgspec.Struct, omit_defaults=True):

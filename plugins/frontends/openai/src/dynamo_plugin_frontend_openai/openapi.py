@@ -14,8 +14,8 @@ import msgspec
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute, ListenerName
 
-from dynamo_plugin_frontend_openai.answers import ErrorBody
 from dynamo_plugin_frontend_openai.requests.fields import Accepts, has_no_effect, schema_of
+from dynamo_plugin_frontend_openai.response_schemas import ErrorBody
 
 _DISTRIBUTION = "dynamo-plugin-frontend-openai"
 _REFERENCE = "#/components/schemas/{name}"

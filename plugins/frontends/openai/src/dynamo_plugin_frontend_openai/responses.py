@@ -9,13 +9,11 @@ from aiohttp import web
 from dynamo_core.protocol.records import CHAT
 
 from dynamo_plugin_frontend_openai.answer import Answer
-from dynamo_plugin_frontend_openai.answering import Answering
-from dynamo_plugin_frontend_openai.chat import Chats
+from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
 from dynamo_plugin_frontend_openai.counting import CountingEndpoint
 from dynamo_plugin_frontend_openai.endpoint import Exchange
 from dynamo_plugin_frontend_openai.from_responses import NAMES, chat_of_response
-from dynamo_plugin_frontend_openai.generation import GenerationEndpoint, Renderer
-from dynamo_plugin_frontend_openai.ignored import IgnoredFields
+from dynamo_plugin_frontend_openai.generation import Renderer
 from dynamo_plugin_frontend_openai.preprocess import Prompt
 from dynamo_plugin_frontend_openai.render import Identity
 from dynamo_plugin_frontend_openai.render_responses import ID_PREFIX, ResponseRenderer
@@ -27,18 +25,18 @@ from dynamo_plugin_frontend_openai.requests.responses import (
     parse_input_tokens,
     parse_responses,
 )
-from dynamo_plugin_frontend_openai.translated import TranslatedAsk
+from dynamo_plugin_frontend_openai.translated import TranslatedRequest
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices, ServedModel
+    from dynamo_core.contracts.frontend import ServedModel
 
 
-class ResponsesAsk(TranslatedAsk):
+class ParsedResponse(TranslatedRequest):
     """A checked request of the Responses API; `raw` is its body."""
 
     NAMES = NAMES
 
-    def __init__(self, request: InputTokensRequest, raw: dict[str, Any], chats: Chats) -> None:
+    def __init__(self, request: InputTokensRequest, raw: dict[str, Any], chats: ChatDependencies) -> None:
         self._tools = ResponseTools.of(request.tools or ())
         super().__init__(chat_of_response(request, self._tools), chats)
         self.ignored = self._tools.left_out
@@ -49,7 +47,7 @@ class ResponsesAsk(TranslatedAsk):
         return ResponseRenderer(identity, self._echo, self._tools.called)
 
 
-class ResponsesEndpoint(GenerationEndpoint[ResponsesAsk]):
+class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
     """Responses."""
 
     ENDPOINT = "responses"
@@ -59,18 +57,14 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesAsk]):
     ID_PREFIX = ID_PREFIX
     DONE = b""
 
-    def __init__(self, services: FrontendServices, ignored: IgnoredFields, answering: Answering, chats: Chats) -> None:
-        super().__init__(services, ignored, answering)
-        self._chats = chats
-
-    def check(self, raw: dict[str, Any]) -> ResponsesAsk:
+    def check(self, raw: dict[str, Any]) -> ParsedResponse:
         """Checks a body."""
-        return ResponsesAsk(parse_responses(raw), raw, self._chats)
+        return ParsedResponse(parse_responses(raw), raw, self._chats)
 
     async def _stream(
         self,
         exchange: Exchange,
-        ask: ResponsesAsk,
+        parsed: ParsedResponse,
         prompts: Sequence[Prompt],
         renderer: Renderer,
         answer: Answer,
@@ -78,7 +72,7 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesAsk]):
         if isinstance(renderer, ResponseRenderer):
             # The last event of a stream that breaks holds the response as far as it came.
             exchange.broken = renderer.failed
-        return await super()._stream(exchange, ask, prompts, renderer, answer)
+        return await super()._stream(exchange, parsed, prompts, renderer, answer)
 
 
 class InputTokensEndpoint(CountingEndpoint):
@@ -89,9 +83,9 @@ class InputTokensEndpoint(CountingEndpoint):
     PASSIVE = fields.INPUT_TOKENS
     ALSO: ClassVar[dict[str, Any]] = {"object": "response.input_tokens"}
 
-    def check(self, raw: dict[str, Any]) -> ResponsesAsk:
+    def check(self, raw: dict[str, Any]) -> ParsedResponse:
         """Checks a body."""
-        return ResponsesAsk(parse_input_tokens(raw), raw, self._chats)
+        return ParsedResponse(parse_input_tokens(raw), raw, self._chats)
 
 
 def _echo(raw: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from dynamo_core.contracts.frontend import HttpRoute, ListenerName
 from dynamo_core.errors import HttpFault, ModelNotFound
 from dynamo_core.protocol.ids import id_text
 
-from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
-from dynamo_plugin_frontend_openai.completions import CompletionAsk
+from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
+from dynamo_plugin_frontend_openai.completions import ParsedCompletion
 from dynamo_plugin_frontend_openai.preprocess import to_engine
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.common import invalid
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import FrontendServices, ServedModel
     from dynamo_core.protocol.request import PreprocessedRequest
 
-    from dynamo_plugin_frontend_openai.generation import Ask
+    from dynamo_plugin_frontend_openai.generation import ParsedRequest
 
 PATH = "/route/explain"
 #: Seconds in which a request's body must have arrived.
@@ -37,7 +37,7 @@ _PROMPTS = ("prompt", "messages", "token_ids")
 class RouteExplanations:
     """The route. A body is that of a chat or a completion; `token_ids` may stand for a prompt of tokens."""
 
-    def __init__(self, services: FrontendServices, chats: Chats) -> None:
+    def __init__(self, services: FrontendServices, chats: ChatDependencies) -> None:
         self._models = services.models
         self._chats = chats
 
@@ -53,11 +53,11 @@ class RouteExplanations:
         except TimeoutError:
             raise HttpFault(408, f"The request body did not arrive within {DEADLINE:g} s") from None
         model = self._find(raw.get("model"))
-        ask_for = partial(self._ask, raw, model)
+        parse = partial(self._parse, raw, model)
         # A large body may have as many parts as would hold the event loop.
         large = len(await http.read()) > INLINE
-        ask = await asyncio.to_thread(ask_for) if large else ask_for()
-        request = await _request(ask, model)
+        parsed = await asyncio.to_thread(parse) if large else parse()
+        request = await _request(parsed, model)
         views = model.explain(request)
         routes = msgspec.to_builtins(views)
         for rank in (rank for route in routes for rank in route["ranks"]):
@@ -78,7 +78,7 @@ class RouteExplanations:
         except ModelNotFound as error:
             raise ModelNotFound(f"Model not found: {name!r}", cause=error) from error
 
-    def _ask(self, raw: dict[str, Any], model: ServedModel) -> Ask:
+    def _parse(self, raw: dict[str, Any], model: ServedModel) -> ParsedRequest:
         """The checked body.
 
         Raises:
@@ -87,27 +87,27 @@ class RouteExplanations:
         if sum(raw.get(name) is not None for name in _PROMPTS) != 1:
             raise invalid("Exactly one of prompt, messages and token_ids must be given", "prompt")
         body = {"model": model.name, **{name: value for name, value in raw.items() if name != "token_ids"}}
-        ask: Ask
+        parsed: ParsedRequest
         if raw.get("messages") is not None:
-            ask = ChatAsk(body, self._chats)
+            parsed = ParsedChat(body, self._chats)
         else:
             if raw.get("token_ids") is not None:
                 body["prompt"] = _token_ids(raw["token_ids"])
-            ask = CompletionAsk(body)
-        ask.check_for_tokens()
-        return ask
+            parsed = ParsedCompletion(body)
+        parsed.check_for_tokens()
+        return parsed
 
 
-async def _request(ask: Ask, model: ServedModel) -> PreprocessedRequest:
+async def _request(parsed: ParsedRequest, model: ServedModel) -> PreprocessedRequest:
     """What an engine would be asked.
 
     Raises:
         InvalidArgument: naming the field.
     """
-    prompts = await ask.prompts(model)
+    prompts = await parsed.prompts(model)
     if len(prompts) != 1:
         raise invalid("Only one prompt can be explained at a time", "prompt")
-    return to_engine(ask.request, prompts[0], model)
+    return to_engine(parsed.request, prompts[0], model)
 
 
 def _token_ids(value: object) -> list[int]:

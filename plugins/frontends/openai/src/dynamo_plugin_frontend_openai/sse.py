@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from aiohttp import HttpVersion11, web
 
-from dynamo_plugin_frontend_openai import by_hand
+from dynamo_plugin_frontend_openai import raw_response
 from dynamo_plugin_frontend_openai.ignored import headers_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -34,11 +34,11 @@ class EventStream:
     """One ``text/event-stream`` response. `stall` is in seconds, `high_water` in bytes."""
 
     __slots__ = (
-        "_by_hand",
         "_chunked",
         "_clock",
         "_high_water",
         "_http",
+        "_raw",
         "_stall",
         "_transport",
         "last_write",
@@ -51,7 +51,7 @@ class EventStream:
         self._clock = asyncio.get_running_loop().time
         self._high_water = high_water
         self._chunked = http.version >= HttpVersion11
-        self._by_hand = False
+        self._raw = False
         self._transport: asyncio.Transport | None = None
         #: The response, once its headers are out.
         self.response: web.StreamResponse | None = None
@@ -67,15 +67,15 @@ class EventStream:
         self._transport = self._http.transport
         if self._transport is None:
             raise ClientGone
-        if by_hand.plain(self._http) and by_hand.room(self._http, len(first)):
-            self._by_hand = True
-            head = by_hand.events_head(self._http)
+        if raw_response.fast_path(self._http) and raw_response.has_room(self._http, len(first)):
+            self._raw = True
+            head = raw_response.events_head(self._http)
             chunk = b"%b%x\r\n%b\r\n" % (head, len(first), first) if first else head
             try:
                 await self._http.writer.write(chunk)
             except ConnectionError as error:
                 raise ClientGone from error
-            self.response = by_hand.sent()
+            self.response = raw_response.sent()
             self.last_write = self._clock()
             return
         response = _Response(
@@ -138,7 +138,7 @@ class EventStream:
         if response is None:
             raise ClientGone
         try:
-            if by_hand.room(self._http, len(last)):
+            if raw_response.has_room(self._http, len(last)):
                 await self._finish(response, last)
             else:
                 async with asyncio.timeout(self._stall):
@@ -149,7 +149,7 @@ class EventStream:
         return response
 
     async def _finish(self, response: web.StreamResponse, last: bytes) -> None:
-        if self._by_hand:
+        if self._raw:
             end = b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n"
             await self._http.writer.write_eof(end)
         else:

@@ -11,8 +11,8 @@ from aiohttp import web
 from dynamo_core.errors import DynamoError
 from dynamo_text.encode import INLINE, encode_async
 
-from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
-from dynamo_plugin_frontend_openai.endpoint import AskT, Exchange, ModelEndpoint
+from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
+from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.render import encode
 from dynamo_plugin_frontend_openai.requests import fields
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.tokenizer import Tokenizer
 
 
-class _OfTokenizer(ModelEndpoint[AskT]):
+class _OfTokenizer(ModelEndpoint[ParsedT]):
     """A route that needs the tokenizer of a model only, whatever the model can be asked for."""
 
     MODEL_TYPE: ClassVar[str] = ""
@@ -57,40 +57,40 @@ class _OfTokenizer(ModelEndpoint[AskT]):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizeAsk:
+class ParsedTokenize:
     """A checked request; `chat` is the conversation, if it is of one."""
 
     request: TokenizeRequest
-    chat: ChatAsk | None
+    chat: ParsedChat | None
 
 
-class TokenizeEndpoint(_OfTokenizer[TokenizeAsk]):
+class TokenizeEndpoint(_OfTokenizer[ParsedTokenize]):
     """Tokens of texts and conversations."""
 
     ENDPOINT = "tokenize"
     BODY = TokenizeRequest
     PASSIVE = fields.TOKENIZE
 
-    def __init__(self, services: FrontendServices, ignored: IgnoredFields, chats: Chats) -> None:
+    def __init__(self, services: FrontendServices, ignored: IgnoredFields, chats: ChatDependencies) -> None:
         super().__init__(services, ignored)
         self._chats = chats
 
-    def check(self, raw: dict[str, Any]) -> TokenizeAsk:
+    def check(self, raw: dict[str, Any]) -> ParsedTokenize:
         """Checks a body."""
         request = parse_tokenize(raw)
         if request.messages is None:
-            return TokenizeAsk(request, None)
-        return TokenizeAsk(request, ChatAsk(chat_of_tokenize(request, raw), self._chats))
+            return ParsedTokenize(request, None)
+        return ParsedTokenize(request, ParsedChat(chat_of_tokenize(request, raw), self._chats))
 
-    async def serve(self, exchange: Exchange, ask: TokenizeAsk) -> web.StreamResponse:
+    async def serve(self, exchange: Exchange, parsed: ParsedTokenize) -> web.StreamResponse:
         """Answers with the tokens."""
-        model, request = exchange.model, ask.request
-        if ask.chat is None:
+        model, request = exchange.model, parsed.request
+        if parsed.chat is None:
             special = request.add_special_tokens is not False
             tokens = await encode_async(model.tokenizer, request.prompt or "", add_special_tokens=special)
         else:
-            ask.chat.check_for_tokens()
-            tokens = (await ask.chat.conversation(model)).token_ids
+            parsed.chat.check_for_tokens()
+            tokens = (await parsed.chat.conversation(model)).token_ids
         exchange.inflight.prompt_tokens(len(tokens))
         body = {
             "count": len(tokens),
@@ -112,9 +112,9 @@ class DetokenizeEndpoint(_OfTokenizer[DetokenizeRequest]):
         """Checks a body."""
         return parse_detokenize(raw)
 
-    async def serve(self, exchange: Exchange, ask: DetokenizeRequest) -> web.StreamResponse:
+    async def serve(self, exchange: Exchange, parsed: DetokenizeRequest) -> web.StreamResponse:
         """Answers with the text, special tokens and all."""
-        tokenizer, tokens = exchange.model.tokenizer, ask.tokens
+        tokenizer, tokens = exchange.model.tokenizer, parsed.tokens
         size = tokenizer.vocab_size
         unknown = next((index for index, token in enumerate(tokens) if token >= size), None)
         if unknown is not None:

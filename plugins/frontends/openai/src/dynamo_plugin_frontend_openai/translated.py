@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dynamo_core.errors import InvalidArgument
 
-from dynamo_plugin_frontend_openai.chat import ChatAsk, Chats
+from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.frontend import ServedModel
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"\w+")
 
 
-class TranslatedAsk(ChatAsk):
+class TranslatedRequest(ParsedChat):
     """A checked request that was made a chat request; `chat` is that one's body."""
 
     #: What fields of the chat request are called in the API that the client speaks, where that is not the same.
     NAMES: ClassVar[Mapping[str, str]]
 
-    def __init__(self, chat: dict[str, Any], chats: Chats) -> None:
+    def __init__(self, chat: dict[str, Any], chats: ChatDependencies) -> None:
         with told_as(self.NAMES):
             super().__init__(chat, chats)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from dynamo_plugin_router_slot_tracker.bodies import Addition, Projection, Registration, RequestKey
 from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_plugin_router_slot_tracker.schemas import Addition, Projection, Registration, RequestKey
 from dynamo_testing.ports import free_port
 
 from benchmarks.children import ChildFailed, Children, accepts

@@ -118,9 +118,9 @@ async def requests_for_thresholds() -> AsyncGenerator[Feed, None]:
     good=[b'{"model_name": "m", "worker_id": 1, "block_size": 4, "dp_start": 0, "dp_size": 1}'],
 )
 async def requests_for_slots() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_router_slot_tracker.bodies import Registration
     from dynamo_plugin_router_slot_tracker.decoding import BodyOf
-    from dynamo_plugin_router_slot_tracker.refusals import Refusal
+    from dynamo_plugin_router_slot_tracker.errors import Refusal
+    from dynamo_plugin_router_slot_tracker.schemas import Registration
 
     body = BodyOf(Registration)
 
@@ -140,8 +140,8 @@ async def requests_for_slots() -> AsyncGenerator[Feed, None]:
     good=[b"[]"],
 )
 async def answers_about_slots() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_router_slot_tracker.bodies import Projection
-    from dynamo_plugin_router_slot_tracker.client import Away, ServiceClient
+    from dynamo_plugin_router_slot_tracker.client import ServiceClient, ServiceUnreachable
+    from dynamo_plugin_router_slot_tracker.schemas import Projection
 
     async with says() as (url, say):
         client = ServiceClient(url, token=None, ca=None, timeout=5, pause=0)
@@ -151,7 +151,7 @@ async def answers_about_slots() -> AsyncGenerator[Feed, None]:
             say(data)
             try:
                 await client.potential_loads(Projection(model_name="m", sequence_hashes=[]))
-            except Away:
+            except ServiceUnreachable:
                 answered.append(False)
             else:
                 answered.append(True)

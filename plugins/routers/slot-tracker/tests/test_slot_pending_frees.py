@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 import pytest
 from dynamo_plugin_router_slot_tracker import pending_frees, reservations
-from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration, RequestKey
-from dynamo_plugin_router_slot_tracker.client import Away, Refused, ServiceClient
+from dynamo_plugin_router_slot_tracker.client import Refused, ServiceClient, ServiceUnreachable
+from dynamo_plugin_router_slot_tracker.errors import Refusal
 from dynamo_plugin_router_slot_tracker.pending_frees import PendingFrees
-from dynamo_plugin_router_slot_tracker.refusals import Refusal
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.reservations import Reservation, Reservations
+from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration, RequestKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,9 +51,9 @@ class Service:
         outcome = next(self._outcomes, ANSWERED)
         await asyncio.sleep(0)
         if outcome is UNSENT:
-            raise Away(uncertain=False)
+            raise ServiceUnreachable(uncertain=False)
         if outcome is LOST:
-            raise Away
+            raise ServiceUnreachable
         self.calls.append(name)
         refused = None
         try:
@@ -61,7 +61,7 @@ class Service:
         except Refusal as refusal:
             refused = Refused(refusal.status, refusal.message)
         if outcome is UNANSWERED:
-            raise Away
+            raise ServiceUnreachable
         if refused is not None:
             raise refused
 

@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 import pytest
-from dynamo_plugin_router_slot_tracker.bodies import Addition, Projection, Registration, RequestKey, Unregistration
-from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed, Refusal, Unknown
+from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal, Unknown
 from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_plugin_router_slot_tracker.schemas import Addition, Projection, Registration, RequestKey, Unregistration
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 

@@ -15,7 +15,7 @@ import zmq
 from dynamo_core.errors import ConfigError, Unavailable
 from dynamo_plugin_router_slot_tracker import replicas, replication
 from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
-from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration, RequestKey
+from dynamo_plugin_router_slot_tracker.errors import Malformed, Unknown
 from dynamo_plugin_router_slot_tracker.events import (
     PROGRESS_TOPIC,
     TOPIC,
@@ -25,10 +25,10 @@ from dynamo_plugin_router_slot_tracker.events import (
     Message,
     WorkerRank,
 )
-from dynamo_plugin_router_slot_tracker.refusals import Malformed, Unknown
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
 from dynamo_plugin_router_slot_tracker.resync import MAX_SOURCES
+from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration, RequestKey
 from dynamo_plugin_router_slot_tracker.sockets import BATCH
 
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -37,7 +37,7 @@ ANYWHERE = "tcp://127.0.0.1:*"
 STALL = """
 import asyncio, time
 from dynamo_plugin_router_slot_tracker import replicas, replication
-from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration
+from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration
 from dynamo_plugin_router_slot_tracker.registry import Registry
 
 replicas.QUEUE = 10

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from dynamo_core.errors import ConfigError
 from dynamo_core.http.auth import hash_of
-from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
+from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings, Tls
 from dynamo_plugin_router_slot_tracker.snapshot import BATCH
 

@@ -19,8 +19,8 @@ from dynamo_core.errors import ConfigError, InvalidArgument, ServiceOverloaded, 
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_router_slot_tracker.bodies import Addition, Registration, Unregistration
 from dynamo_plugin_router_slot_tracker.router import SlotTrackerConfig, SlotTrackerRouter
+from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration, Unregistration
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
 from dynamo_testing.faults import BlackHole, Direction, FaultProxy, HalfOpen, Raw
 

@@ -11,7 +11,11 @@ from dynamo_core.contracts.frontend import HttpHandler, HttpRoute
 from dynamo_core.errors import DynamoError, Problem, problem_of
 from dynamo_core.http.errors import error_response
 
-from dynamo_plugin_router_slot_tracker.bodies import (
+from dynamo_plugin_router_slot_tracker.decoding import BodyOf
+from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed
+from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_plugin_router_slot_tracker.replicas import Replicas
+from dynamo_plugin_router_slot_tracker.schemas import (
     Addition,
     Peer,
     Projection,
@@ -19,10 +23,6 @@ from dynamo_plugin_router_slot_tracker.bodies import (
     RequestKey,
     Unregistration,
 )
-from dynamo_plugin_router_slot_tracker.decoding import BodyOf
-from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed
-from dynamo_plugin_router_slot_tracker.registry import Registry
-from dynamo_plugin_router_slot_tracker.replicas import Replicas
 
 #: Bytes of the largest body.
 BODY_LIMIT = 2 * 1024 * 1024

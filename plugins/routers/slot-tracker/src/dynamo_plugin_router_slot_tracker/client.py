@@ -11,7 +11,7 @@ import msgspec
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.reading import Unreadable, read
 
-from dynamo_plugin_router_slot_tracker.bodies import (
+from dynamo_plugin_router_slot_tracker.schemas import (
     Addition,
     PotentialLoad,
     Projection,
@@ -31,7 +31,7 @@ _encoder = msgspec.json.Encoder()
 _loads = msgspec.json.Decoder(list[PotentialLoad])
 
 
-class Away(Exception):
+class ServiceUnreachable(Exception):
     """The service did not answer, or not as one does. If this is `uncertain`, it may have done what was asked."""
 
     def __init__(self, *, uncertain: bool = True) -> None:
@@ -72,7 +72,7 @@ class ServiceClient:
         """Makes a worker known; fine if it is.
 
         Raises:
-            Away: no answer.
+            ServiceUnreachable: no answer.
             Refused: others of its model have another block size, or it cannot be tracked.
         """
         try:
@@ -82,7 +82,7 @@ class ServiceClient:
                 raise
 
     async def unregister(self, worker: Unregistration) -> None:
-        """Makes a worker unknown; fine if it is. Raises `Away` or `Refused`."""
+        """Makes a worker unknown; fine if it is. Raises `ServiceUnreachable` or `Refused`."""
         try:
             await self._post("/unregister", worker)
         except Refused as refused:
@@ -90,30 +90,30 @@ class ServiceClient:
                 raise
 
     async def add(self, addition: Addition) -> None:
-        """Counts a request in. Raises `Away` or `Refused`."""
+        """Counts a request in. Raises `ServiceUnreachable` or `Refused`."""
         await self._post("/add", addition)
 
     async def complete_prefill(self, key: RequestKey) -> None:
-        """Raises `Away` or `Refused`."""
+        """Raises `ServiceUnreachable` or `Refused`."""
         await self._post("/prefill_complete", key)
 
     async def free(self, key: RequestKey, *, urgent: bool = False) -> None:
         """Counts a request out; an `urgent` call is also made while the service is to be left alone.
 
         Raises:
-            Away: no answer.
+            ServiceUnreachable: no answer.
             Refused: the service knows no such model any more.
         """
         await self._post("/free", key, urgent=urgent)
 
     async def potential_loads(self, projection: Projection) -> list[PotentialLoad]:
-        """What each rank would be busy with. Raises `Away` or `Refused`."""
+        """What each rank would be busy with. Raises `ServiceUnreachable` or `Refused`."""
         answer = await self._post("/potential_loads", projection)
         try:
             return read(_loads, answer)
         except Unreadable as error:
             self._failed(error)
-            raise Away from error
+            raise ServiceUnreachable from error
 
     async def aclose(self) -> None:
         """Closes the connections. Safe twice."""
@@ -123,7 +123,7 @@ class ServiceClient:
 
     async def _post(self, path: str, body: msgspec.Struct, *, urgent: bool = False) -> bytes:
         if not (urgent or self.usable):
-            raise Away(uncertain=False)
+            raise ServiceUnreachable(uncertain=False)
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self._ssl)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
@@ -134,10 +134,10 @@ class ServiceClient:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._failed(error)
-            raise Away(uncertain=not isinstance(error, aiohttp.ClientConnectorError)) from error
+            raise ServiceUnreachable(uncertain=not isinstance(error, aiohttp.ClientConnectorError)) from error
         if response.status >= 500 or response.status in (401, 403):
             self._failed(Refused(response.status, _text_of(answer)))
-            raise Away(uncertain=response.status >= 500)
+            raise ServiceUnreachable(uncertain=response.status >= 500)
         if not self.present:
             log.info("the slot tracker at %s answers again", self._url)
             self.present = True

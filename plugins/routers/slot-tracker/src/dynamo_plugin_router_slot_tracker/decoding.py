@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import web
 from dynamo_core.protocol.reading import UNREADABLE
 
+from dynamo_plugin_router_slot_tracker.errors import Malformed, Refusal, WrongContentType, WrongSchema
 from dynamo_plugin_router_slot_tracker.places import end_of, position
-from dynamo_plugin_router_slot_tracker.refusals import Malformed, Refusal, WrongContentType, WrongSchema
 from dynamo_plugin_router_slot_tracker.strict import StrictFields
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)

@@ -10,7 +10,7 @@ from zlib import crc32
 import msgspec
 from dynamo_core.kv import to_signed, to_unsigned
 
-from dynamo_plugin_router_slot_tracker.bodies import U32, Held
+from dynamo_plugin_router_slot_tracker.schemas import U32, Held
 
 TOPIC = b"dynamo.slot-tracker.v1"
 #: Only replicas that repair gaps subscribe to these. Neither begins with `TOPIC`, which would reach all others too.

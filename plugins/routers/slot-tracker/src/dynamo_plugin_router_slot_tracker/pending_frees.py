@@ -7,8 +7,8 @@ import logging
 import random
 from dataclasses import dataclass
 
-from dynamo_plugin_router_slot_tracker.bodies import RequestKey
-from dynamo_plugin_router_slot_tracker.client import Away, Refused, ServiceClient
+from dynamo_plugin_router_slot_tracker.client import Refused, ServiceClient, ServiceUnreachable
+from dynamo_plugin_router_slot_tracker.schemas import RequestKey
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ class PendingFrees:
             # It has forgotten the model with all its requests.
             log.debug("the slot tracker did not free a request: %s", refused)
             self._waiting.pop(pending.key, None)
-        except Away as away:
-            log.debug("the slot tracker was not told that a request is over: %r", away)
+        except ServiceUnreachable as unreachable:
+            log.debug("the slot tracker was not told that a request is over: %r", unreachable)
             self._move_to_the_end(pending)
             return False
         else:

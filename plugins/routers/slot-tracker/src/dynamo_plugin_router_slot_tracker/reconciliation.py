@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from dynamo_plugin_router_slot_tracker.bodies import Held
 from dynamo_plugin_router_slot_tracker.events import Part, PartTopic, TrackerPart
 from dynamo_plugin_router_slot_tracker.registry import RESTORED, Rank, Registry, Scope
+from dynamo_plugin_router_slot_tracker.schemas import Held
 from dynamo_plugin_router_slot_tracker.sequences import ActiveSequence
 
 #: Seconds by which two entries of one request may differ in age; if it is more, the id was used twice.

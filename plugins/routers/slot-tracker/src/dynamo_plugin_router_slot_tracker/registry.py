@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from dynamo_plugin_router_slot_tracker.bodies import (
+from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal, Unknown
+from dynamo_plugin_router_slot_tracker.schemas import (
     U32_MAX,
     Addition,
     Held,
@@ -19,7 +20,6 @@ from dynamo_plugin_router_slot_tracker.bodies import (
     RequestKey,
     Unregistration,
 )
-from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed, Refusal, Unknown
 from dynamo_plugin_router_slot_tracker.sequences import ActivePrefixes, ActiveSequence, prefix_keys
 
 #: Seconds after which a request may be taken for one that nobody will free.

@@ -12,8 +12,8 @@ import zmq
 from dynamo_core.errors import ConfigError, DynamoError, Unavailable
 
 from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
+from dynamo_plugin_router_slot_tracker.errors import Malformed, Unknown
 from dynamo_plugin_router_slot_tracker.events import PROGRESS_TOPIC, TOPIC
-from dynamo_plugin_router_slot_tracker.refusals import Malformed, Unknown
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replication import MAX_MESSAGE, Replication
 from dynamo_plugin_router_slot_tracker.sockets import SocketReader

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 from dynamo_core.protocol.reading import Unreadable, read
 
-from dynamo_plugin_router_slot_tracker.bodies import Addition, RequestKey
+from dynamo_plugin_router_slot_tracker.errors import Refusal, Unknown
 from dynamo_plugin_router_slot_tracker.events import (
     FREE,
     PARTS_TOPIC,
@@ -29,9 +29,9 @@ from dynamo_plugin_router_slot_tracker.events import (
     TrackerPart,
     WorkerRank,
 )
-from dynamo_plugin_router_slot_tracker.refusals import Refusal, Unknown
 from dynamo_plugin_router_slot_tracker.registry import Rank, Registry
 from dynamo_plugin_router_slot_tracker.resync import Resync, Subscriptions, SyncCounts
+from dynamo_plugin_router_slot_tracker.schemas import Addition, RequestKey
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from dynamo_core.tasks import TaskSet
 
-from dynamo_plugin_router_slot_tracker.bodies import Addition, RequestKey
-from dynamo_plugin_router_slot_tracker.client import Away, Refused, ServiceClient
+from dynamo_plugin_router_slot_tracker.client import Refused, ServiceClient, ServiceUnreachable
 from dynamo_plugin_router_slot_tracker.pending_frees import PendingFrees
+from dynamo_plugin_router_slot_tracker.schemas import Addition, RequestKey
 
 log = logging.getLogger(__name__)
 
@@ -190,8 +190,8 @@ class Reservations:
                 reservation.known = Stage.ADDED
         except Refused as refused:
             log.debug("the slot tracker did not take a request: %s", refused)
-        except Away as away:
-            if away.uncertain:
+        except ServiceUnreachable as unreachable:
+            if unreachable.uncertain:
                 # It may have been added all the same. Only `/free` is worth a call then.
                 reservation.known, reservation.uncertain = Stage.PREFILLED, True
         finally:
@@ -201,7 +201,7 @@ class Reservations:
         if reservation.key is not None:
             try:
                 await self._client.complete_prefill(reservation.key)
-            except (Away, Refused) as error:
+            except (ServiceUnreachable, Refused) as error:
                 log.debug("the slot tracker was not told of a prefill: %r", error)
 
     async def _free(self, reservation: Reservation) -> None:
@@ -211,7 +211,7 @@ class Reservations:
             await self._client.free(reservation.key)
         except Refused as refused:
             log.debug("the slot tracker did not free a request: %s", refused)
-        except Away:
+        except ServiceUnreachable:
             self._repeat_free(reservation)
         else:
             if reservation.uncertain:

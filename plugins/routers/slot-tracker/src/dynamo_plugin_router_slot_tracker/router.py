@@ -18,15 +18,15 @@ from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.tasks import TaskSet
 from pydantic import Field, field_validator
 
-from dynamo_plugin_router_slot_tracker.bodies import (
+from dynamo_plugin_router_slot_tracker.client import Refused, ServiceClient, ServiceUnreachable
+from dynamo_plugin_router_slot_tracker.reservations import Reservation, Reservations
+from dynamo_plugin_router_slot_tracker.schemas import (
     DEFAULT_TENANT,
     Addition,
     Projection,
     Registration,
     Unregistration,
 )
-from dynamo_plugin_router_slot_tracker.client import Away, Refused, ServiceClient
-from dynamo_plugin_router_slot_tracker.reservations import Reservation, Reservations
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class SlotTrackerRouter(Router):
         )
         try:
             loads = await self._client.potential_loads(projection)
-        except Away:
+        except ServiceUnreachable:
             return {}
         except Refused as refused:
             if refused.status != 404:
@@ -241,7 +241,7 @@ class SlotTrackerRouter(Router):
                 card = pool.cards.get(worker_id)
                 if card is not None:
                     await self._register(pool, worker_id, card)
-        except Away:
+        except ServiceUnreachable:
             return
         self._version = version
 

@@ -17,7 +17,7 @@ from dynamo_core.http.tls import server_context
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_error, respond_listener_error
-from dynamo_plugin_router_slot_tracker.figures import Figures
+from dynamo_plugin_router_slot_tracker.metrics import ServiceMetrics
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS, Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
 from dynamo_plugin_router_slot_tracker.snapshot import snapshot_route, take_snapshot
@@ -81,12 +81,12 @@ class Service:
             max_hashes=settings.max_hashes,
         )
         self.replicas = None if settings.sync is None else Replicas(settings.sync, self.registry)
-        figures = Figures(self.registry, self.replicas) if settings.metrics else None
-        routes = Api(self.registry, self.replicas, None if figures is None else figures.count).routes()
+        metrics = ServiceMetrics(self.registry, self.replicas) if settings.metrics else None
+        routes = Api(self.registry, self.replicas, None if metrics is None else metrics.count).routes()
         if settings.snapshot:
             routes.append(snapshot_route(self.registry))
-        if figures is not None:
-            routes.append(metrics_route(figures.render))
+        if metrics is not None:
+            routes.append(metrics_route(metrics.render))
         if settings.token is not None:
             guard = AdminToken(settings.token, where="--token")
             # Liveness is asked for by those who have no token.

@@ -13,9 +13,9 @@ from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute
 from dynamo_core.protocol.reading import Unreadable, read
 
-from dynamo_plugin_router_slot_tracker.bodies import Held, SnapshotPart
-from dynamo_plugin_router_slot_tracker.refusals import Conflict, Malformed
+from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed
 from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_plugin_router_slot_tracker.schemas import Held, SnapshotPart
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ _PREFIX = "dynamo_slot_tracker"
 _SCOPE = ("model", "tenant_id")
 
 
-class Figures:
+class ServiceMetrics:
     """Counts calls as they come, and reads all else when somebody scrapes."""
 
     def __init__(self, registry: Registry, replicas: Replicas | None) -> None:

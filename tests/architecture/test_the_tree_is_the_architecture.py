@@ -28,6 +28,7 @@ PUBLIC = (
     "kv",
     "loop_thread",
     "protocol",
+    "resources",
     "starting",
     "tasks",
     "telemetry",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.plugin import DYNAMO_API, Plugin
     from dynamo_core.contracts.router import Route, Router, RouterServices, RoutingRequest
     from dynamo_core.contracts.transport import Served, Transport
-    from dynamo_core.errors import BackendError, DynamoError
+    from dynamo_core.errors import BackendError, DynamoError, HttpFault, Problem
     from dynamo_core.hookspecs.markers import hookimpl
     from dynamo_core.protocol.annotated import Annotated
     from dynamo_core.protocol.events import ActiveLoad, KvBlock, KvCleared, KvEvent, KvRemoved, KvStored
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         StopConditions,
         TraceLink,
     )
+    from dynamo_core.resources import AsyncResource
     from dynamo_core.runtime.args import CommonArgs, from_args
     from dynamo_core.runtime.run import engine_main, run
     from dynamo_core.telemetry.spans import start_span
@@ -123,6 +124,8 @@ _HOME = {
     "Transport": "contracts.transport",
     "BackendError": "errors",
     "DynamoError": "errors",
+    "HttpFault": "errors",
+    "Problem": "errors",
     "hookimpl": "hookspecs.markers",
     "Annotated": "protocol.annotated",
     "ActiveLoad": "protocol.events",
@@ -149,6 +152,7 @@ _HOME = {
     "SamplingOptions": "protocol.request",
     "StopConditions": "protocol.request",
     "TraceLink": "protocol.request",
+    "AsyncResource": "resources",
     "CommonArgs": "runtime.args",
     "from_args": "runtime.args",
     "engine_main": "runtime.run",
@@ -166,6 +170,7 @@ __all__ = [
     "ActiveLoad",
     "Admission",
     "Annotated",
+    "AsyncResource",
     "BackendError",
     "BootstrapInfo",
     "CommonArgs",
@@ -188,6 +193,7 @@ __all__ = [
     "GenerateContext",
     "GuidedDecodingOptions",
     "Handler",
+    "HttpFault",
     "HttpRoute",
     "KvBlock",
     "KvCleared",
@@ -209,6 +215,7 @@ __all__ = [
     "PrefillResult",
     "PreprocessedRequest",
     "Principal",
+    "Problem",
     "Publisher",
     "ReasoningDelta",
     "ReasoningParser",

@@ -161,7 +161,7 @@ async def test_a_service_that_never_answers_is_given_up(
     for name, value in ({"FIRST": 0.01, "LAST": 0.02} | bounds).items():
         monkeypatch.setattr(pending_frees, name, value)
     # By number, or by the expiry of the service.
-    service, waiting = frees(always(UNANSWERED), 300.0 if bounds else 0.1)
+    service, waiting = frees(always(UNANSWERED), 300.0 if bounds else 0.5)
     waiting.put(key_of("r"), asyncio.get_running_loop().time())
     task = asyncio.create_task(waiting.run())
 

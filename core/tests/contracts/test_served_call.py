@@ -17,7 +17,7 @@ DEADLINE = 10.0
 
 
 class Records:
-    """An outlet that writes down what it is told."""
+    """A stream that writes down what it is told."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, tasks: TaskSet) -> None:
         self.tasks = tasks
         self.ctx = ServedContext("request")
-        self.outlet = Records()
+        self.stream = Records()
         self.deferred = 0
         self.ctx.defer(self._count)
 
@@ -64,7 +64,7 @@ class Bench:
         self.deferred += 1
 
     def start(self, handler: Handler) -> ServedCall:
-        call = ServedCall(handler, "the request", self.ctx, self.outlet)
+        call = ServedCall(handler, "the request", self.ctx, self.stream)
         call.start(self.tasks)
         return call
 
@@ -80,14 +80,14 @@ class Bench:
                 stopped_at_close.append(ctx.is_stopped())
 
         call = self.start(handler_of(generate))
-        await asyncio.wait_for(self.outlet.seen.wait(), DEADLINE)
+        await asyncio.wait_for(self.stream.seen.wait(), DEADLINE)
         return call, stopped_at_close
 
     async def end(self, call: ServedCall) -> list[Any]:
         """All that was told, once the call has ended."""
         await asyncio.wait_for(call.wait(), DEADLINE)
-        await asyncio.wait_for(self.outlet.has_ended.wait(), DEADLINE)
-        return self.outlet.told
+        await asyncio.wait_for(self.stream.has_ended.wait(), DEADLINE)
+        return self.stream.told
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ async def test_a_handler_that_ends_when_it_is_stopped_ends_normally(bench: Bench
         yield "cancelled"
 
     call = bench.start(handler_of(obey))
-    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+    await asyncio.wait_for(bench.stream.seen.wait(), DEADLINE)
 
     call.stop()
 
@@ -245,7 +245,7 @@ async def test_a_lost_connection_closes_the_handler_without_telling_it_to_stop(b
 
 async def test_a_connection_lost_after_a_stop_says_no_more(bench: Bench) -> None:
     call = bench.start(handler_of(forever))
-    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+    await asyncio.wait_for(bench.stream.seen.wait(), DEADLINE)
 
     call.stop()
     call.lost()
@@ -264,7 +264,7 @@ async def test_a_connection_lost_before_the_first_step_still_ends_the_call(bench
 
 async def test_closing_the_owner_cuts_the_call_off(bench: Bench) -> None:
     call = bench.start(handler_of(forever))
-    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+    await asyncio.wait_for(bench.stream.seen.wait(), DEADLINE)
 
     await bench.tasks.aclose()
 
@@ -279,13 +279,13 @@ async def test_nothing_more_is_taken_from_the_handler_until_there_is_room(bench:
             produced.append(number)
             yield number
 
-    bench.outlet.full = asyncio.get_running_loop().create_future()
+    bench.stream.full = asyncio.get_running_loop().create_future()
     call = bench.start(handler_of(eager))
-    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+    await asyncio.wait_for(bench.stream.seen.wait(), DEADLINE)
     await asyncio.sleep(0)
     assert produced == [0]
 
-    full, bench.outlet.full = bench.outlet.full, None
+    full, bench.stream.full = bench.stream.full, None
     full.set_result(None)
 
     assert await bench.end(call) == ["accepted", 0, 1, 2, "complete_final", ("ended", None)]
@@ -297,11 +297,11 @@ async def test_a_handler_is_closed_when_the_connection_is_lost_while_there_is_no
             yield 1
         finally:
             await asyncio.sleep(0)
-            bench.outlet.told.append("closed")
+            bench.stream.told.append("closed")
 
-    bench.outlet.full = asyncio.get_running_loop().create_future()
+    bench.stream.full = asyncio.get_running_loop().create_future()
     call = bench.start(handler_of(generate))
-    await asyncio.wait_for(bench.outlet.seen.wait(), DEADLINE)
+    await asyncio.wait_for(bench.stream.seen.wait(), DEADLINE)
 
     call.lost()
 

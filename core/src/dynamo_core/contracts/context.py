@@ -27,7 +27,7 @@ class EngineContext:
         "_on_stop",
         "_stopped",
         "attempt_id",
-        "gather",
+        "coalesce",
         "id",
         "metadata",
     )
@@ -43,9 +43,9 @@ class EngineContext:
         self.attempt_id = attempt_id or request_id
         #: Text that travels with the request, such as `traceparent`.
         self.metadata: dict[str, str] = dict(metadata) if metadata else {}
-        #: How many items may gather at the serving end, after the first, before they are sent. A caller in no hurry
+        #: How many items may wait at the serving end, after the first, before they are sent. A caller in no hurry
         #: allows many; the serving end may send them sooner.
-        self.gather = 1
+        self.coalesce = 1
         self._stopped = False
         self._killed = False
         self._event: asyncio.Event | None = None

@@ -16,13 +16,13 @@ from dynamo_core.tasks import TaskSet
 log = logging.getLogger(__name__)
 
 #: Items after which a handler that never waits lets the others have a turn of the loop.
-BREATH = 64
+YIELD_EVERY = 64
 
 #: Seconds between the wish to stop and the cancelling of a handler that does not.
 STOP_GRACE = 2.0
 
 
-class Outlet(Protocol):
+class ServerStream(Protocol):
     """Where a served call puts what the handler yields."""
 
     async def accepted(self) -> None:
@@ -55,13 +55,13 @@ class ServedCall:
     still sent: the stream is complete, it just ended badly.
     """
 
-    __slots__ = ("_ctx", "_handler", "_lost", "_outlet", "_request", "_task", "_timer")
+    __slots__ = ("_ctx", "_handler", "_lost", "_request", "_stream", "_task", "_timer")
 
-    def __init__(self, handler: Handler, request: Any, ctx: ServedContext, outlet: Outlet) -> None:
+    def __init__(self, handler: Handler, request: Any, ctx: ServedContext, stream: ServerStream) -> None:
         self._handler = handler
         self._request = request
         self._ctx = ctx
-        self._outlet = outlet
+        self._stream = stream
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._lost = False
@@ -110,36 +110,36 @@ class ServedCall:
             self._timer.cancel()
         self._ctx.close()
         cut = task.cancelled() or task.exception() is not None
-        self._outlet.ended(Disconnected("the call was cut off by the serving side") if cut else None)
+        self._stream.ended(Disconnected("the call was cut off by the serving side") if cut else None)
 
     async def _run(self) -> None:
         try:
             items = await self._handler(self._request, self._ctx)
         except DynamoError as error:
-            self._outlet.refused(error)
+            self._stream.refused(error)
             return
         except Exception as error:
             log.exception("a handler failed to take a call")
-            self._outlet.refused(Unknown("the call could not be taken", cause=error))
+            self._stream.refused(Unknown("the call could not be taken", cause=error))
             return
         try:
-            await self._outlet.accepted()
-            self._ctx.open(self._outlet.event)
+            await self._stream.accepted()
+            self._ctx.open(self._stream.event)
             await self._pump(items)
         except asyncio.CancelledError:
             if self._lost or not self._ctx.is_stopped():
                 raise
-            self._outlet.event(Annotated.from_error(Cancelled("stopped")))
+            self._stream.event(Annotated.from_error(Cancelled("stopped")))
         except DynamoError as error:
-            self._outlet.event(Annotated.from_error(error))
+            self._stream.event(Annotated.from_error(error))
         except Exception as error:
             log.exception("a handler failed in mid-stream")
-            self._outlet.event(Annotated.from_error(Unknown(str(error), cause=error)))
+            self._stream.event(Annotated.from_error(Unknown(str(error), cause=error)))
         self._ctx.complete()
-        self._outlet.event(Annotated.from_complete_final())
+        self._stream.event(Annotated.from_complete_final())
 
     async def _pump(self, items: Any) -> None:
-        data, event, room = self._outlet.data, self._outlet.event, self._outlet.room
+        data, event, room = self._stream.data, self._stream.event, self._stream.room
         count = 0
         async with aclosing(items):
             async for item in items:
@@ -151,5 +151,5 @@ class ServedCall:
                 if wait is not None:
                     await wait
                 count += 1
-                if not count % BREATH:
+                if not count % YIELD_EVERY:
                     await asyncio.sleep(0)

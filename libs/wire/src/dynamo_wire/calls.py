@@ -123,7 +123,7 @@ class Calls:
                     ctx.attempt_id,
                     ctx.metadata,
                     msgspec.Raw(encode(request)),
-                    ctx.gather,
+                    ctx.coalesce,
                 )
             )
         except Exception as error:  # whatever a caller put into a request that cannot travel

@@ -237,7 +237,7 @@ async def test_a_caller_in_no_hurry_gets_the_first_item_and_then_all_others_toge
     server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     ctx = EngineContext("r")
-    ctx.gather = 64
+    ctx.coalesce = 64
 
     await client.call(instance, TOKENS, 0, ctx, sink)
     for _ in range(5):
@@ -257,7 +257,7 @@ async def test_a_caller_in_no_hurry_still_gets_as_many_items_as_it_lets_wait(
     server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     ctx = EngineContext("r")
-    ctx.gather = 3
+    ctx.coalesce = 3
 
     await client.call(instance, TOKENS, 0, ctx, sink)
     for _ in range(6):

@@ -139,7 +139,7 @@ class Connector:
             routing.excluded |= {instance_id}
             return error
         attempt_ctx = EngineContext(ctx.id, attempt_id=f"{ctx.id}-{hop.label}{number}", metadata=ctx.metadata)
-        attempt_ctx.gather = ctx.gather
+        attempt_ctx.coalesce = ctx.coalesce
         if span is not None:
             span.chosen(instance_id, attempt_ctx)
         ctx.link_child(attempt_ctx)

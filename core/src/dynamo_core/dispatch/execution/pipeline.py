@@ -91,7 +91,7 @@ class Pipeline(AsyncResource):
             permit = await self._admission.admit(request, principal, [group.pool for group in plan])
         if self._timeouts.stall is not None:
             # What is held back at the worker cannot be told from silence.
-            ctx.gather = 1
+            ctx.coalesce = 1
         execution = RequestExecution(
             request,
             ctx,

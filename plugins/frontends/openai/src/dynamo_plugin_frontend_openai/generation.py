@@ -237,7 +237,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
                 check_answer_size(request, most, self._memory.most)
         if not request.streaming and all(choice.patient for mapping in choices for choice in mapping.values()):
             # Nobody looks at the answer before its end.
-            exchange.ctx.gather = gather(scores) if scores else GATHER
+            exchange.ctx.coalesce = gather(scores) if scores else GATHER
         streams = await self._generate(exchange, asked)
         exchange.inflight.routed(streams[0].instance_id)
         if not scores:
@@ -255,7 +255,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
 
         async def start(index: int) -> None:
             child = EngineContext(f"{ctx.id}-c{index}", metadata=ctx.metadata)
-            child.gather = ctx.gather
+            child.coalesce = ctx.coalesce
             ctx.link_child(child)
             started[index] = await model.generate(asked[index], child, principal, permit)
 

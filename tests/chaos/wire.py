@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 from dynamo_core.protocol.annotated import COMPLETE_FINAL
 from dynamo_testing.faults import Direction, Passing
-from dynamo_wire.messages import ROWS_TAG, Open, Taken
+from dynamo_wire.messages import ROWS_TAG, Ack, Open
 
 _decode = msgspec.msgpack.Decoder().decode
 
-OPEN, TAKEN = (kind.__struct_config__.tag for kind in (Open, Taken))
+OPEN, ACK = (kind.__struct_config__.tag for kind in (Open, Ack))
 
 #: The key of a seed in msgpack, how numbers of one, two and four bytes begin, and all that together, less a byte.
 _SEED = b"\xa4seed"
@@ -35,7 +35,7 @@ def tagged(tag: Any) -> Callable[[bytes], bool]:
 
 
 is_rows = tagged(ROWS_TAG)
-is_taken = tagged(TAKEN)
+is_taken = tagged(ACK)
 
 
 def is_running(body: bytes) -> bool:

@@ -12,7 +12,7 @@ from dynamo_core.errors import CannotConnect, DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_wire.brokered.addresses import Addresses
-from dynamo_wire.brokered.broker import Broker, Letter, Listening, Session
+from dynamo_wire.brokered.broker import Broker, Listening, OutboundMessage, Session
 from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.brokered.transport import BrokeredTransport
 
@@ -20,48 +20,48 @@ WAIT = 10.0
 
 
 class Office:
-    """The broker's side: who listens where, and what becomes of letters."""
+    """The broker's side: who listens where, and what becomes of messages."""
 
     def __init__(self) -> None:
         self.listenings: dict[str, list[Listening]] = {}
-        #: Whether a letter gets lost.
-        self.loses: Callable[[Letter], bool] = lambda letter: False
-        #: What becomes of a letter on its way.
-        self.spoils: Callable[[Letter], Letter] = lambda letter: letter
+        #: Whether a message gets lost.
+        self.loses: Callable[[OutboundMessage], bool] = lambda message: False
+        #: What becomes of a message on its way.
+        self.spoils: Callable[[OutboundMessage], OutboundMessage] = lambda message: message
         #: Letters are kept back while this is not set.
         self.delivers = asyncio.Event()
         self.delivers.set()
-        self.letters: list[Letter] = []
-        self.kept: list[Letter] = []
+        self.messages: list[OutboundMessage] = []
+        self.kept: list[OutboundMessage] = []
         self.open = True
         #: How attempts to connect go, if not at once.
         self.door: Callable[[], Awaitable[None]] | None = None
         #: Connections that were closed.
         self.closed = 0
 
-    def take(self, letter: Letter) -> None:
-        self.letters.append(letter)
-        if self.loses(letter):
+    def take(self, message: OutboundMessage) -> None:
+        self.messages.append(message)
+        if self.loses(message):
             return
-        letter = self.spoils(letter)
+        message = self.spoils(message)
         if self.delivers.is_set():
-            self._deliver(letter)
+            self._deliver(message)
         else:
-            self.kept.append(letter)
+            self.kept.append(message)
 
     def deliver_kept(self) -> None:
         self.delivers.set()
         kept, self.kept = self.kept, []
-        for letter in kept:
-            self._deliver(letter)
+        for message in kept:
+            self._deliver(message)
 
-    def _deliver(self, letter: Letter) -> None:
-        there = list(self.listenings.get(letter.address, ()))
+    def _deliver(self, message: OutboundMessage) -> None:
+        there = list(self.listenings.get(message.address, ()))
         for listening in there:
-            listening.receive(letter.link, letter.data, letter.reply)
-        if letter.reply and not there:
-            for listening in list(self.listenings.get(letter.reply, ())):
-                listening.listener.absent(letter.link)
+            listening.receive(message.link, message.data, message.reply)
+        if message.reply and not there:
+            for listening in list(self.listenings.get(message.reply, ())):
+                listening.listener.absent(message.link)
 
 
 class OfficeSession(Session):
@@ -96,10 +96,10 @@ class OfficeSession(Session):
     async def settle(self) -> None:
         await asyncio.sleep(0)
 
-    async def write(self, letters: list[Letter]) -> None:
+    async def write(self, messages: list[OutboundMessage]) -> None:
         loop = asyncio.get_running_loop()
-        for letter in letters:
-            loop.call_soon(self.office.take, letter)
+        for message in messages:
+            loop.call_soon(self.office.take, message)
         await asyncio.sleep(0)
 
     async def aclose(self) -> None:
@@ -121,7 +121,7 @@ class OfficeBroker(Broker):
         return 1024 * 1024
 
     @property
-    def max_piece(self) -> int:
+    def max_fragment(self) -> int:
         return 64 * 1024
 
     def attempts(self) -> Iterator[Session]:

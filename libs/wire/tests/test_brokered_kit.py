@@ -12,14 +12,14 @@ from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.transport_kit import Planes, TransportKit
-from dynamo_wire.brokered.broker import Letter
+from dynamo_wire.brokered.broker import OutboundMessage
 from dynamo_wire.messages import ROWS_TAG
 
 
-def carries_rows(letter: Letter) -> bool:
-    """Whether a letter is a piece with rows in it."""
+def carries_rows(message: OutboundMessage) -> bool:
+    """Whether a message is a fragment with rows in it."""
     try:
-        _, _, messages, *_ = msgspec.msgpack.decode(letter.data)
+        _, _, messages, *_ = msgspec.msgpack.decode(message.data)
         return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))
     except (msgspec.MsgspecError, ValueError, TypeError):
         return False
@@ -40,12 +40,12 @@ class TestBrokered(TransportKit):
         client.break_connection()
 
     async def lose_an_item(self, planes: Planes) -> None:
-        lost: list[Letter] = []
+        lost: list[OutboundMessage] = []
 
-        def loses(letter: Letter) -> bool:
-            if lost or not carries_rows(letter):
+        def loses(message: OutboundMessage) -> bool:
+            if lost or not carries_rows(message):
                 return False
-            lost.append(letter)
+            lost.append(message)
             return True
 
         self.office.loses = loses

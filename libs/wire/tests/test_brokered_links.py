@@ -31,20 +31,20 @@ from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_wire import calls, liveness
 from dynamo_wire.brokered.addresses import Addresses, is_link, word
-from dynamo_wire.brokered.broker import Letter
-from dynamo_wire.brokered.link import CREDIT
-from dynamo_wire.brokered.pieces import (
+from dynamo_wire.brokered.broker import OutboundMessage
+from dynamo_wire.brokered.fragments import (
     ARRIVED,
     PROBED,
     Checksums,
+    Fragment,
     LinkError,
-    Piece,
-    answer_piece,
-    arrived_piece,
+    answer_fragment,
+    arrived_fragment,
     read_answer,
-    read_piece,
+    read_fragment,
 )
-from dynamo_wire.messages import Row, Rows, Taken, encode
+from dynamo_wire.brokered.link import CREDIT
+from dynamo_wire.messages import Ack, Row, Rows, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,8 +70,8 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
-def piece(letter: Letter) -> Piece:
-    return read_piece(letter.data)
+def fragment(message: OutboundMessage) -> Fragment:
+    return read_fragment(message.data)
 
 
 # How much is under way.
@@ -109,15 +109,15 @@ async def test_a_large_message_is_no_faster_than_its_reader(office: Any, make_tr
 
     async with asyncio.TaskGroup() as group:
         group.create_task(client.call(instance, ECHO, bytes(3 * CREDIT), EngineContext("r"), sink))
-        await until(lambda: sum(len(letter.data) for letter in office.kept) >= CREDIT)
+        await until(lambda: sum(len(message.data) for message in office.kept) >= CREDIT)
         for _ in range(100):
             await asyncio.sleep(0)
-        under_way = sum(len(letter.data) for letter in office.kept)
+        in_flight = sum(len(message.data) for message in office.kept)
         link = next(iter(client._peers._links.values()))
         blocked = link.blocked
         office.deliver_kept()
 
-    assert under_way < CREDIT + 2 * 64 * 1024
+    assert in_flight < CREDIT + 2 * 64 * 1024
     assert blocked, "who has more to send should wait"
     assert await sink.end() is None
     assert sink.items == [bytes(3 * CREDIT)]
@@ -143,11 +143,11 @@ async def test_two_large_messages_that_meet_do_not_stop_each_other(
 async def test_a_count_that_is_lost_is_asked_for(office: Any, make_transport: Any, recorder: Any) -> None:
     server, client = await make_transport(heartbeat=0.05), await make_transport(heartbeat=0.05)
     instance, sink = at(await server.serve(7, ECHO, echo)), recorder()
-    lost: list[Letter] = []
+    lost: list[OutboundMessage] = []
 
-    def loses(letter: Letter) -> bool:
-        if piece(letter).number == ARRIVED and len(lost) < 30:
-            lost.append(letter)
+    def loses(message: OutboundMessage) -> bool:
+        if fragment(message).number == ARRIVED and len(lost) < 30:
+            lost.append(message)
             return True
         return False
 
@@ -163,7 +163,7 @@ async def test_a_worker_that_dies_in_the_middle_of_a_large_request_is_noticed(
 ) -> None:
     server, client = await make_transport(), await make_transport(heartbeat=0.05, accept_timeout=60)
     instance = at(await server.serve(7, ECHO, echo))
-    office.loses = lambda letter: letter.address.startswith("test.cl.") and piece(letter).number == ARRIVED
+    office.loses = lambda message: message.address.startswith("test.cl.") and fragment(message).number == ARRIVED
 
     async with asyncio.TaskGroup() as group:
         calling = group.create_task(
@@ -218,7 +218,7 @@ async def test_an_end_that_counts_more_than_was_sent_is_given_up(
     await sink.end()
     link = next(iter(client._peers._links.values()))
 
-    link.receive(arrived_piece(2**40), "")
+    link.receive(arrived_fragment(2**40), "")
 
     assert link.closed
 
@@ -229,9 +229,9 @@ async def test_a_caller_that_takes_more_rows_than_were_sent_is_given_up(make_tra
     await client.call(instance, ECHO, b"", EngineContext("r"), sink)
     await sink.end()
 
-    next(iter(client._peers._links.values())).send(Taken(5))
+    next(iter(client._peers._links.values())).send(Ack(5))
 
-    await until(lambda: not server._registry.doors[7].links)
+    await until(lambda: not server._registry.acceptors[7].links)
 
 
 async def test_what_is_said_before_closing_goes_out_however_much_is_under_way(
@@ -259,12 +259,12 @@ async def test_what_is_said_before_closing_goes_out_however_much_is_under_way(
     await until(lambda: link.blocked)
 
     link.close(Disconnected("enough"))
-    await until(lambda: sum(len(letter.data) for letter in office.kept) > 2 * CREDIT)
+    await until(lambda: sum(len(message.data) for message in office.kept) > 2 * CREDIT)
     office.deliver_kept()
 
     async with asyncio.timeout(WAIT):
         await gone.wait()
-    assert not server._registry.doors[7].links
+    assert not server._registry.acceptors[7].links
 
 
 # Rows.
@@ -317,7 +317,7 @@ async def test_an_engine_that_never_waits_is_sent_in_few_messages(
 
     assert await sink.end() is None
     assert [token for item in sink.items for token in item.token_ids] == list(range(1000))
-    assert len(office.letters) < 100
+    assert len(office.messages) < 100
 
 
 async def test_a_row_that_is_missing_ends_its_stream_only(make_transport: Any, recorder: Any) -> None:
@@ -421,8 +421,8 @@ async def test_whatever_letter_is_lost_no_stream_lies(office: Any, make_transpor
     server, client = await make_transport(**patience), await make_transport(**patience)
     instance = at(await server.serve(7, ECHO, echo))
     for nth in range(8):
-        first = len(office.letters) + nth
-        office.loses = lambda letter, first=first: len(office.letters) == first + 1
+        first = len(office.messages) + nth
+        office.loses = lambda message, first=first: len(office.messages) == first + 1
         sink = recorder()
         try:
             await client.call(instance, ECHO, b"x" * 200_000, EngineContext("r"), sink)
@@ -441,27 +441,27 @@ async def test_a_stranger_who_begins_in_the_middle_is_told_that_it_is_not_known(
     instance = at(await server.serve(7, ECHO, echo))
     link = f"{'0' * 24}.1"
 
-    office.take(Letter(instance.address["office"], link, encode((5, False, b"")), ""))
-    await until(lambda: any(letter.address == f"test.cl.{'0' * 24}" for letter in office.letters))
+    office.take(OutboundMessage(instance.address["office"], link, encode((5, False, b"")), ""))
+    await until(lambda: any(message.address == f"test.cl.{'0' * 24}" for message in office.messages))
 
-    answer = next(letter for letter in office.letters if letter.address.startswith("test.cl."))
-    assert (answer.link, piece(answer).number) == (link, -1)
-    assert not server._registry.doors[7].links
+    answer = next(message for message in office.messages if message.address.startswith("test.cl."))
+    assert (answer.link, fragment(answer).number) == (link, -1)
+    assert not server._registry.acceptors[7].links
 
 
 @pytest.mark.parametrize("link", ["", "x", "*.1", f"{'0' * 24}.>", f"{'g' * 24}.1", f"{'0' * 24}.1 2"])
 async def test_what_is_no_link_never_becomes_an_address(office: Any, make_transport: Any, link: str) -> None:
     server = await make_transport()
     instance = at(await server.serve(7, ECHO, echo))
-    before = len(office.letters)
+    before = len(office.messages)
 
-    office.take(Letter(instance.address["office"], link, encode((5, False, b"")), ""))
-    office.take(Letter(instance.address["office"], link, encode((0, False, b"\x90")), ""))
+    office.take(OutboundMessage(instance.address["office"], link, encode((5, False, b"")), ""))
+    office.take(OutboundMessage(instance.address["office"], link, encode((0, False, b"\x90")), ""))
     for _ in range(10):
         await asyncio.sleep(0)
 
-    assert len(office.letters) == before + 2
-    assert not server._registry.doors[7].links
+    assert len(office.messages) == before + 2
+    assert not server._registry.acceptors[7].links
 
 
 async def test_a_piece_that_is_missing_ends_the_streams_of_its_link_only(
@@ -484,13 +484,13 @@ async def test_a_piece_that_is_missing_ends_the_streams_of_its_link_only(
     for sink in (broken, whole):
         await sink.until(lambda sink=sink: sink.items)
 
-    name = client._peers._links[one._registry.doors[7].address].name
-    lost: list[Letter] = []
+    name = client._peers._links[one._registry.acceptors[7].address].name
+    lost: list[OutboundMessage] = []
 
-    def loses(letter: Letter) -> bool:
-        if not lost and letter.link == name and letter.address.startswith("test.cl."):
-            lost.append(letter)
-        return bool(lost) and lost[0] is letter
+    def loses(message: OutboundMessage) -> bool:
+        if not lost and message.link == name and message.address.startswith("test.cl."):
+            lost.append(message)
+        return bool(lost) and lost[0] is message
 
     office.loses = loses
     steps.set()
@@ -500,7 +500,7 @@ async def test_a_piece_that_is_missing_ends_the_streams_of_its_link_only(
     assert await whole.end() is None
 
 
-# Addresses and pieces.
+# Addresses and fragments.
 
 
 @given(st.text(), st.text())
@@ -526,7 +526,7 @@ def test_a_worker_knows_its_own_addresses_and_links(separator: str, instance_id:
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_piece_are_refused_and_nothing_else(data: bytes) -> None:
     try:
-        found = read_piece(data)
+        found = read_fragment(data)
     except LinkError:
         return
     assert found.number >= ARRIVED
@@ -534,10 +534,10 @@ def test_bytes_that_are_no_piece_are_refused_and_nothing_else(data: bytes) -> No
 
 @given(st.integers(0, 2**63 - 1), st.booleans(), st.binary(max_size=100))
 def test_pieces_come_back_as_they_went(number: int, more: bool, body: bytes) -> None:
-    found = read_piece(encode((number, more, body)))
+    found = read_fragment(encode((number, more, body)))
 
     assert (found.number, found.more, bytes(found.body)) == (number, more, body)
-    assert msgspec.msgpack.decode(arrived_piece(number))[0] == ARRIVED
+    assert msgspec.msgpack.decode(arrived_fragment(number))[0] == ARRIVED
 
 
 # Who lives.
@@ -553,7 +553,7 @@ async def test_a_worker_whose_process_answers_no_probes_is_judged_as_the_version
     await client.call(instance, ECHO, b"", EngineContext("r"), sink)
     await sink.until(lambda: sink.items)
 
-    office.loses = lambda letter: letter.address.startswith("test.cl.")
+    office.loses = lambda message: message.address.startswith("test.cl.")
 
     assert chain_has(await sink.end() or Disconnected(), ResponseTimeout)
 
@@ -567,19 +567,19 @@ async def test_that_its_event_loop_is_busy_keeps_a_worker_and_that_it_answers_do
     await client.call(instance, ECHO, b"", EngineContext("r"), sink)
     await sink.until(lambda: sink.items)
     link = next(iter(client._peers._links.values()))
-    probed: list[Letter] = []
+    probed: list[OutboundMessage] = []
 
-    def loses(letter: Letter) -> bool:
-        if letter.address == instance.address["office"].replace(".rq.", ".pb."):
-            probed.append(letter)
-            link.receive(answer_piece(busy), "")
-        return letter.address.startswith("test.cl.")
+    def loses(message: OutboundMessage) -> bool:
+        if message.address == instance.address["office"].replace(".rq.", ".pb."):
+            probed.append(message)
+            link.receive(answer_fragment(busy), "")
+        return message.address.startswith("test.cl.")
 
     office.loses = loses
     await until(lambda: len(probed) >= 20 if busy else sink.ends)
 
     assert probed
-    assert {letter.link for letter in probed} == {link.name}
+    assert {message.link for message in probed} == {link.name}
     assert bool(sink.ends) is not bool(busy)
     assert [record.getMessage() for record in caplog.records if "busy" in record.getMessage()] == (
         [f"the event loop of {link.peer} is busy, for 1.5 s so far: 1 calls wait"] if busy else []
@@ -588,7 +588,7 @@ async def test_that_its_event_loop_is_busy_keeps_a_worker_and_that_it_answers_do
 
 @given(st.floats(0, 1e6))
 def test_what_a_probe_is_told_survives_the_way(busy: float) -> None:
-    answer = read_piece(answer_piece(busy))
+    answer = read_fragment(answer_fragment(busy))
 
     assert answer.number == PROBED
     assert read_answer(answer.body) == busy
@@ -622,11 +622,11 @@ def test_no_bit_of_a_piece_can_change_without_its_checksum_telling(
     data[at % len(data)] ^= 1 << bit % 8
 
     try:
-        piece = read_piece(bytes(data))
+        fragment = read_fragment(bytes(data))
     except LinkError:
         return
 
-    assert piece.check != checksums.of(piece.number, piece.more, piece.body)
+    assert fragment.check != checksums.of(fragment.number, fragment.more, fragment.body)
 
 
 def test_a_checksum_belongs_to_one_link_one_direction_and_one_piece() -> None:
@@ -657,16 +657,16 @@ async def test_a_piece_that_is_not_what_was_sent_ends_its_link_and_is_counted(
     await first.until(lambda: first.items)
     there = ".rq." if end == "worker" else ".cl."
 
-    def spoilt(letter: Letter) -> Letter:
-        piece = read_piece(letter.data)
-        if there not in letter.address or piece.number < 1:
-            return letter
+    def spoilt(message: OutboundMessage) -> OutboundMessage:
+        fragment = read_fragment(message.data)
+        if there not in message.address or fragment.number < 1:
+            return message
         if harm == "changed":
-            return letter._replace(data=letter.data[:-1] + bytes([letter.data[-1] ^ 1]))
+            return message._replace(data=message.data[:-1] + bytes([message.data[-1] ^ 1]))
         if harm == "without its checksum":
-            return letter._replace(data=encode((piece.number, piece.more, piece.body)))
-        other = Checksums("another.1", letter.address).of(piece.number, piece.more, piece.body)
-        return letter._replace(data=encode((piece.number, piece.more, piece.body, other)))
+            return message._replace(data=encode((fragment.number, fragment.more, fragment.body)))
+        other = Checksums("another.1", message.address).of(fragment.number, fragment.more, fragment.body)
+        return message._replace(data=encode((fragment.number, fragment.more, fragment.body, other)))
 
     office.spoils = spoilt
     with pytest.raises(Disconnected):

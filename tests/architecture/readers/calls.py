@@ -18,8 +18,8 @@ from dynamo_core.protocol.events import (
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.reading import UNREADABLE
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_wire.brokered import pieces
-from dynamo_wire.messages import encode as pack
+from dynamo_wire import encode as pack
+from dynamo_wire.brokered import fragments
 from dynamo_wire.messages import item_decoder
 
 from tests.architecture.bad_bytes import msgpack_bodies
@@ -34,34 +34,34 @@ def _wire(decode: Callable[[bytes], object], sites: Sequence[str], name: str, ra
 
 
 _wire(
-    lambda data: pieces.read_bundle(pieces.worker_decoder, data),
-    ["dynamo_wire.brokered.pieces:worker_decoder msgspec.msgpack.Decoder"],
+    lambda data: fragments.read_bundle(fragments.worker_decoder, data),
+    ["dynamo_wire.brokered.fragments:worker_decoder msgspec.msgpack.Decoder"],
     "bundles to workers",
-    pieces.LinkError,
+    fragments.LinkError,
 )
 _wire(
-    lambda data: pieces.read_bundle(pieces.caller_decoder, data),
-    ["dynamo_wire.brokered.pieces:caller_decoder msgspec.msgpack.Decoder"],
+    lambda data: fragments.read_bundle(fragments.caller_decoder, data),
+    ["dynamo_wire.brokered.fragments:caller_decoder msgspec.msgpack.Decoder"],
     "bundles to callers",
-    pieces.LinkError,
+    fragments.LinkError,
 )
 _wire(
-    lambda data: pieces.read_count(memoryview(data)),
-    ["dynamo_wire.brokered.pieces:_count_decoder msgspec.msgpack.Decoder"],
+    lambda data: fragments.read_count(memoryview(data)),
+    ["dynamo_wire.brokered.fragments:_count_decoder msgspec.msgpack.Decoder"],
     "counts of what has arrived",
-    pieces.LinkError,
+    fragments.LinkError,
 )
 _wire(
-    lambda data: pieces.read_answer(memoryview(data)),
-    ["dynamo_wire.brokered.pieces:_busy_decoder msgspec.msgpack.Decoder"],
+    lambda data: fragments.read_answer(memoryview(data)),
+    ["dynamo_wire.brokered.fragments:_busy_decoder msgspec.msgpack.Decoder"],
     "answers to probes over a broker",
-    pieces.LinkError,
+    fragments.LinkError,
 )
 _wire(
-    pieces.read_piece,
-    ["dynamo_wire.brokered.pieces:_piece_decoder msgspec.msgpack.Decoder"],
-    "pieces",
-    pieces.LinkError,
+    fragments.read_fragment,
+    ["dynamo_wire.brokered.fragments:_fragment_decoder msgspec.msgpack.Decoder"],
+    "fragments",
+    fragments.LinkError,
 )
 
 

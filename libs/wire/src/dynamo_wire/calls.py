@@ -29,6 +29,7 @@ from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_wire.messages import (
     UNREADABLE,
     Accepted,
+    Ack,
     Ended,
     Open,
     Pause,
@@ -36,7 +37,6 @@ from dynamo_wire.messages import (
     Resume,
     Rows,
     Stop,
-    Taken,
     encode,
     item_decoder,
 )
@@ -97,8 +97,8 @@ class Calls:
         self._calls: dict[int, Call] = {}
         self._last = 0
         #: Portions of rows of which the other end has not been told yet that they were taken.
-        self._taken = 0
-        self._began_taking = 0.0
+        self._unacked = 0
+        self._read_since = 0.0
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -233,26 +233,26 @@ class Calls:
                 log.exception("what was received could not be delivered")
                 self._break(call, StreamIncomplete("an item could not be delivered", cause=error))
         if message.ask:
-            if not self._taken:
+            if not self._unacked:
                 # After the readers' turn, which the rows have asked for: so the next rows find them free.
-                self._began_taking = monotonic()
+                self._read_since = monotonic()
                 self._loop.call_soon(self._rest)
-            self._taken += 1
+            self._unacked += 1
 
     def _rest(self) -> None:
         """Asks for more rows: at once if these took little time, else only when there was as much time for the rest.
 
         A process that is busy with rows gets fewer and larger ones.
         """
-        took = monotonic() - self._began_taking
+        took = monotonic() - self._read_since
         if took < BUSY:
-            self._tell_taken()
+            self._send_ack()
         else:
-            self._loop.call_later(min(took, LONGEST_REST), self._tell_taken)
+            self._loop.call_later(min(took, LONGEST_REST), self._send_ack)
 
-    def _tell_taken(self) -> None:
-        taken, self._taken = self._taken, 0
-        self.link.send(Taken(taken))
+    def _send_ack(self) -> None:
+        frames, self._unacked = self._unacked, 0
+        self.link.send(Ack(frames))
 
     def _break(self, call: Call, error: DynamoError) -> None:
         call.abandon()

@@ -29,8 +29,8 @@ class Open(msgspec.Struct, array_like=True, tag=10):
     attempt_id: str
     metadata: dict[str, str]
     request: msgspec.Raw
-    #: How many items the caller lets wait before they are sent; see `EngineContext.gather`.
-    gather: int = 1
+    #: How many items the caller lets wait before they are sent; see `EngineContext.coalesce`.
+    coalesce: int = 1
 
 
 class Stop(msgspec.Struct, array_like=True, tag=11):
@@ -52,10 +52,10 @@ class Resume(msgspec.Struct, array_like=True, tag=13):
     sid: StreamId
 
 
-class Taken(msgspec.Struct, array_like=True, tag=14):
+class Ack(msgspec.Struct, array_like=True, tag=14):
     """Caller: the readers have been given so many more portions of rows; the next may come."""
 
-    portions: Constrained[int, msgspec.Meta(ge=1)]
+    frames: Constrained[int, msgspec.Meta(ge=1)]
 
 
 class Accepted(msgspec.Struct, array_like=True, tag=20):
@@ -84,7 +84,7 @@ class Row(msgspec.Struct, array_like=True, gc=False):
 
 
 class Rows(msgspec.Struct, array_like=True, tag=22):
-    """Worker: all that its streams had to say in one turn of its loop. With `ask` it wants to hear `Taken`."""
+    """Worker: all that its streams had to say in one turn of its loop. With `ask` it wants to hear `Ack`."""
 
     rows: list[Row]
     ask: bool = False

@@ -20,7 +20,7 @@ from dynamo_wire.messages import ROWS_TAG
 
 
 def carries_rows(body: bytes) -> bool:
-    """Whether a payload is a piece with rows in it."""
+    """Whether a payload is a fragment with rows in it."""
     try:
         _, _, messages, *_ = msgspec.msgpack.decode(body.removesuffix(b"\r\n"))
         return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))

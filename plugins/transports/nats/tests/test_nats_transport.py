@@ -43,7 +43,7 @@ TOKENS = Endpoint("tokens", int, LLMEngineOutput, merge_outputs)
 ECHO = Endpoint("echo", bytes, bytes)
 
 #: What a caller says.
-RESUME, TAKEN = 13, 14
+RESUME, ACK = 13, 14
 
 
 class Engine:
@@ -108,7 +108,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def messages(body: bytes) -> list[Any]:
-    """The messages in a payload; none in what is not a whole piece."""
+    """The messages in a payload; none in what is not a whole fragment."""
     try:
         _, more, bundle, *_ = msgspec.msgpack.decode(body.removesuffix(b"\r\n"))
         found: list[Any] = [] if more else msgspec.msgpack.decode(bundle)
@@ -199,7 +199,7 @@ async def test_all_that_a_worker_has_to_say_in_one_turn_leaves_in_one_message(
     async with asyncio.TaskGroup() as group:
         for sink in sinks:
             group.create_task(client.call(instance, TOKENS, 0, EngineContext("r"), sink))
-        await until(lambda: len(server._registry.doors[7].links) == 1)
+        await until(lambda: len(server._registry.acceptors[7].links) == 1)
         opened.set()
     for sink in sinks:
         await sink.until(lambda sink=sink: sink.items)
@@ -445,7 +445,7 @@ async def test_a_message_that_comes_twice_ends_the_streams_of_its_link_only(
     bystander.step(last=True)
 
     assert isinstance(error, StreamIncomplete)
-    assert "piece" in error.message
+    assert "fragment" in error.message
     assert await whole.end() is None
 
 
@@ -460,7 +460,7 @@ async def test_a_word_of_the_caller_that_is_lost_is_noticed_by_the_worker(
     if lost == "resume":
         source.pause()
 
-    rule = wire.plan.inject(Drop(), direction=Direction.UP, when=says(RESUME if lost == "resume" else TAKEN))
+    rule = wire.plan.inject(Drop(), direction=Direction.UP, when=says(RESUME if lost == "resume" else ACK))
     if lost == "resume":
         source.resume()
     else:
@@ -859,7 +859,7 @@ async def test_a_link_that_is_not_used_is_forgotten_by_both_ends_and_made_again(
     await client.call(instance, ECHO, b"", EngineContext("r"), first)
     await first.end()
 
-    await until(lambda: not client._peers._links and not server._registry.doors[7].links)
+    await until(lambda: not client._peers._links and not server._registry.acceptors[7].links)
     await client.call(instance, ECHO, b"", EngineContext("r"), second)
 
     assert await second.end() is None
@@ -874,7 +874,7 @@ async def test_a_worker_that_has_forgotten_a_caller_is_called_over_a_new_link(
     await first.end()
 
     wire.cut()
-    await until(lambda: not server._registry.doors[7].links)
+    await until(lambda: not server._registry.acceptors[7].links)
     await server._broker.ready()
     await client.call(instance, ECHO, b"", EngineContext("r"), second)
 

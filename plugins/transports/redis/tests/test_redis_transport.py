@@ -42,7 +42,7 @@ TOKENS = Endpoint("tokens", int, LLMEngineOutput, merge_outputs)
 ECHO = Endpoint("echo", bytes, bytes)
 
 #: What a caller says.
-RESUME, TAKEN = 13, 14
+RESUME, ACK = 13, 14
 
 
 class Engine:
@@ -107,10 +107,10 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def messages(body: bytes) -> list[Any]:
-    """The messages in a payload; none in what is not a whole piece."""
+    """The messages in a payload; none in what is not a whole fragment."""
     try:
-        _, _, piece = body.removesuffix(b"\r\n").split(b" ", 2)
-        _, more, bundle, *_ = msgspec.msgpack.decode(piece)
+        _, _, fragment = body.removesuffix(b"\r\n").split(b" ", 2)
+        _, more, bundle, *_ = msgspec.msgpack.decode(fragment)
         found: list[Any] = [] if more else msgspec.msgpack.decode(bundle)
     except (msgspec.MsgspecError, ValueError, TypeError):
         return []
@@ -199,7 +199,7 @@ async def test_all_that_a_worker_has_to_say_in_one_turn_leaves_in_one_message(
     async with asyncio.TaskGroup() as group:
         for sink in sinks:
             group.create_task(client.call(instance, TOKENS, 0, EngineContext("r"), sink))
-        await until(lambda: len(server._registry.doors[7].links) == 1)
+        await until(lambda: len(server._registry.acceptors[7].links) == 1)
         opened.set()
     for sink in sinks:
         await sink.until(lambda sink=sink: sink.items)
@@ -446,7 +446,7 @@ async def test_a_message_that_comes_twice_ends_the_streams_of_its_link_only(
     bystander.step(last=True)
 
     assert isinstance(error, StreamIncomplete)
-    assert "piece" in error.message
+    assert "fragment" in error.message
     assert await whole.end() is None
 
 
@@ -461,7 +461,7 @@ async def test_a_word_of_the_caller_that_is_lost_is_noticed_by_the_worker(
     if lost == "resume":
         source.pause()
 
-    rule = wire.plan.inject(Drop(), direction=Direction.UP, when=says(RESUME if lost == "resume" else TAKEN))
+    rule = wire.plan.inject(Drop(), direction=Direction.UP, when=says(RESUME if lost == "resume" else ACK))
     if lost == "resume":
         source.resume()
     else:
@@ -540,7 +540,7 @@ async def test_a_subscriber_that_the_server_drops_because_it_fell_behind_loses_i
 
     # All in one command, so that the server cannot send any of it in between.
     script = "for _ = 1, 64 do redis.call('PUBLISH', ARGV[1], string.rep('x', 65536)) end"
-    broker.ask("EVAL", script, "0", server._registry.doors[7].address)
+    broker.ask("EVAL", script, "0", server._registry.acceptors[7].address)
     await until(lambda: client._broker.connected and server._broker.settling)
     await client.call(instance, ECHO, b"again", EngineContext("r"), sink)
 
@@ -714,7 +714,7 @@ async def test_whoever_waits_for_a_server_that_dies_is_woken(make_server: Any, m
 
     async with asyncio.timeout(WAIT), asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(7, ECHO, echo))
-        await until(lambda: server._registry.doors)
+        await until(lambda: server._registry.acceptors)
         await asyncio.sleep(0.1)
         early = serving.done()
         broker.kill()
@@ -982,7 +982,7 @@ async def test_a_link_that_is_not_used_is_forgotten_by_both_ends_and_made_again(
     await client.call(instance, ECHO, b"", EngineContext("r"), first)
     await first.end()
 
-    await until(lambda: not client._peers._links and not server._registry.doors[7].links)
+    await until(lambda: not client._peers._links and not server._registry.acceptors[7].links)
     await client.call(instance, ECHO, b"", EngineContext("r"), second)
 
     assert await second.end() is None
@@ -997,7 +997,7 @@ async def test_a_worker_that_has_forgotten_a_caller_is_called_over_a_new_link(
     await first.end()
 
     wire.cut()
-    await until(lambda: not server._registry.doors[7].links)
+    await until(lambda: not server._registry.acceptors[7].links)
     await server._broker.ready()
     await client.call(instance, ECHO, b"", EngineContext("r"), second)
 

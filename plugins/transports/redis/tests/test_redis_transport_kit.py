@@ -20,10 +20,10 @@ from dynamo_wire.messages import ROWS_TAG
 
 
 def carries_rows(body: bytes) -> bool:
-    """Whether a payload is a piece with rows in it."""
+    """Whether a payload is a fragment with rows in it."""
     try:
-        _, _, piece = body.removesuffix(b"\r\n").split(b" ", 2)
-        _, _, messages, *_ = msgspec.msgpack.decode(piece)
+        _, _, fragment = body.removesuffix(b"\r\n").split(b" ", 2)
+        _, _, messages, *_ = msgspec.msgpack.decode(fragment)
         return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))
     except (msgspec.MsgspecError, ValueError, TypeError):
         return False

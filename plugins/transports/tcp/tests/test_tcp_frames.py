@@ -136,7 +136,7 @@ EXAMPLES: list[Any] = [
         ],
         True,
     ),
-    wire.Taken(1),
+    wire.Ack(1),
     wire.Ended(1, WireError("Disconnected", "cut")),
     messages.Subscribe(9, "loads", 5),
     messages.Unsubscribe(9),

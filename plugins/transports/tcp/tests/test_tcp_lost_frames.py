@@ -16,14 +16,14 @@ from dynamo_core.protocol.records import Instance
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_testing.faults import Direction, Drop, FaultProxy
-from dynamo_wire.messages import ROWS_TAG, Taken
+from dynamo_wire.messages import ROWS_TAG, Ack
 
 Make = Callable[..., TcpTransport]
 
 TOKENS = Endpoint("tokens", int, LLMEngineOutput, merge_outputs)
 
 ROWS = Direction.DOWN, ROWS_TAG
-TAKEN = Direction.UP, Taken.__struct_config__.tag
+ACK = Direction.UP, Ack.__struct_config__.tag
 
 #: What follows the length of a frame that has a checksum.
 CHECK = 12
@@ -40,7 +40,7 @@ async def endless(first: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOut
     return items()
 
 
-@pytest.mark.parametrize("lost", [ROWS, TAKEN], ids=["rows", "taken"])
+@pytest.mark.parametrize("lost", [ROWS, ACK], ids=["rows", "taken"])
 async def test_streams_do_not_wait_for_ever_for_a_frame_that_was_lost(
     make_transport: Make, recorder: Any, lost: tuple[Direction, int]
 ) -> None:

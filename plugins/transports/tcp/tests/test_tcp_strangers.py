@@ -20,7 +20,7 @@ from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import frame
 from dynamo_plugin_transport_tcp.messages import MAGIC, Challenge, Hello, Proof, Ready, caller_decoder, pack
 from dynamo_plugin_transport_tcp.transport import TcpTransport
-from dynamo_wire.messages import Accepted, Bye, Open, Ping, Pong, Taken, encode
+from dynamo_wire.messages import Accepted, Ack, Bye, Open, Ping, Pong, encode
 
 Make = Callable[..., TcpTransport]
 
@@ -161,7 +161,7 @@ async def test_without_the_secret_nobody_is_let_in(make_transport: Make) -> None
         frame(encode([99, 1])),
         pack(Ready(b"")),
         pack(Proof(b"")),
-        pack(Taken(1)),
+        pack(Ack(1)),
         (1 << 30).to_bytes(4, "big"),
         pack(Open(1, 7, "bytes", "r", "r", {}, msgspec.Raw(encode(1)))) * 2,
     ],

@@ -99,7 +99,7 @@ async def burst(count: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutpu
 
 
 #: What a caller says when it has taken rows.
-TAKEN_TAG = 14
+ACK_TAG = 14
 
 
 def at(served: Served | str, instance_id: int = 7) -> Instance:
@@ -145,7 +145,7 @@ async def test_rows_gather_and_are_merged_while_the_caller_is_busy_with_those_be
 ) -> None:
     server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
-    wire.hold.add(TAKEN_TAG)
+    wire.hold.add(ACK_TAG)
     await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
     await sink.until(lambda: sink.items)
 
@@ -178,7 +178,7 @@ async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
     await sink.end()
 
     # Nothing was asked for, so the rows came together, with the end that never waits.
-    assert TAKEN_TAG not in wire.tags
+    assert ACK_TAG not in wire.tags
     assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3]]
 
 
@@ -187,7 +187,7 @@ async def test_the_first_row_and_the_end_of_a_stream_do_not_wait_for_a_busy_call
 ) -> None:
     server, client, wire, engine = make_transport(), make_transport(), await make_wire(), Engine()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
-    wire.hold.add(TAKEN_TAG)
+    wire.hold.add(ACK_TAG)
     early, late = recorder(), recorder()
 
     await client.call(instance, TOKENS, 0, EngineContext("r"), early)
@@ -219,7 +219,7 @@ async def test_a_handler_that_runs_ahead_of_a_busy_caller_is_made_to_wait(
         return items()
 
     instance = await through(wire, await server.serve(7, TOKENS, endless))
-    wire.hold.add(TAKEN_TAG)
+    wire.hold.add(ACK_TAG)
     source = await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
     await sink.until(lambda: sink.items)
     for _ in range(100):
@@ -248,7 +248,7 @@ async def test_a_caller_in_no_hurry_gets_the_first_item_and_then_all_others_toge
 
     assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3, 4, 5]]
     # Its frames need no answer: nothing of this connection is in a hurry.
-    assert TAKEN_TAG not in wire.tags
+    assert ACK_TAG not in wire.tags
 
 
 async def test_a_caller_in_no_hurry_still_gets_as_many_items_as_it_lets_wait(

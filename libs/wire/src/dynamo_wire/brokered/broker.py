@@ -42,7 +42,7 @@ WRITE_TURNS = 8
 LIBRARY_TURNS = 2
 
 
-class Letter(NamedTuple):
+class OutboundMessage(NamedTuple):
     """A message to be sent: where to, over which link if any, and who is told if nobody listens there."""
 
     address: str
@@ -124,7 +124,7 @@ class Session(ABC):
         """Returns when the server knows everything that was attached, and has all that was written."""
 
     @abstractmethod
-    async def write(self, letters: list[Letter]) -> None:
+    async def write(self, messages: list[OutboundMessage]) -> None:
         """Sends; waits while too much waits for the network. Raises what `broken` names. Ends early if `closing`."""
 
     #: What `write`, `attach`, `detach` and `settle` raise when the connection breaks.
@@ -165,7 +165,7 @@ class Broker(ABC):
         self._up = asyncio.Event()
         self._count = 0
         self._since = 0.0
-        self._out: list[Letter] = []
+        self._out: list[OutboundMessage] = []
         #: How many messages were published, and how many of them were written or dropped since.
         self._published = 0
         self._written = 0
@@ -190,7 +190,7 @@ class Broker(ABC):
         """The largest message that is assumed to be taken while there is no connection, in bytes."""
 
     @property
-    def max_piece(self) -> int:
+    def max_fragment(self) -> int:
         """The largest message that a link should make, in bytes; what is more goes in parts."""
         return self.max_message
 
@@ -286,7 +286,7 @@ class Broker(ABC):
         """
         if self._session is None:
             return
-        self._out.append(Letter(address, link, data, reply))
+        self._out.append(OutboundMessage(address, link, data, reply))
         self._published += 1
         self._waiting += len(data)
         self._idle.clear()
@@ -431,8 +431,8 @@ class Broker(ABC):
                     await self._wake.wait()
                 out, self._out = self._out, []
                 start, size = 0, 0
-                for end, letter in enumerate(out, 1):
-                    size += len(letter.data)
+                for end, message in enumerate(out, 1):
+                    size += len(message.data)
                     if size < BATCH and end < len(out):
                         continue
                     await session.write(out[start:end])

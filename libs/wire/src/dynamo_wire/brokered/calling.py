@@ -14,17 +14,17 @@ from dynamo_core.protocol.records import Instance
 
 from dynamo_wire.brokered.addresses import RUN_BYTES, Addresses, is_link
 from dynamo_wire.brokered.broker import Broker, Listening, varied
-from dynamo_wire.brokered.link import Link
-from dynamo_wire.brokered.pieces import (
-    PROBE_PIECE,
+from dynamo_wire.brokered.fragments import (
+    PROBE_FRAGMENT,
+    UNKNOWN_FRAGMENT,
     UNKNOWN_LINK,
-    UNKNOWN_PIECE,
     Hello,
     LinkError,
     Welcome,
     caller_decoder,
-    read_piece,
+    read_fragment,
 )
+from dynamo_wire.brokered.link import Link
 from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.calls import Calls
 from dynamo_wire.liveness import patience
@@ -67,7 +67,7 @@ class CallerLink(Link):
 
     def probe(self) -> None:
         # Without a reply: a process that does not listen there may listen at the link all the same.
-        self.broker.publish(self._peers.addresses.probes(self.peer), PROBE_PIECE, link=self.name)
+        self.broker.publish(self._peers.addresses.probes(self.peer), PROBE_FRAGMENT, link=self.name)
 
     def told_busy(self, seconds: float) -> None:
         if self.liveness.told_busy(self._loop.time()):
@@ -84,7 +84,7 @@ class CallerLink(Link):
         self.finish(CannotConnect(f"{self.peer} has forgotten this process"))
 
     def send_call(self, message: bytes) -> None:
-        """Sends an encoded call with the next piece."""
+        """Sends an encoded call with the next fragment."""
         self.ask(message)
 
     def _on_welcome(self, welcome: Welcome) -> None:
@@ -183,11 +183,11 @@ class Peers:
     def _unknown(self, link: str, data: bytes, reply: str) -> None:
         """A worker asks about a link that is over here: it is told so."""
         try:
-            asked = read_piece(data).number != UNKNOWN_LINK
+            asked = read_fragment(data).number != UNKNOWN_LINK
         except LinkError:
             return
         if asked and self.addresses.is_worker(reply):
-            self.broker.publish(reply, UNKNOWN_PIECE, link=link)
+            self.broker.publish(reply, UNKNOWN_FRAGMENT, link=link)
 
     def lost(self, error: DynamoError) -> None:
         """The connection with the broker has broken, and with it all links."""

@@ -1,4 +1,4 @@
-"""One link, either end: numbered pieces out and in, parts put together, heartbeats, and exactly one end."""
+"""One link, either end: numbered fragments out and in, parts put together, heartbeats, and exactly one end."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from dynamo_core.errors import (
 )
 
 from dynamo_wire.brokered.broker import Broker
-from dynamo_wire.brokered.pieces import (
+from dynamo_wire.brokered.fragments import (
     ARRIVED,
-    PIECE_OVERHEAD,
+    FRAGMENT_OVERHEAD,
     PROBED,
     UNKNOWN_LINK,
     Checksums,
     Damaged,
+    Fragment,
     LinkError,
-    Piece,
-    arrived_piece,
+    arrived_fragment,
     bundle,
     read_answer,
     read_bundle,
     read_count,
-    read_piece,
+    read_fragment,
 )
 from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.liveness import Act, Liveness
@@ -58,7 +58,7 @@ class Link:
     """What both ends of a link have in common.
 
     Everything sent in one turn of the loop leaves in one message of the broker, if it fits. Subclasses set `handlers`
-    to what may arrive, add what they gathered in `gather`, and are told the end in `over`, once.
+    to what may arrive, add what they gathered in `collect`, and are told the end in `over`, once.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Link:
         self._landed = 0
         self._arrived = 0
         self._told = 0
-        #: Pieces that wait until more has arrived: what they are, the size of their bodies, and the reply.
+        #: Fragments that wait until more has arrived: what they are, the size of their bodies, and the reply.
         self._held: deque[tuple[bytes, int, str]] = deque()
         self._released = asyncio.Event()
         self._released.set()
         self._outgoing = Checksums(name, there) if config.checksum else None
         self._incoming = Checksums(name, here)
-        #: Whether the other end sends checksums; known from its first piece.
+        #: Whether the other end sends checksums; known from its first fragment.
         self._checked = False
         self._parts: list[memoryview] = []
         self._size = 0
@@ -119,7 +119,7 @@ class Link:
         """Whether calls are open, so that it matters if the other end lives. Sets how long it may be silent."""
         raise NotImplementedError
 
-    def gather(self, out: list[bytes]) -> None:
+    def collect(self, out: list[bytes]) -> None:
         """Appends the messages that wait, after those given to `send`."""
 
     def probe(self) -> None:
@@ -139,7 +139,7 @@ class Link:
     @property
     def limit(self) -> int:
         """The largest message that the other end takes, in bytes."""
-        return self.peer_limit - PIECE_OVERHEAD
+        return self.peer_limit - FRAGMENT_OVERHEAD
 
     @property
     def blocked(self) -> bool:
@@ -152,11 +152,11 @@ class Link:
         return self.broker.writable if self.broker.blocked else self._released
 
     def send(self, message: Any) -> None:
-        """Sends a message with the next piece."""
+        """Sends a message with the next fragment."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, message: bytes) -> None:
-        """Sends an encoded message with the next piece."""
+        """Sends an encoded message with the next fragment."""
         if not self.closed:
             self._out.append(message)
             self.schedule()
@@ -180,30 +180,30 @@ class Link:
     def _flush(self) -> None:
         self._scheduled = False
         out, self._out = self._out, []
-        self.gather(out)
+        self.collect(out)
         if self.closed or not out:
             return
         start, size = 0, 0
         for end, message in enumerate(out):
             # Each body as full as the other end takes it.
-            if size and size + len(message) + PIECE_OVERHEAD > self.peer_limit:
+            if size and size + len(message) + FRAGMENT_OVERHEAD > self.peer_limit:
                 self._publish(bundle(out[start:end]))
                 start, size = end, 0
             size += len(message)
         self._publish(bundle(out[start:]))
 
     def _publish(self, body: bytes) -> None:
-        """A body as one piece, or as many as the broker's limit makes of it."""
+        """A body as one fragment, or as many as the broker's limit makes of it."""
         reply, self._ask = (self._here if self._ask else ""), False
-        step = self.broker.max_piece - PIECE_OVERHEAD
+        step = self.broker.max_fragment - FRAGMENT_OVERHEAD
         view = memoryview(body)
         checksums = self._outgoing
         for start in range(0, len(view), step):
             part, number, more = view[start : start + step], self._sent, start + step < len(view)
-            piece = (
+            fragment = (
                 (number, more, part) if checksums is None else (number, more, part, checksums.of(number, more, part))
             )
-            self._held.append((encode(piece), len(part), reply))
+            self._held.append((encode(fragment), len(part), reply))
             self._sent += 1
             reply = ""
         self._release()
@@ -212,9 +212,9 @@ class Link:
         """Sends what may be under way."""
         held = self._held
         while held and (self._gone - self._landed < CREDIT or self.closing):
-            piece, size, reply = held.popleft()
+            fragment, size, reply = held.popleft()
             self._gone += size
-            self.broker.publish(self.peer, piece, link=self.name, reply=reply)
+            self.broker.publish(self.peer, fragment, link=self.name, reply=reply)
         if held:
             self._released.clear()
         else:
@@ -222,8 +222,8 @@ class Link:
 
     def _tell_arrived(self, *, ask: bool = False) -> None:
         self._told = self._arrived
-        piece = arrived_piece(self._arrived)
-        self.broker.publish(self.peer, piece, link=self.name, reply=self._here if ask else "")
+        fragment = arrived_fragment(self._arrived)
+        self.broker.publish(self.peer, fragment, link=self.name, reply=self._here if ask else "")
 
     # Receiving.
 
@@ -236,53 +236,55 @@ class Link:
         if self.closed:
             return
         try:
-            piece = read_piece(data)
-            self._check(piece)
-            if piece.number == PROBED:
+            fragment = read_fragment(data)
+            self._check(fragment)
+            if fragment.number == PROBED:
                 # No word of the other end's event loop.
-                if (busy := read_answer(piece.body)) > 0:
+                if (busy := read_answer(fragment.body)) > 0:
                     self.told_busy(busy)
                 return
             self.liveness.heard(self._loop.time())
-            self._take(piece, reply)
+            self._take(fragment, reply)
         except DynamoError as error:
             if isinstance(error, Damaged):
                 self.broker.damaged.inc()
             log.warning("the link with %s is given up: %s", self.peer, error)
             self.close(error)
 
-    def _check(self, piece: Piece) -> None:
-        if piece.check is None:
-            damaged = self._checked and piece.number >= 0
+    def _check(self, fragment: Fragment) -> None:
+        if fragment.check is None:
+            damaged = self._checked and fragment.number >= 0
         else:
             self._checked = True
-            damaged = piece.check != self._incoming.of(piece.number, piece.more, piece.body)
+            damaged = fragment.check != self._incoming.of(fragment.number, fragment.more, fragment.body)
         if damaged:
-            raise Damaged(f"piece {piece.number} of the link is not what was sent: its checksum differs")
+            raise Damaged(f"fragment {fragment.number} of the link is not what was sent: its checksum differs")
 
-    def _take(self, piece: Piece, reply: str) -> None:
-        if piece.number == UNKNOWN_LINK:
+    def _take(self, fragment: Fragment, reply: str) -> None:
+        if fragment.number == UNKNOWN_LINK:
             self.unknown()
             return
-        if piece.number == ARRIVED:
-            self._on_arrived(read_count(piece.body), asked=bool(reply))
+        if fragment.number == ARRIVED:
+            self._on_arrived(read_count(fragment.body), asked=bool(reply))
             return
-        if piece.number != self._expected:
-            raise StreamIncomplete(f"piece {piece.number} came where {self._expected} was due: messages were lost")
+        if fragment.number != self._expected:
+            raise StreamIncomplete(
+                f"fragment {fragment.number} came where {self._expected} was due: messages were lost"
+            )
         self._expected += 1
-        self._arrived += len(piece.body)
+        self._arrived += len(fragment.body)
         if self._arrived - self._told >= CREDIT_STEP:
             self._tell_arrived()
-        body: memoryview | bytes = piece.body
-        if piece.more or self._parts:
-            self._parts.append(piece.body)
-            self._size += len(piece.body)
+        body: memoryview | bytes = fragment.body
+        if fragment.more or self._parts:
+            self._parts.append(fragment.body)
+            self._size += len(fragment.body)
             if self._size > self.config.max_message:
                 raise LinkError(
                     f"a message has more than the {self.config.max_message} bytes that are taken: `max_message_mb` "
                     "differs between the two processes"
                 )
-            if piece.more:
+            if fragment.more:
                 return
             body = b"".join(self._parts)
             self._parts.clear()
@@ -327,7 +329,7 @@ class Link:
         if self.closed:
             return
         # What has ended in this very turn comes before the last word.
-        self.gather(self._out)
+        self.collect(self._out)
         self._out.append(encode(Bye(to_wire(error))))
         self.closing = True
         self._flush()

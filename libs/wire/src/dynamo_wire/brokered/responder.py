@@ -16,7 +16,7 @@ from dynamo_core.tasks import TaskSet
 
 from dynamo_wire.brokered.addresses import Addresses, is_link
 from dynamo_wire.brokered.broker import Broker, varied
-from dynamo_wire.brokered.pieces import answer_piece
+from dynamo_wire.brokered.fragments import answer_fragment
 from dynamo_wire.loop_watch import LoopWatch
 
 log = logging.getLogger(__name__)
@@ -102,4 +102,4 @@ class Responder:
             return
         finally:
             self._answering.discard(link)
-        self._broker.publish(self._addresses.caller(link), answer_piece(busy), link=link)
+        self._broker.publish(self._addresses.caller(link), answer_fragment(busy), link=link)

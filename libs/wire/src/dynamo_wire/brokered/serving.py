@@ -1,4 +1,4 @@
-"""The serving end: a door per worker, a link per caller, and handlers run as calls."""
+"""The serving end: an acceptor per worker, a link per caller, and handlers run as calls."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from dynamo_core.tasks import TaskSet
 
 from dynamo_wire.brokered.addresses import RUN_BYTES, Addresses, is_link
 from dynamo_wire.brokered.broker import Broker, Listening
-from dynamo_wire.brokered.link import Link
-from dynamo_wire.brokered.pieces import (
+from dynamo_wire.brokered.fragments import (
+    UNKNOWN_FRAGMENT,
     UNKNOWN_LINK,
-    UNKNOWN_PIECE,
     Hello,
     LinkError,
     Welcome,
-    read_piece,
+    read_fragment,
     worker_decoder,
 )
+from dynamo_wire.brokered.link import Link
 from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.messages import (
     ACCEPTED_PROTOS,
     UNREADABLE,
+    Ack,
     Open,
     Pause,
     Refused,
     Resume,
     Stop,
-    Taken,
     proto_mismatch,
 )
-from dynamo_wire.outlets import Outlets
+from dynamo_wire.server_streams import ServerStreams
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +62,17 @@ class Registry:
     addresses: Addresses
     #: Tells this run of this process from every other that had the same instance id.
     run: bytes = field(default_factory=lambda: secrets.token_bytes(RUN_BYTES))
-    doors: dict[int, Door] = field(default_factory=dict)
+    acceptors: dict[int, Acceptor] = field(default_factory=dict)
     #: Whether a thread of this process answers probes.
     probes: bool = False
 
     def lost(self, error: DynamoError) -> None:
         """The connection with the broker has broken: callers have lost what was sent."""
-        for door in self.doors.values():
-            door.finish(error)
+        for acceptor in self.acceptors.values():
+            acceptor.finish(error)
 
 
-class Door:
+class Acceptor:
     """Where the calls of one instance come in, and the links over which they do, as long as the process runs."""
 
     def __init__(self, registry: Registry, instance_id: int) -> None:
@@ -105,16 +105,16 @@ class Door:
             known.absent()
 
     def _met(self, name: str, data: bytes) -> WorkerLink | None:
-        """A new link for its first piece; whoever sends others is told that they are in vain."""
+        """Opens a link for its first fragment. The sender of any other fragment is told that the link is not known."""
         try:
-            number = read_piece(data).number
+            number = read_fragment(data).number
         except LinkError as error:
             log.warning("a message of a stranger is dropped: %s", error)
             return None
         if number == UNKNOWN_LINK:
             return None
         if number != 0:
-            self.registry.broker.publish(self.registry.addresses.caller(name), UNKNOWN_PIECE, link=name)
+            self.registry.broker.publish(self.registry.addresses.caller(name), UNKNOWN_FRAGMENT, link=name)
             return None
         link = WorkerLink(self, name)
         if len(self.links) >= self.registry.config.max_callers:
@@ -139,8 +139,8 @@ class Door:
 class BrokeredServed(Served):
     """An endpoint of one worker, with the calls that run on it."""
 
-    def __init__(self, door: Door, endpoint: Endpoint, handler: Handler) -> None:
-        self._door = door
+    def __init__(self, acceptor: Acceptor, endpoint: Endpoint, handler: Handler) -> None:
+        self._acceptor = acceptor
         self.endpoint = endpoint
         self.handler = handler
         self.decode = msgspec.msgpack.Decoder(endpoint.request_type).decode
@@ -149,7 +149,7 @@ class BrokeredServed(Served):
 
     @property
     def address(self) -> dict[str, str]:
-        return {self._door.registry.transport: self._door.address}
+        return {self._acceptor.registry.transport: self._acceptor.address}
 
     async def drain(self, timeout: float) -> bool:
         self.draining = True
@@ -157,25 +157,27 @@ class BrokeredServed(Served):
 
     async def aclose(self) -> None:
         self.draining = True
-        # The door stays, and tells callers that are late.
-        if self._door.served.get(self.endpoint.name) is self:
-            del self._door.served[self.endpoint.name]
+        # The acceptor stays, and tells callers that are late.
+        if self._acceptor.served.get(self.endpoint.name) is self:
+            del self._acceptor.served[self.endpoint.name]
         await self.calls.aclose()
 
 
 class WorkerLink(Link):
     """The serving end of one link."""
 
-    def __init__(self, door: Door, name: str) -> None:
-        registry = door.registry
+    def __init__(self, acceptor: Acceptor, name: str) -> None:
+        registry = acceptor.registry
         there = registry.addresses.caller(name)
-        super().__init__(registry.broker, registry.config, name, there=there, here=door.address, decoder=worker_decoder)
-        self._door = door
-        self._outlets = Outlets(self)
+        super().__init__(
+            registry.broker, registry.config, name, there=there, here=acceptor.address, decoder=worker_decoder
+        )
+        self._acceptor = acceptor
+        self._streams = ServerStreams(self)
         self.handlers = {Hello: self._on_hello}
 
     def judge(self) -> bool:
-        return bool(self._outlets)
+        return bool(self._streams)
 
     def unused(self, seconds: float) -> None:
         # Callers forget first, and say so, unless they are gone.
@@ -186,44 +188,44 @@ class WorkerLink(Link):
         if hello.proto not in ACCEPTED_PROTOS:
             raise CannotConnect(proto_mismatch(hello.proto))
         self.peer_limit = min(hello.max_message, self.config.max_message)
-        outlets = self._outlets
+        streams = self._streams
         self.handlers = {
             Open: self._on_open,
-            Stop: outlets.on_stop,
-            Pause: outlets.on_pause,
-            Resume: outlets.on_resume,
-            Taken: outlets.on_taken,
+            Stop: streams.on_stop,
+            Pause: streams.on_pause,
+            Resume: streams.on_resume,
+            Ack: streams.on_ack,
         }
         proto = min(hello.proto, ACCEPTED_PROTOS[0])
-        self.send(Welcome(proto, self.config.max_message, self._door.registry.probes))
+        self.send(Welcome(proto, self.config.max_message, self._acceptor.registry.probes))
 
     def _on_open(self, opening: Open) -> None:
-        if opening.sid in self._outlets:
+        if opening.sid in self._streams:
             raise LinkError(f"stream {opening.sid} is open already")
         try:
             served, request = self._accept(opening)
         except DynamoError as error:
             self.send(Refused(opening.sid, to_wire(error)))
             return
-        self._outlets.open(opening, served.endpoint, served.handler, request, served.calls)
+        self._streams.open(opening, served.endpoint, served.handler, request, served.calls)
 
     def _accept(self, opening: Open) -> tuple[BrokeredServed, Any]:
-        door = self._door
-        served = door.served.get(opening.endpoint)
-        if served is None or opening.instance_id != door.instance_id:
+        acceptor = self._acceptor
+        served = acceptor.served.get(opening.endpoint)
+        if served is None or opening.instance_id != acceptor.instance_id:
             raise CannotConnect(f"instance {opening.instance_id:016x} does not serve {opening.endpoint!r} here")
         if served.draining:
             raise EngineShutdown(f"endpoint {opening.endpoint!r} is being stopped")
-        if len(self._outlets) >= self.config.max_streams:
-            raise WorkerOverloaded(f"{len(self._outlets)} calls of this process run here, no more are accepted")
+        if len(self._streams) >= self.config.max_streams:
+            raise WorkerOverloaded(f"{len(self._streams)} calls of this process run here, no more are accepted")
         try:
             return served, served.decode(opening.request)
         except UNREADABLE as error:
             raise InvalidArgument(f"the request for {opening.endpoint!r} cannot be understood: {error}") from None
 
-    def gather(self, out: list[bytes]) -> None:
-        self._outlets.gather(out, self.limit)
+    def collect(self, out: list[bytes]) -> None:
+        self._streams.collect(out, self.limit)
 
     def over(self, error: DynamoError) -> None:
-        self._door.links.pop(self.name, None)
-        self._outlets.lost()
+        self._acceptor.links.pop(self.name, None)
+        self._streams.lost()

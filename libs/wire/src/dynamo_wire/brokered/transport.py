@@ -18,7 +18,7 @@ from dynamo_wire.brokered.broker import Broker
 from dynamo_wire.brokered.calling import Peers
 from dynamo_wire.brokered.events import BrokeredEvents
 from dynamo_wire.brokered.responder import Responder
-from dynamo_wire.brokered.serving import BrokeredServed, Door, Registry
+from dynamo_wire.brokered.serving import Acceptor, BrokeredServed, Registry
 from dynamo_wire.brokered.settings import BrokeredConfig
 
 
@@ -55,15 +55,15 @@ class BrokeredTransport(Transport):
         """
         if self._closed:
             raise CannotConnect("the transport is closed")
-        door = self._registry.doors.get(instance_id)
-        if door is not None and endpoint.name in door.served:
+        acceptor = self._registry.acceptors.get(instance_id)
+        if acceptor is not None and endpoint.name in acceptor.served:
             raise ValueError(f"endpoint {endpoint.name!r} of instance {instance_id:016x} is served already")
-        if door is None:
-            door = self._registry.doors[instance_id] = Door(self._registry, instance_id)
-        served = door.served[endpoint.name] = BrokeredServed(door, endpoint, handler)
+        if acceptor is None:
+            acceptor = self._registry.acceptors[instance_id] = Acceptor(self._registry, instance_id)
+        served = acceptor.served[endpoint.name] = BrokeredServed(acceptor, endpoint, handler)
         try:
-            await door.open()
-            await self._answer_probes(door)
+            await acceptor.open()
+            await self._answer_probes(acceptor)
         except BaseException:
             await served.aclose()
             raise
@@ -88,16 +88,16 @@ class BrokeredTransport(Transport):
     async def aclose(self) -> None:
         self._closed = True
         self._events.close()
-        for door in list(self._registry.doors.values()):
-            for served in list(door.served.values()):
+        for acceptor in list(self._registry.acceptors.values()):
+            for served in list(acceptor.served.values()):
                 await served.aclose()
-            door.close()
+            acceptor.close()
         self._peers.close()
         await self._broker.aclose()
         if self._responder is not None:
             await self._responder.aclose()
 
-    async def _answer_probes(self, door: Door) -> None:
+    async def _answer_probes(self, acceptor: Acceptor) -> None:
         if self._responder is None:
             # Its metrics would be taken for those of the connection that carries calls.
             broker = self._broker.another(Metrics())
@@ -105,4 +105,4 @@ class BrokeredTransport(Transport):
                 return
             self._responder = Responder(broker, self._registry.addresses)
             self._registry.probes = True
-        await self._responder.answer_for(door.address)
+        await self._responder.answer_for(acceptor.address)

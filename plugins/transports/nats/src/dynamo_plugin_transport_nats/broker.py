@@ -15,7 +15,7 @@ import nats.errors
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
 from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
 from dynamo_core.starting import first_words, quoted
-from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Letter, Listening, Session
+from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -233,9 +233,9 @@ class _NatsSession(Session):
             wait.reschedule(0.0)
         self._waits.clear()
 
-    async def write(self, letters: list[Letter]) -> None:
+    async def write(self, messages: list[OutboundMessage]) -> None:
         publish = self.client.publish
-        for address, link, data, reply in letters:
+        for address, link, data, reply in messages:
             # Waits while the library holds too much that the socket does not take.
             if link:
                 await publish(f"{address}.{link}", data, f"{reply}.{link}" if reply else "")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import DynamoError
 from dynamo_core.tasks import TaskSet
-from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Letter, Listening, Session
+from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
 from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -32,9 +32,9 @@ PING_INTERVAL = 5.0
 ANSWER = 10.0
 
 #: The largest message, in bytes; and the largest that is made of a link's. A server reads and writes little at a time,
-#: and drops a subscriber for which too much waits: small pieces keep what waits there small.
+#: and drops a subscriber for which too much waits: small fragments keep what waits there small.
 MAX_MESSAGE = 1024 * 1024
-MAX_PIECE = 64 * 1024
+MAX_FRAGMENT = 64 * 1024
 
 
 class RedisBroker(Broker):
@@ -56,8 +56,8 @@ class RedisBroker(Broker):
         return MAX_MESSAGE
 
     @property
-    def max_piece(self) -> int:
-        return MAX_PIECE
+    def max_fragment(self) -> int:
+        return MAX_FRAGMENT
 
     def attempts(self) -> Iterator[Session]:
         yield _RedisSession(self._settings, self._make)
@@ -183,18 +183,18 @@ class _RedisSession(Session):
                 listening.receive("", data, "")
                 continue
             try:
-                link, reply, piece = data.split(b" ", 2)
+                link, reply, fragment = data.split(b" ", 2)
                 names = link.decode("ascii"), reply.decode("ascii")
             except ValueError:
                 log.warning("a message of a stranger is dropped: it does not say which link it belongs to")
                 continue
-            listening.receive(names[0], piece, names[1])
+            listening.receive(names[0], fragment, names[1])
 
     # Publishing.
 
-    async def write(self, letters: list[Letter]) -> None:
+    async def write(self, messages: list[OutboundMessage]) -> None:
         commands: list[tuple[bytes | str, ...]] = []
-        for address, link, data, reply in letters:
+        for address, link, data, reply in messages:
             commands.append(("PUBLISH", address, f"{link} {reply} ".encode() + data if link else data))
             self._asked.append((reply.encode(), link) if reply else None)
         await self._publishing.send_packed_command(self._publishing.pack_commands(commands))

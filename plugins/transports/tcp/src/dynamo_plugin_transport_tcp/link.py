@@ -36,7 +36,7 @@ class Link(asyncio.Protocol):
     """What both ends of a connection have in common.
 
     Everything sent in one turn of the loop leaves in one write. Subclasses set `handlers` to what may arrive in their
-    present state, add what they gathered in `gather`, and are told the end in `over`, once.
+    present state, add what they gathered in `collect`, and are told the end in `over`, once.
     """
 
     #: Whether reading stops while the other end does not read; only one of the two ends may do so.
@@ -86,7 +86,7 @@ class Link(asyncio.Protocol):
     def opened(self) -> None:
         """The socket is connected."""
 
-    def gather(self, out: list[bytes]) -> None:
+    def collect(self, out: list[bytes]) -> None:
         """Appends the frames of everything that waits, after those given to `send`."""
 
     def judge(self) -> bool:
@@ -163,7 +163,7 @@ class Link(asyncio.Protocol):
     def _flush(self) -> None:
         self._scheduled = False
         out, self._out = self._out, []
-        self.gather(out)
+        self.collect(out)
         transport = self._transport
         if not out or transport is None or self.closing:
             return
@@ -182,7 +182,7 @@ class Link(asyncio.Protocol):
         if self.closing:
             return
         # What has ended in this very turn comes before the last word.
-        self.gather(self._out)
+        self.collect(self._out)
         self._out.append(self.framed(encode(Bye(to_wire(error)))))
         self._flush()
         self.closing = True

@@ -13,6 +13,7 @@ import msgspec
 from dynamo_wire.messages import (
     UNREADABLE,
     Accepted,
+    Ack,
     Bye,
     Ended,
     Open,
@@ -24,7 +25,6 @@ from dynamo_wire.messages import (
     Rows,
     Stop,
     StreamId,
-    Taken,
     encode,
 )
 
@@ -131,9 +131,7 @@ class Alive(msgspec.Struct, array_like=True, tag=51):
     proof: bytes
 
 
-ToListener: TypeAlias = (
-    Hello | Proof | Open | Stop | Pause | Resume | Taken | Subscribe | Unsubscribe | Ping | Pong | Bye
-)
+ToListener: TypeAlias = Hello | Proof | Open | Stop | Pause | Resume | Ack | Subscribe | Unsubscribe | Ping | Pong | Bye
 ToCaller: TypeAlias = Challenge | Ready | Accepted | Refused | Rows | Ended | Unsubscribed | Events | Ping | Pong | Bye
 
 listener_decoder: msgspec.msgpack.Decoder[ToListener] = msgspec.msgpack.Decoder(ToListener)

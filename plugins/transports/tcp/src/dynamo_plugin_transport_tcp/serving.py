@@ -26,16 +26,16 @@ from dynamo_core.tasks import TaskSet
 from dynamo_wire.messages import (
     ACCEPTED_PROTOS,
     UNREADABLE,
+    Ack,
     Open,
     Pause,
     Refused,
     Resume,
     Stop,
-    Taken,
     encode,
     proto_mismatch,
 )
-from dynamo_wire.outlets import Outlets
+from dynamo_wire.server_streams import ServerStreams
 
 from dynamo_plugin_transport_tcp.address import NONCE_BYTES, Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
@@ -145,7 +145,7 @@ class ListenerLink(Link):
         super().__init__(registry.config, listener_decoder, registry.damaged)
         self._registry = registry
         self._stranger = stranger
-        self._outlets = Outlets(self)
+        self._streams = ServerStreams(self)
         self._subscriptions: dict[int, Source] = {}
         #: Since when the caller should have said that it has taken some; None while it need not.
         self._overdue: float | None = None
@@ -208,10 +208,10 @@ class ListenerLink(Link):
     def _serving(self) -> Handlers:
         return {
             Open: self._on_open,
-            Stop: self._outlets.on_stop,
-            Pause: self._outlets.on_pause,
-            Resume: self._outlets.on_resume,
-            Taken: self._on_taken,
+            Stop: self._streams.on_stop,
+            Pause: self._streams.on_pause,
+            Resume: self._streams.on_resume,
+            Ack: self._on_ack,
             Subscribe: self._on_subscribe,
             Unsubscribe: self._on_unsubscribe,
         }
@@ -220,20 +220,20 @@ class ListenerLink(Link):
     def idle(self) -> bool:
         """Whether nothing would be lost with it."""
         return (
-            Hello not in self.handlers and Proof not in self.handlers and not self._outlets and not self._subscriptions
+            Hello not in self.handlers and Proof not in self.handlers and not self._streams and not self._subscriptions
         )
 
     # Calls.
 
     def _on_open(self, opening: Open) -> None:
-        if opening.sid in self._outlets:
+        if opening.sid in self._streams:
             raise FrameError(f"stream {opening.sid} is open already")
         try:
             served, request = self._accept(opening)
         except DynamoError as error:
             self.send(Refused(opening.sid, to_wire(error)))
             return
-        self._outlets.open(opening, served.endpoint, served.handler, request, served.calls)
+        self._streams.open(opening, served.endpoint, served.handler, request, served.calls)
 
     def _accept(self, opening: Open) -> tuple[TcpServed, Any]:
         served = self._registry.served.get((opening.instance_id, opening.endpoint))
@@ -241,16 +241,16 @@ class ListenerLink(Link):
             raise CannotConnect(f"instance {opening.instance_id:016x} does not serve {opening.endpoint!r} here")
         if served.draining:
             raise EngineShutdown(f"endpoint {opening.endpoint!r} is being stopped")
-        if len(self._outlets) >= self.config.max_streams:
-            raise WorkerOverloaded(f"{len(self._outlets)} calls run on this connection, no more are accepted")
+        if len(self._streams) >= self.config.max_streams:
+            raise WorkerOverloaded(f"{len(self._streams)} calls run on this connection, no more are accepted")
         try:
             return served, served.decode(opening.request)
         except UNREADABLE as error:
             raise InvalidArgument(f"the request for {opening.endpoint!r} cannot be understood: {error}") from None
 
-    def _on_taken(self, taken: Taken) -> None:
+    def _on_ack(self, ack: Ack) -> None:
         self._overdue = None
-        self._outlets.on_taken(taken)
+        self._streams.on_ack(ack)
 
     # Events.
 
@@ -307,7 +307,7 @@ class ListenerLink(Link):
                 self.send_body(PONG)
 
     def ticked(self, now: float) -> None:
-        if not self._outlets.under_way or self.blocked:
+        if not self._streams.in_flight or self.blocked:
             self._overdue = None
             return
         # A caller that lives tells what it takes. If it does not, a frame was lost, and rows would wait for each other
@@ -322,9 +322,9 @@ class ListenerLink(Link):
         """Returns when what was given to `send` is in the socket: it is written at the end of this turn."""
         await asyncio.sleep(0)
 
-    def gather(self, out: list[bytes]) -> None:
+    def collect(self, out: list[bytes]) -> None:
         messages: list[bytes] = []
-        self._outlets.gather(messages, self.peer_limit)
+        self._streams.collect(messages, self.peer_limit)
         out += map(self.framed, messages)
         if self._events and not self.blocked and not self.closing:
             out.append(self._pack_events())
@@ -353,7 +353,7 @@ class ListenerLink(Link):
         if self in registry.links:
             registry.links.discard(self)
             registry.connections.dec()
-        self._outlets.lost()
+        self._streams.lost()
         for sid, source in self._subscriptions.items():
             source.leave(self, sid)
         self._subscriptions.clear()

@@ -1,4 +1,4 @@
-"""What travels over a link: numbered pieces, and in them messages. All are msgpack arrays.
+"""What travels over a link: numbered fragments, and in them messages. All are msgpack arrays.
 
 The first messages are `Hello` of the caller and `Welcome` of the worker, for which nobody waits.
 """
@@ -15,6 +15,7 @@ from dynamo_wire.checksums import checksum
 from dynamo_wire.messages import (
     UNREADABLE,
     Accepted,
+    Ack,
     Bye,
     Ended,
     Open,
@@ -25,21 +26,21 @@ from dynamo_wire.messages import (
     Resume,
     Rows,
     Stop,
-    Taken,
     encode,
 )
 
-#: The number of a piece that says: the link you sent something over is not known here.
+#: The number of a fragment that says: the link you sent something over is not known here.
 UNKNOWN_LINK: Final = -1
 
-#: The number of a piece that says how many bytes of bodies have arrived in all. Who asks for life gets one back.
+#: The number of a fragment that says how many bytes of bodies have arrived in all. Who asks for life gets one back.
 ARRIVED: Final = -2
 
-#: The number of a piece that is a probe, and of the answer: the seconds for which the worker's event loop has not run.
+#: The number of a fragment that is a probe, and of its answer: the seconds for which the worker's event loop has been
+#: blocked.
 PROBED: Final = -3
 
-#: More than what a piece takes beside its body.
-PIECE_OVERHEAD: Final = 48
+#: More than what a fragment takes beside its body.
+FRAGMENT_OVERHEAD: Final = 48
 
 _ALL_BITS: Final = 2**64 - 1
 
@@ -50,11 +51,11 @@ class LinkError(Disconnected):
     """The other end sent what cannot be understood; the link is of no more use."""
 
 
-class Piece(msgspec.Struct, array_like=True):
+class Fragment(msgspec.Struct, array_like=True):
     """What one message of the broker carries. `body` is an array of messages, or with `more` a part of it.
 
-    `number` counts the pieces of one direction of the link from 0; what has none may be lost. `check` is a checksum of
-    all of it, and of where it belongs; see `Checksums`. The version before has none.
+    `number` counts the fragments of one direction of the link from 0; fragments with a negative number may be lost.
+    `check` is a checksum of the fragment and of its place; see `Checksums`. The previous version sends none.
     """
 
     number: Constrained[int, msgspec.Meta(ge=PROBED, le=2**63 - 1)]
@@ -68,7 +69,7 @@ class Damaged(LinkError):
 
 
 class Checksums:
-    """The checksums of the pieces of one direction of a link: also of what the broker is told, and not the piece."""
+    """The checksums of the fragments of one direction of a link. They cover the address and the link, too."""
 
     __slots__ = ("_seed",)
 
@@ -76,7 +77,7 @@ class Checksums:
         self._seed = checksum(f"{link} {address}".encode())
 
     def of(self, number: int, more: bool, body: bytes | memoryview) -> int:
-        """The checksum of a piece."""
+        """The checksum of a fragment."""
         return checksum(body, (self._seed + 2 * number + more) & _ALL_BITS)
 
 
@@ -96,7 +97,7 @@ class Welcome(msgspec.Struct, array_like=True, tag=1):
     probes: bool = False
 
 
-ToWorker: TypeAlias = Hello | Open | Stop | Pause | Resume | Taken | Ping | Pong | Bye
+ToWorker: TypeAlias = Hello | Open | Stop | Pause | Resume | Ack | Ping | Pong | Bye
 ToCaller: TypeAlias = Welcome | Accepted | Refused | Rows | Ended | Ping | Pong | Bye
 
 worker_decoder: msgspec.msgpack.Decoder[list[ToWorker]] = msgspec.msgpack.Decoder(list[ToWorker])
@@ -105,34 +106,34 @@ _count_decoder: msgspec.msgpack.Decoder[int] = msgspec.msgpack.Decoder(
     Constrained[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 )
 _busy_decoder: msgspec.msgpack.Decoder[float] = msgspec.msgpack.Decoder(Constrained[float, msgspec.Meta(ge=0)])
-_piece_decoder = msgspec.msgpack.Decoder(Piece)
+_fragment_decoder = msgspec.msgpack.Decoder(Fragment)
 
 #: Says that a link is not known.
-UNKNOWN_PIECE: Final = encode((UNKNOWN_LINK, False, b""))
+UNKNOWN_FRAGMENT: Final = encode((UNKNOWN_LINK, False, b""))
 
 #: Asks whether a process lives.
-PROBE_PIECE: Final = encode((PROBED, False, b""))
+PROBE_FRAGMENT: Final = encode((PROBED, False, b""))
 
 
-def read_piece(data: bytes) -> Piece:
-    """The piece in a message of the broker.
+def read_fragment(data: bytes) -> Fragment:
+    """The fragment in a message of the broker.
 
     Raises:
         LinkError: there is none.
     """
     try:
-        return _piece_decoder.decode(data)
+        return _fragment_decoder.decode(data)
     except UNREADABLE as error:
         raise LinkError(f"a message of {len(data)} bytes cannot be understood: {error}") from None
 
 
-def arrived_piece(count: int) -> bytes:
+def arrived_fragment(count: int) -> bytes:
     """Says that so many bytes have arrived."""
     return encode((ARRIVED, False, encode(count)))
 
 
 def read_count(body: memoryview) -> int:
-    """How many bytes have arrived, as the body of such a piece says.
+    """How many bytes have arrived, as the body of such a fragment says.
 
     Raises:
         LinkError: it does not.
@@ -143,13 +144,13 @@ def read_count(body: memoryview) -> int:
         raise LinkError(f"a count cannot be understood: {error}") from None
 
 
-def answer_piece(busy: float) -> bytes:
+def answer_fragment(busy: float) -> bytes:
     """Answers a probe: the event loop has not run for so many seconds, 0 if it runs."""
     return encode((PROBED, False, encode(busy)))
 
 
 def read_answer(body: memoryview) -> float:
-    """The seconds for which an event loop has not run, as the body of such a piece says.
+    """The seconds for which an event loop has not run, as the body of such a fragment says.
 
     Raises:
         LinkError: it does not.
@@ -161,7 +162,7 @@ def read_answer(body: memoryview) -> float:
 
 
 def bundle(messages: list[bytes]) -> bytes:
-    """Encoded messages as the body of a piece."""
+    """Encoded messages as the body of a fragment."""
     return encode([msgspec.Raw(message) for message in messages])
 
 

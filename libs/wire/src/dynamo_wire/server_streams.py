@@ -13,7 +13,7 @@ from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.tasks import TaskSet
 
-from dynamo_wire.messages import ROWS_TAG, Accepted, Ended, Open, Pause, Refused, Resume, Stop, Taken, encode
+from dynamo_wire.messages import ROWS_TAG, Accepted, Ack, Ended, Open, Pause, Refused, Resume, Stop, encode
 
 #: Items of one stream that may wait for the end of the loop's turn: a handler that never waits is made to. Items that
 #: cannot be merged may be large, so fewer of them.
@@ -26,7 +26,7 @@ WINDOW = 1
 
 
 class OutgoingLink(Protocol):
-    """What the outlets of a link need of it."""
+    """What the streams of a link need of it."""
 
     @property
     def closed(self) -> bool:
@@ -44,24 +44,24 @@ class OutgoingLink(Protocol):
         """Sends a message at the end of this turn of the loop."""
 
     def schedule(self) -> None:
-        """Has `Outlets.gather` called at the end of this turn of the loop."""
+        """Has `ServerStreams.collect` called at the end of this turn of the loop."""
 
     async def sent(self) -> None:
         """Returns when what was given to `send` has left this process, unless much waits before it."""
 
 
-class Outlets:
+class ServerStreams:
     """All calls that are served over one link."""
 
     def __init__(self, link: OutgoingLink) -> None:
         self.link = link
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, Outlet] = {}
-        self._dirty: list[Outlet] = []
+        self._calls: dict[int, ServerStream] = {}
+        self._dirty: list[ServerStream] = []
         #: Calls whose rows are wanted as they come, and can be merged.
-        self._hurried = 0
+        self._low_latency = 0
         #: Portions of rows that the caller has not taken yet, of those it was asked to tell about.
-        self.under_way = 0
+        self.in_flight = 0
         #: Awaited by handlers whose items wait to be collected; None while nobody does.
         self._collected: asyncio.Future[None] | None = None
         self._tail: list[bytes] = []
@@ -77,54 +77,54 @@ class Outlets:
     def open(self, opening: Open, endpoint: Endpoint, handler: Handler, request: Any, owner: TaskSet) -> None:
         """Starts a call; `owner` keeps its task."""
         ctx = ServedContext(opening.request_id, attempt_id=opening.attempt_id, metadata=opening.metadata)
-        outlet = self._calls[opening.sid] = Outlet(self, opening.sid, endpoint, opening.gather)
-        self._hurried += outlet.hurried
-        outlet.call = ServedCall(handler, request, ctx, outlet)
-        outlet.call.start(owner)
+        stream = self._calls[opening.sid] = ServerStream(self, opening.sid, endpoint, opening.coalesce)
+        self._low_latency += stream.low_latency
+        stream.call = ServedCall(handler, request, ctx, stream)
+        stream.call.start(owner)
 
     def on_stop(self, stop: Stop) -> None:
         """The caller wants a stream to end."""
-        outlet = self._calls.get(stop.sid)
-        if outlet is not None:
-            outlet.resume()
-            outlet.call.stop(kill=stop.kill)
+        stream = self._calls.get(stop.sid)
+        if stream is not None:
+            stream.resume()
+            stream.call.stop(kill=stop.kill)
 
     def on_pause(self, pause: Pause) -> None:
         """The caller wants no more of a stream for now."""
-        outlet = self._calls.get(pause.sid)
-        if outlet is not None:
-            outlet.pause()
+        stream = self._calls.get(pause.sid)
+        if stream is not None:
+            stream.pause()
 
     def on_resume(self, resume: Resume) -> None:
         """The caller wants more of a stream."""
-        outlet = self._calls.get(resume.sid)
-        if outlet is not None:
-            outlet.resume()
+        stream = self._calls.get(resume.sid)
+        if stream is not None:
+            stream.resume()
 
-    def on_taken(self, taken: Taken) -> None:
+    def on_ack(self, ack: Ack) -> None:
         """The caller has taken portions of rows.
 
         Raises:
             Disconnected: more than were sent; the link is of no more use.
         """
-        if taken.portions > self.under_way:
+        if ack.frames > self.in_flight:
             raise Disconnected("more portions were taken than sent")
-        self.under_way -= taken.portions
+        self.in_flight -= ack.frames
         if self._dirty:
             self.link.schedule()
 
     def lost(self) -> None:
         """The link is over: handlers are closed, without being told that the caller gave up."""
-        for outlet in list(self._calls.values()):
-            outlet.drop()
-            outlet.call.lost()
+        for stream in list(self._calls.values()):
+            stream.drop()
+            stream.call.lost()
         self._tell_collected()
 
-    # What outlets say.
+    # What streams say.
 
-    def dirty(self, outlet: Outlet) -> None:
-        """The outlet has something; it is asked for it at the end of this turn, or when the caller has taken more."""
-        self._dirty.append(outlet)
+    def dirty(self, stream: ServerStream) -> None:
+        """The stream has something; it is asked for it at the end of this turn, or when the caller has taken more."""
+        self._dirty.append(stream)
         self.link.schedule()
 
     async def collected(self) -> None:
@@ -135,9 +135,9 @@ class Outlets:
 
     def ended(self, sid: int, error: DynamoError | None, *, told: bool) -> None:
         """A call has run to its end; after its rows the caller learns of it, unless it was `told`."""
-        outlet = self._calls.pop(sid, None)
-        if outlet is not None:
-            self._hurried -= outlet.hurried
+        stream = self._calls.pop(sid, None)
+        if stream is not None:
+            self._low_latency -= stream.low_latency
         if not told and not self.link.closed:
             self._tail.append(encode(Ended(sid, None if error is None else to_wire(error))))
             self.link.schedule()
@@ -149,21 +149,21 @@ class Outlets:
 
     # What the link asks for.
 
-    def gather(self, out: list[bytes], limit: int) -> None:
+    def collect(self, out: list[bytes], limit: int) -> None:
         """Appends the messages that wait, each of `limit` bytes at most. Called at the end of a turn of the loop."""
         dirty, self._dirty = self._dirty, []
         if self.link.closed:
-            for outlet in dirty:
-                outlet.drop()
+            for stream in dirty:
+                stream.drop()
             return
-        if dirty and self.under_way >= WINDOW:
+        if dirty and self.in_flight >= WINDOW:
             # The caller is busy with what it has: what may be merged waits, and grows, until it asks for more.
-            self._dirty = [outlet for outlet in dirty if not outlet.urgent]
-            dirty = [outlet for outlet in dirty if outlet.urgent]
+            self._dirty = [stream for stream in dirty if not stream.urgent]
+            dirty = [stream for stream in dirty if stream.urgent]
         if dirty:
             rows: list[tuple[Any, ...]] = []
-            for outlet in dirty:
-                outlet.collect(rows)
+            for stream in dirty:
+                stream.collect(rows)
             self._pack(rows, out, limit)
             self._tell_collected()
         if self._tail:
@@ -179,7 +179,7 @@ class Outlets:
         """All rows in one message; in several if they are too large, or if one of them cannot be sent at all."""
         if not rows:
             return
-        ask = self._hurried > 0 and self.under_way < WINDOW
+        ask = self._low_latency > 0 and self.in_flight < WINDOW
         try:
             message = encode((ROWS_TAG, rows, ask))
         except Exception as error:  # whatever an engine put into an item that cannot travel
@@ -187,29 +187,29 @@ class Outlets:
         else:
             if len(message) <= limit:
                 out.append(message)
-                self.under_way += ask
+                self.in_flight += ask
                 return
             problem = f"it has {len(message)} bytes, more than the {limit} that may be sent"
         if len(rows) == 1:
-            outlet = self._calls.get(rows[0][0])
-            if outlet is not None:
-                outlet.fail(Unknown(f"an item could not be sent: {problem}"))
+            stream = self._calls.get(rows[0][0])
+            if stream is not None:
+                stream.fail(Unknown(f"an item could not be sent: {problem}"))
             return
         half = len(rows) // 2
         self._pack(rows[:half], out, limit)
         self._pack([row for row in rows[half:] if not self._failed(row[0])], out, limit)
 
     def _failed(self, sid: int) -> bool:
-        outlet = self._calls.get(sid)
-        return outlet is not None and outlet.failed
+        stream = self._calls.get(sid)
+        return stream is not None and stream.failed
 
 
-class Outlet:
-    """Where one call puts what its handler yields; see `dynamo_core.contracts.serving.Outlet`."""
+class ServerStream:
+    """Where one call puts what its handler yields; see `dynamo_core.contracts.serving.ServerStream`."""
 
     __slots__ = (
+        "_coalesce",
         "_compact",
-        "_gather",
         "_later",
         "_limit",
         "_link",
@@ -223,10 +223,10 @@ class Outlet:
         "_sid",
         "call",
         "failed",
-        "hurried",
+        "low_latency",
     )
 
-    def __init__(self, siblings: Outlets, sid: int, endpoint: Endpoint, gather: int) -> None:
+    def __init__(self, siblings: ServerStreams, sid: int, endpoint: Endpoint, coalesce: int) -> None:
         self._siblings = siblings
         self._link = siblings.link
         self._sid = sid
@@ -234,9 +234,9 @@ class Outlet:
         self._compact = endpoint.item_type is LLMEngineOutput
         self._limit = PENDING if endpoint.merge is not None else PENDING_UNMERGED
         #: Items after which the link is told. The first goes at once, and so does what cannot be merged.
-        self._gather = 1
-        self._later = 1 if endpoint.merge is None else max(1, min(gather, PENDING))
-        self.hurried = endpoint.merge is not None and gather == 1
+        self._coalesce = 1
+        self._later = 1 if endpoint.merge is None else max(1, min(coalesce, PENDING))
+        self.low_latency = endpoint.merge is not None and coalesce == 1
         self._pending: list[Any] = []
         #: Whether the link was told.
         self._queued = False
@@ -261,7 +261,7 @@ class Outlet:
     def data(self, item: Any) -> None:
         pending = self._pending
         pending.append(item)
-        if len(pending) >= self._gather and not self._queued:
+        if len(pending) >= self._coalesce and not self._queued:
             self._tell()
 
     def event(self, item: Annotated[Any]) -> None:
@@ -330,7 +330,7 @@ class Outlet:
         """Appends what waits, merged and then numbered, as rows."""
         items, self._pending = self._pending, []
         self._queued = False
-        self._gather = self._later
+        self._coalesce = self._later
         if self.failed:
             return
         if len(items) > 1 and self._merge is not None:

@@ -21,10 +21,10 @@ from dynamo_plugin_transport_tcp import messages
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.calling import CallerLink
 from dynamo_plugin_transport_tcp.config import TcpConfig
+from dynamo_plugin_transport_tcp.connection_limiter import ConnectionLimiter
 from dynamo_plugin_transport_tcp.frames import HEAD, FrameError, FrameSplitter, checked_frame, frame
 from dynamo_plugin_transport_tcp.link import Link
 from dynamo_plugin_transport_tcp.serving import ListenerLink, Registry, TcpServed
-from dynamo_plugin_transport_tcp.strangers import Strangers
 from dynamo_wire import messages as wire
 from hypothesis import given
 from hypothesis import strategies as st
@@ -247,7 +247,7 @@ async def batter(number: int, seed: int) -> int:
     """Gives mutated frames to both ends of connections; how many connections that took."""
     source = random.Random(seed)
     config = TcpConfig(max_frame_mb=1)
-    registry = Registry(config, Gauge(), Gauge(), Strangers(9, Gauge()))
+    registry = Registry(config, Gauge(), Gauge(), ConnectionLimiter(9, Gauge()))
     nowhere = Address("127.0.0.1", 1, registry.nonce)
     served = registry.served[5, "count"] = TcpServed(registry, 5, COUNT, endless, nowhere)
     made = 0

@@ -21,9 +21,9 @@ from dynamo_core.tasks import TaskSet
 from dynamo_wire.loop_watch import LoopWatch
 from dynamo_wire.messages import Bye
 
+from dynamo_plugin_transport_tcp.connection_limiter import ConnectionLimiter, PendingConnection
 from dynamo_plugin_transport_tcp.messages import pack
 from dynamo_plugin_transport_tcp.probes import PROBE_LENGTH, PROBE_START, ProbeKey
-from dynamo_plugin_transport_tcp.strangers import Stranger, Strangers
 
 log = logging.getLogger(__name__)
 
@@ -65,18 +65,18 @@ class Acceptor:
         sock: socket.socket,
         key: ProbeKey,
         *,
-        strangers: Strangers,
+        limiter: ConnectionLimiter,
         timeout: float,
         farewell: bool,
-        take: Callable[[socket.socket, Stranger], None],
+        take: Callable[[socket.socket, PendingConnection], None],
     ) -> None:
-        """`take` is given each connection that is no probe's, in the event loop, with its place among `strangers`.
+        """`take` is given each connection that is no probe's, in the event loop, with its entry in `limiter`.
 
         `timeout` is the seconds in which the first bytes must come; with `farewell` a caller that is too late is told.
         """
         self._sock = sock
         self._key = key
-        self._strangers = strangers
+        self._limiter = limiter
         self._timeout = timeout
         self._farewell = farewell
         self._take = take
@@ -85,7 +85,7 @@ class Acceptor:
         self._thread = LoopThread("tcp-accept", self._end)
         self._tasks = TaskSet()
         #: Connections on their way to the event loop. Both threads use it, with the lock held.
-        self._met: dict[Stranger, socket.socket] = {}
+        self._handoff: dict[PendingConnection, socket.socket] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -102,13 +102,13 @@ class Acceptor:
     def _hand_over(self) -> None:
         """Runs in the event loop."""
         with self._lock:
-            met, self._met = self._met, {}
-        for stranger, sock in met.items():
+            handoff, self._handoff = self._handoff, {}
+        for pending, sock in handoff.items():
             if self._closed:
-                self._strangers.gone(stranger)
+                self._limiter.remove(pending)
                 sock.close()
             else:
-                self._take(sock, stranger)
+                self._take(sock, pending)
 
     # In the thread.
 
@@ -131,28 +131,28 @@ class Acceptor:
                 log.error("no connection can be accepted: %s", error.strerror or error)
                 await asyncio.sleep(ACCEPT_PAUSE)
                 continue
-            stranger = Stranger(str(place[0]), sock.close)
-            task = self._tasks.spawn(self._meet(sock, stranger), name="tcp-meet")
-            task.add_done_callback(partial(self._over, sock, stranger))
-            stranger.close = task.cancel
-            self._strangers.met(stranger)
+            pending = PendingConnection(str(place[0]), sock.close)
+            task = self._tasks.spawn(self._meet(sock, pending), name="tcp-meet")
+            task.add_done_callback(partial(self._over, sock, pending))
+            pending.close = task.cancel
+            self._limiter.add(pending)
             # The next may be there already, and then this would not wait.
             await asyncio.sleep(0)
 
-    def _over(self, sock: socket.socket, stranger: Stranger, meeting: asyncio.Task[bool]) -> None:
+    def _over(self, sock: socket.socket, pending: PendingConnection, meeting: asyncio.Task[bool]) -> None:
         # A callback, not a `finally`: a task that is cancelled before its first step never enters its coroutine.
         if meeting.cancelled() or meeting.exception() is not None or not meeting.result():
-            self._strangers.gone(stranger)
+            self._limiter.remove(pending)
             sock.close()
 
-    async def _meet(self, sock: socket.socket, stranger: Stranger) -> bool:
+    async def _meet(self, sock: socket.socket, pending: PendingConnection) -> bool:
         """Whether the connection was handed over."""
         try:
             async with asyncio.timeout(self._timeout):
                 if await _begins_with_a_probe(sock):
-                    await self._answer(sock, stranger)
+                    await self._answer(sock, pending)
                     return False
-                return self._pass_on(sock, stranger)
+                return self._pass_on(sock, pending)
         except TimeoutError:
             if self._farewell:
                 late = ConnectionTimeout(f"the handshake took longer than {self._timeout} s")
@@ -162,7 +162,7 @@ class Acceptor:
             log.debug("a connection broke before anything was said: %s", error)
         return False
 
-    async def _answer(self, sock: socket.socket, stranger: Stranger) -> None:
+    async def _answer(self, sock: socket.socket, pending: PendingConnection) -> None:
         loop = asyncio.get_running_loop()
         data = b""
         while len(data) < PROBE_LENGTH:
@@ -173,7 +173,7 @@ class Acceptor:
         challenge = self._key.read_probe(data)
         if challenge is None:
             return
-        self._strangers.known(stranger)
+        self._limiter.verified(pending)
         try:
             busy = await self._watch.busy()
         except RuntimeError:
@@ -181,23 +181,23 @@ class Acceptor:
             return
         await loop.sock_sendall(sock, self._key.answer(challenge, busy))
 
-    def _pass_on(self, sock: socket.socket, stranger: Stranger) -> bool:
+    def _pass_on(self, sock: socket.socket, pending: PendingConnection) -> bool:
         """Leaves the connection to the event loop; whether there is one."""
-        stranger.close = lambda: self._drop(stranger)
+        pending.close = lambda: self._drop(pending)
         with self._lock:
-            self._met[stranger] = sock
+            self._handoff[pending] = sock
         try:
             self._loop.call_soon_threadsafe(self._hand_over)
         except RuntimeError:
             with self._lock:
-                self._met.pop(stranger, None)
+                self._handoff.pop(pending, None)
             return False
         return True
 
-    def _drop(self, stranger: Stranger) -> None:
+    def _drop(self, pending: PendingConnection) -> None:
         """Closes a connection that still waits for the event loop."""
         with self._lock:
-            sock = self._met.pop(stranger, None)
+            sock = self._handoff.pop(pending, None)
         if sock is not None:
             sock.close()
 

@@ -111,15 +111,15 @@ class CallerLink(Link):
         self.peer_limit = given.max_frame
         self._probes = given.probes
         self.handlers = {Ready: self._on_ready}
-        self.introduced(checksums=given.checksums)
+        self.negotiated(checksums=given.checksums)
         self.send(Proof(proof(secret, CALLER, self._address.nonce, *challenges), self.transcript))
-        self.checking()
+        self.handshake_sent()
 
     def _on_ready(self, given: Ready) -> None:
         if self._expected and not proven(self._expected, given.proof):
             raise CannotConnect(f"{self.peer} did not prove that it knows the secret")
-        self.agree(given.transcript)
-        self.shaken()
+        self.verify_transcript(given.transcript)
+        self.handshake_received()
         self.handlers = {
             Rows: self.calls.on_rows,
             Accepted: self.calls.on_accepted,
@@ -146,7 +146,7 @@ class CallerLink(Link):
     def send_call(self, message: bytes) -> None:
         """Sends an encoded `Open` with the next write."""
         if self._slow:
-            self._hurry()
+            self._shorten_heartbeat()
         self.send_body(message)
 
     # Events.
@@ -193,7 +193,7 @@ class CallerLink(Link):
             liveness.silence = patience(config.silence, self.lease_ttl, probes=self._probes)
         return bool(self.calls or self._subscriptions)
 
-    def _hurry(self) -> None:
+    def _shorten_heartbeat(self) -> None:
         """A call was opened while the worker was asked less often."""
         self.judge()
         self.liveness.begin(self._loop.time())

@@ -99,7 +99,7 @@ class Link(asyncio.Protocol):
     def probe(self) -> None:
         """Pings stay without an answer: asks the other end's process in another way, if there is one."""
 
-    def complain(self, error: DynamoError) -> None:
+    def log_failure(self, error: DynamoError) -> None:
         """Logs what the other end did, so that the connection is closed."""
         log.warning("the connection with %s is closed: %s", self.peer, error)
 
@@ -128,13 +128,13 @@ class Link(asyncio.Protocol):
 
     # The handshake.
 
-    def introduced(self, *, checksums: bool) -> None:
+    def negotiated(self, *, checksums: bool) -> None:
         """Both ends have said what they are, and whether frames shall have checksums once the handshake is over."""
         if self._transcript is not None:
             self.transcript, self._transcript = self._transcript.to_bytes(8, "big"), None
         self._checksums = checksums
 
-    def agree(self, transcript: bytes) -> None:
+    def verify_transcript(self, transcript: bytes) -> None:
         """Compares what has been said with what the other end has heard; one of the version before does not tell.
 
         Raises:
@@ -143,13 +143,13 @@ class Link(asyncio.Protocol):
         if transcript != self.transcript and (transcript or self._checksums):
             raise DamagedFrame("the handshake is not what was sent: its checksum differs")
 
-    def shaken(self) -> None:
+    def handshake_received(self) -> None:
         """All of the handshake has come: larger frames may follow, and have checksums if both ends want them."""
         self.splitter.limit = self.config.max_frame
         if self._checksums:
             self.splitter.check()
 
-    def checking(self) -> None:
+    def handshake_sent(self) -> None:
         """All of the handshake has been sent: frames from now on have checksums if both ends want them."""
         if self._checksums:
             self.framed = checked_frame
@@ -237,7 +237,7 @@ class Link(asyncio.Protocol):
         except DynamoError as error:
             if isinstance(error, DamagedFrame):
                 self._damaged.inc()
-            self.complain(error)
+            self.log_failure(error)
             self.close(error)
 
     def _read(self, data: bytes) -> None:

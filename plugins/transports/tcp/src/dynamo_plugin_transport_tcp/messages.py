@@ -34,7 +34,7 @@ from dynamo_plugin_transport_tcp.security import CHALLENGE_BYTES
 
 MAGIC: Final = b"dynamo-tcp"
 
-#: The largest frame before the handshake is over: strangers get no more.
+#: The largest frame before the handshake is over, when the other end is not yet known.
 HANDSHAKE_LIMIT: Final = 4096
 
 #: Bytes of the number that the answer to a probe belongs to.

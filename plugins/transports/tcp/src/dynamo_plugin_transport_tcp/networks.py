@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Networks that are never those of strangers: loopback, private, shared by carriers and clouds, link-local. Without
-#: 169.254.0.0/16, in which clouds answer questions about the machine.
+#: Networks that are not public: loopback, private, shared by carriers and clouds, link-local. 169.254.0.0/16 is left
+#: out: clouds serve the metadata of the machine there.
 PRIVATE: tuple[Network, ...] = tuple(
     ipaddress.ip_network(text)
     for text in (

@@ -39,6 +39,7 @@ from dynamo_wire.server_streams import ServerStreams
 
 from dynamo_plugin_transport_tcp.address import NONCE_BYTES, Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
+from dynamo_plugin_transport_tcp.connection_limiter import ConnectionLimiter, PendingConnection
 from dynamo_plugin_transport_tcp.frames import FrameError
 from dynamo_plugin_transport_tcp.link import PONG, Handlers, Link
 from dynamo_plugin_transport_tcp.messages import (
@@ -54,7 +55,6 @@ from dynamo_plugin_transport_tcp.messages import (
     listener_decoder,
 )
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
-from dynamo_plugin_transport_tcp.strangers import Stranger, Strangers
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ EVENT_FRAME = 64 * 1024
 EVENT_BACKLOG_BYTES = 8 * 1024 * 1024
 #: Bytes of a frame that is being read from which on its sender is told so, and seconds between two such words.
 LARGE = 64 * 1024
-REASSURE = 0.5
+PROGRESS_INTERVAL = 0.5
 
 #: More than what an event takes beside its payload.
 EVENT_OVERHEAD = 64
@@ -87,7 +87,7 @@ class Registry:
     connections: GaugeLike
     #: Frames that are not what was sent.
     damaged: CounterLike
-    strangers: Strangers
+    limiter: ConnectionLimiter
     #: Tells this run of this process from whatever else may listen on the same port, before or after.
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
     served: dict[tuple[int, str], TcpServed] = field(default_factory=dict)
@@ -140,17 +140,17 @@ class ListenerLink(Link):
 
     STOPS_READING: ClassVar[bool] = True
 
-    def __init__(self, registry: Registry, stranger: Stranger | None = None) -> None:
-        """`stranger` is its place among those that have not shown the nonce yet."""
+    def __init__(self, registry: Registry, pending: PendingConnection | None = None) -> None:
+        """`pending` is its entry in the limiter, until the caller has sent the nonce."""
         super().__init__(registry.config, listener_decoder, registry.damaged)
         self._registry = registry
-        self._stranger = stranger
+        self._pending = pending
         self._streams = ServerStreams(self)
         self._subscriptions: dict[int, Source] = {}
         #: Since when the caller should have said that it has taken some; None while it need not.
         self._overdue: float | None = None
         #: When it was last told that a large frame is being read.
-        self._reassured = 0.0
+        self._progress_sent = 0.0
         self._events: list[tuple[int, int, bytes]] = []
         self._event_bytes = 0
         self._challenges = b"", secrets.token_bytes(CHALLENGE_BYTES)
@@ -161,9 +161,9 @@ class ListenerLink(Link):
 
     def opened(self) -> None:
         registry, loop = self._registry, self._loop
-        if self._stranger is not None:
+        if self._pending is not None:
             made_room = Disconnected("the connection said nothing and had to make room for others")
-            self._stranger.close = lambda: loop.call_soon_threadsafe(self.abort, made_room)
+            self._pending.close = lambda: loop.call_soon_threadsafe(self.abort, made_room)
         registry.links.add(self)
         registry.connections.inc()
         self._deadline = self._loop.call_later(self.config.connect_timeout, self._too_slow)
@@ -179,8 +179,8 @@ class ListenerLink(Link):
         if hello.wanted != self._registry.nonce:
             raise CannotConnect("not me: the process that published this address is gone")
         registry = self._registry
-        if self._stranger is not None:
-            registry.strangers.known(self._stranger)
+        if self._pending is not None:
+            registry.limiter.verified(self._pending)
         if not registry.make_room():
             raise CannotConnect(f"{len(registry.callers)} connections are open, no more are accepted")
         registry.callers[self] = None
@@ -191,19 +191,19 @@ class ListenerLink(Link):
         proto = min(hello.proto, ACCEPTED_PROTOS[0])
         checksums = hello.checksums and config.checksums
         self.send(Challenge(proto, self._challenges[1], config.max_frame, config.secret is not None, True, checksums))
-        self.introduced(checksums=checksums)
+        self.negotiated(checksums=checksums)
 
     def _on_proof(self, given: Proof) -> None:
         secret, nonce = self.config.secret_bytes, self._registry.nonce
         if not proven(proof(secret, CALLER, nonce, *self._challenges), given.proof if secret else b""):
             raise CannotConnect("the secrets of the two processes differ")
-        self.agree(given.transcript)
+        self.verify_transcript(given.transcript)
         if self._deadline is not None:
             self._deadline.cancel()
         self.handlers = self._serving()
         self.send(Ready(proof(secret, LISTENER, nonce, *self._challenges), self.transcript))
-        self.shaken()
-        self.checking()
+        self.handshake_received()
+        self.handshake_sent()
 
     def _serving(self) -> Handlers:
         return {
@@ -290,20 +290,20 @@ class ListenerLink(Link):
 
     # Both.
 
-    def complain(self, error: DynamoError) -> None:
-        if self._stranger is None or self in self._registry.callers:
-            super().complain(error)
+    def log_failure(self, error: DynamoError) -> None:
+        if self._pending is None or self in self._registry.callers:
+            super().log_failure(error)
         else:
             text = "the connection with %s is closed: %s"
-            self._registry.strangers.warn(self._stranger.host, text, self.peer, error)
+            self._registry.limiter.warn(self._pending.host, text, self.peer, error)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.splitter.held > LARGE:
             # The caller's pings wait behind what it sends: it would take a long request for silence.
             now = self._loop.time()
-            if now - self._reassured >= REASSURE:
-                self._reassured = now
+            if now - self._progress_sent >= PROGRESS_INTERVAL:
+                self._progress_sent = now
                 self.send_body(PONG)
 
     def ticked(self, now: float) -> None:
@@ -347,8 +347,8 @@ class ListenerLink(Link):
         registry = self._registry
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._stranger is not None:
-            registry.strangers.gone(self._stranger)
+        if self._pending is not None:
+            registry.limiter.remove(self._pending)
         registry.callers.pop(self, None)
         if self in registry.links:
             registry.links.discard(self)

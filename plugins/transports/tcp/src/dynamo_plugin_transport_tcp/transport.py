@@ -28,12 +28,12 @@ from dynamo_plugin_transport_tcp.address import (
 )
 from dynamo_plugin_transport_tcp.calling import Peers
 from dynamo_plugin_transport_tcp.config import TcpConfig
+from dynamo_plugin_transport_tcp.connection_limiter import ConnectionLimiter, PendingConnection
 from dynamo_plugin_transport_tcp.events import TcpEvents
 from dynamo_plugin_transport_tcp.link import CLOSE_GRACE
 from dynamo_plugin_transport_tcp.probes import ProbeKey
 from dynamo_plugin_transport_tcp.security import calling_context, listening_context
 from dynamo_plugin_transport_tcp.serving import ListenerLink, Registry, TcpServed
-from dynamo_plugin_transport_tcp.strangers import Stranger, Strangers
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ class TcpTransport(Transport):
             "dynamo_tcp_silent_connections_closed_total",
             "Connections that said nothing and had to make room for others.",
         )
-        strangers = Strangers(config.max_silent, evicted.labels())
-        self._registry = Registry(config, connections.labels("listener"), damaged.labels("listener"), strangers)
+        limiter = ConnectionLimiter(config.max_silent, evicted.labels())
+        self._registry = Registry(config, connections.labels("listener"), damaged.labels("listener"), limiter)
         self._peers = Peers(config, calling_tls, connections.labels("caller"), damaged.labels("caller"))
         self._events = TcpEvents(self._registry, self._listen, self._peers, metrics)
         self._opening = asyncio.Lock()
@@ -156,7 +156,7 @@ class TcpTransport(Transport):
         acceptor = Acceptor(
             sock,
             ProbeKey(config.secret_bytes, self._registry.nonce),
-            strangers=self._registry.strangers,
+            limiter=self._registry.limiter,
             timeout=config.connect_timeout,
             farewell=self._listening_tls is None,
             take=self._take,
@@ -164,14 +164,14 @@ class TcpTransport(Transport):
         await acceptor.start()
         return acceptor, address
 
-    def _take(self, sock: socket.socket, stranger: Stranger) -> None:
+    def _take(self, sock: socket.socket, pending: PendingConnection) -> None:
         """A connection that is no probe's."""
         loop = asyncio.get_running_loop()
-        task = self._met.spawn(self._meet(sock, stranger), name="tcp-connection")
-        stranger.close = lambda: loop.call_soon_threadsafe(task.cancel)
+        task = self._met.spawn(self._meet(sock, pending), name="tcp-connection")
+        pending.close = lambda: loop.call_soon_threadsafe(task.cancel)
 
-    async def _meet(self, sock: socket.socket, stranger: Stranger) -> None:
-        link = ListenerLink(self._registry, stranger)
+    async def _meet(self, sock: socket.socket, pending: PendingConnection) -> None:
+        link = ListenerLink(self._registry, pending)
         made = False
         try:
             await asyncio.get_running_loop().connect_accepted_socket(

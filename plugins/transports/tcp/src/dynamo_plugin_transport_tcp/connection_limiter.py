@@ -1,9 +1,8 @@
-"""Connections of which the listener does not know yet that their callers have read the worker's record.
+"""Limits the connections whose callers have not yet proved that they read the worker's record.
 
-A caller shows it with the nonce of the worker's address, in the first thing that it says. Until then a connection is a
-*stranger*. Strangers are few, and the oldest of them makes room for the next: a caller speaks as soon as it is
-connected, so a connection that has been silent for long is none. Connections that have shown the nonce take no room
-here.
+A caller proves it with the nonce of the worker's address, in its first message. Until then its connection is *pending*.
+The number of pending connections is limited, and a new one evicts the oldest: a caller speaks as soon as it is
+connected, so a connection that stays silent is no caller. Connections that have sent the nonce do not count.
 """
 
 from __future__ import annotations
@@ -28,37 +27,37 @@ REMEMBERED = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Stranger:
-    """One connection. `close` closes it, and is called in the thread that accepts connections."""
+class PendingConnection:
+    """One connection. `close` closes it; the thread that accepts connections calls it."""
 
     host: str
     close: Callable[[], object]
 
 
-class Strangers:
-    """Keeps at most so many. Used by the event loop and by the thread that accepts connections."""
+class ConnectionLimiter:
+    """Keeps at most `most` pending connections. The event loop and the thread that accepts connections share it."""
 
     def __init__(self, most: int, evicted: CounterLike) -> None:
-        """`evicted` counts those that had to make room."""
+        """`evicted` counts the connections that were closed to make room."""
         self._most = most
         self._evicted = evicted
         self._lock = threading.Lock()
-        #: In the order in which they came.
-        self._waiting: dict[Stranger, None] = {}
-        #: Hosts from which a connection has shown the nonce, the newest last.
-        self._known: dict[str, None] = {}
-        #: When a host was last warned about.
+        #: In the order of arrival.
+        self._waiting: dict[PendingConnection, None] = {}
+        #: Hosts from which a connection has sent the nonce, the newest last.
+        self._verified: dict[str, None] = {}
+        #: When the last warning about a host was logged.
         self._warned: dict[str, float] = {}
 
-    def met(self, stranger: Stranger) -> None:
-        """Lets a connection in. One of those that wait may have to go. Called in the thread that accepts."""
-        oldest: Stranger | None = None
+    def add(self, pending: PendingConnection) -> None:
+        """Adds a connection, and evicts another where there are too many. Called in the thread that accepts."""
+        oldest: PendingConnection | None = None
         with self._lock:
             if len(self._waiting) >= self._most:
-                unknown = (one for one in self._waiting if one.host not in self._known)
+                unknown = (known for known in self._waiting if known.host not in self._verified)
                 oldest = next(unknown, None) or next(iter(self._waiting))
                 del self._waiting[oldest]
-            self._waiting[stranger] = None
+            self._waiting[pending] = None
         if oldest is not None:
             self._evicted.inc()
             self.warn(
@@ -71,19 +70,19 @@ class Strangers:
             with suppress(RuntimeError):
                 oldest.close()
 
-    def gone(self, stranger: Stranger) -> None:
-        """A connection is over. Safe twice."""
+    def remove(self, pending: PendingConnection) -> None:
+        """The connection is closed. Safe twice."""
         with self._lock:
-            self._waiting.pop(stranger, None)
+            self._waiting.pop(pending, None)
 
-    def known(self, stranger: Stranger) -> None:
-        """A connection has shown the nonce: others from its host are the last to go."""
+    def verified(self, pending: PendingConnection) -> None:
+        """The connection has sent the nonce. Others from its host are evicted last."""
         with self._lock:
-            self._waiting.pop(stranger, None)
-            _remember(self._known, stranger.host, None)
+            self._waiting.pop(pending, None)
+            _remember(self._verified, pending.host, None)
 
     def warn(self, host: str, message: str, *details: object) -> None:
-        """Logs a warning about a host, once in a minute, whatever else it does."""
+        """Logs a warning about a host, at most once a minute."""
         now = monotonic()
         with self._lock:
             last = self._warned.get(host)
@@ -94,7 +93,7 @@ class Strangers:
 
 
 def _remember(remembered: dict[str, V], host: str, value: V) -> None:
-    """As the newest; the oldest of too many is forgotten."""
+    """Adds an entry as the newest, and drops the oldest of too many."""
     remembered.pop(host, None)
     remembered[host] = value
     if len(remembered) > REMEMBERED:

@@ -29,7 +29,7 @@ BYTES = Endpoint("bytes", int, bytes)
 OTHER = Endpoint("other", int, bytes)
 
 
-class Stranger:
+class RawClient:
     """A socket on which anything can be said."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: bytes) -> None:
@@ -38,7 +38,7 @@ class Stranger:
         self._nonce = nonce
 
     @classmethod
-    async def at(cls, address: str, limit: int = 65536) -> Stranger:
+    async def at(cls, address: str, limit: int = 65536) -> RawClient:
         place = Address.parse(address)
         return cls(*await asyncio.open_connection(place.host, place.port, limit=limit), place.nonce)
 
@@ -99,11 +99,11 @@ async def serve(transport: TcpTransport, handler: Any = nothing) -> str:
 async def test_what_is_no_handshake_is_answered_with_the_reason_and_closed(
     make_transport: Make, said: bytes, answer: str
 ) -> None:
-    stranger = await Stranger.at(await serve(make_transport()))
+    client = await RawClient.at(await serve(make_transport()))
 
-    stranger.say(said)
+    client.say(said)
 
-    assert answer in await stranger.farewell()
+    assert answer in await client.farewell()
 
 
 async def test_other_protocols_versions_and_processes_are_refused_by_name(make_transport: Make) -> None:
@@ -111,9 +111,9 @@ async def test_other_protocols_versions_and_processes_are_refused_by_name(make_t
     answers = []
 
     for other in ({"proto": 2}, {"proto": -1}, {"magic": b"http"}, {"wanted": bytes(16)}):
-        stranger = await Stranger.at(address)
-        stranger.say(stranger.hello(**other))
-        answers.append(await stranger.farewell())
+        client = await RawClient.at(address)
+        client.say(client.hello(**other))
+        answers.append(await client.farewell())
 
     assert answers[0].startswith("protocol 2 is not understood here, only 1 and 0")
     assert answers[1].startswith("protocol -1")
@@ -122,20 +122,20 @@ async def test_other_protocols_versions_and_processes_are_refused_by_name(make_t
 
 
 async def test_the_version_before_is_accepted(make_transport: Make) -> None:
-    stranger = await Stranger.at(await serve(make_transport()))
+    client = await RawClient.at(await serve(make_transport()))
 
-    stranger.say(stranger.hello(proto=0))
-    challenge = await stranger.hear()
-    stranger.say(pack(Proof(b"")))
+    client.say(client.hello(proto=0))
+    challenge = await client.hear()
+    client.say(pack(Proof(b"")))
 
     assert challenge.proto == 0
-    assert isinstance(await stranger.hear(), Ready)
-    stranger.leave()
+    assert isinstance(await client.hear(), Ready)
+    client.leave()
 
 
 async def test_a_handshake_that_is_not_finished_is_cut_after_the_deadline(make_transport: Make) -> None:
     address = await serve(make_transport(connect_timeout=0.1))
-    silent, halfway = await Stranger.at(address), await Stranger.at(address)
+    silent, halfway = await RawClient.at(address), await RawClient.at(address)
     halfway.say(halfway.hello())
     assert isinstance(await halfway.hear(), Challenge)
 
@@ -147,11 +147,11 @@ async def test_without_the_secret_nobody_is_let_in(make_transport: Make) -> None
     address = await serve(make_transport(secret="a secret of some length"))
 
     for proof in (b"", bytes(32)):
-        stranger = await Stranger.at(address)
-        stranger.say(stranger.hello())
-        assert (await stranger.hear()).secret
-        stranger.say(pack(Proof(proof)))
-        assert "secrets" in await stranger.farewell()
+        client = await RawClient.at(address)
+        client.say(client.hello())
+        assert (await client.hear()).secret
+        client.say(pack(Proof(proof)))
+        assert "secrets" in await client.farewell()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ async def test_without_the_secret_nobody_is_let_in(make_transport: Make) -> None
 )
 async def test_a_caller_that_talks_nonsense_is_cut_and_others_are_not(make_transport: Make, said: bytes) -> None:
     server = make_transport()
-    bad, good = [await Stranger.at(await address) for address in (serve(server), _address(server))]
+    bad, good = [await RawClient.at(await address) for address in (serve(server), _address(server))]
     await bad.shake_hands()
     await good.shake_hands()
 
@@ -200,26 +200,26 @@ async def test_a_caller_that_reads_nothing_is_cut_and_its_handlers_end(make_tran
         return items()
 
     server = make_transport(write_stall=0.2, write_high_water_kb=64)
-    stranger = await Stranger.at(await serve(server, plenty), limit=1024)
-    await stranger.shake_hands()
+    client = await RawClient.at(await serve(server, plenty), limit=1024)
+    await client.shake_hands()
 
-    stranger.say(pack(Open(1, 7, "bytes", "r", "r", {}, msgspec.Raw(encode(1)))))
-    assert isinstance(await stranger.hear(), Accepted)
+    client.say(pack(Open(1, 7, "bytes", "r", "r", {}, msgspec.Raw(encode(1)))))
+    assert isinstance(await client.hear(), Accepted)
     async with asyncio.timeout(WAIT):
         await left.wait()
 
     assert not waited[0].is_stopped()
-    stranger.leave()
+    client.leave()
 
 
 async def test_answers_do_not_pile_up_for_a_caller_that_asks_and_never_reads(make_transport: Make) -> None:
     server = make_transport(write_high_water_kb=64)
-    stranger = await Stranger.at(await serve(server), limit=1024)
-    await stranger.shake_hands()
+    client = await RawClient.at(await serve(server), limit=1024)
+    await client.shake_hands()
     [link] = server._registry.links
 
     # More than all socket buffers on the way hold.
-    stranger.say(pack(Ping()) * 4_000_000)
+    client.say(pack(Ping()) * 4_000_000)
     async with asyncio.timeout(WAIT):
         while not link.blocked:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
@@ -229,7 +229,7 @@ async def test_answers_do_not_pile_up_for_a_caller_that_asks_and_never_reads(mak
     assert link._transport is not None
     # What one turn of a loop reads and answers, which is far less than all of it.
     assert link._transport.get_write_buffer_size() < 8 << 20
-    stranger.leave()
+    client.leave()
 
 
 # Many at once.
@@ -313,9 +313,9 @@ async def test_a_host_that_sends_anything_else_again_and_again_is_warned_about_o
     address = await serve(make_transport())
 
     for _ in range(20):
-        stranger = await Stranger.at(address)
-        stranger.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert "announced" in await stranger.farewell()
+        client = await RawClient.at(address)
+        client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert "announced" in await client.farewell()
 
     told = [record.getMessage() for record in caplog.records if "is closed" in record.getMessage()]
     assert len(told) == 1

@@ -276,7 +276,7 @@ async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest_
     server, client = await make_transport(), await make_transport()
     ticks, begin, sink = count(), asyncio.Event(), recorder()
     monkeypatch.setattr(calls, "monotonic", lambda: 1000.0 * next(ticks))
-    monkeypatch.setattr(calls, "LONGEST_REST", 3600.0)
+    monkeypatch.setattr(calls, "MAX_REST", 3600.0)
 
     async def engine(request: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
         async def items() -> AsyncGenerator[LLMEngineOutput, None]:

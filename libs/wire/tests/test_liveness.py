@@ -10,9 +10,9 @@ from dynamo_wire.liveness import (
     RESOLUTION,
     WITHOUT_PROBES,
     WITHOUT_TTL,
-    Act,
+    Action,
     Liveness,
-    patience,
+    silence_limit,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ class Life:
     heartbeat: float
     silence: float
     start: float = 0.0
-    acts: list[tuple[float, Act]] = field(default_factory=list)
+    actions: list[tuple[float, Action]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.liveness = Liveness(self.heartbeat, self.silence, self.start)
@@ -38,16 +38,16 @@ class Life:
         """Looks whenever that is due, up to a time; False once the link is given up."""
         while self.liveness.due <= end:
             self.now = self.liveness.due
-            act = self.liveness.look(self.now, used=used)
-            self.acts.append((self.now, act))
-            if act is Act.GIVE_UP:
+            action = self.liveness.check(self.now, used=used)
+            self.actions.append((self.now, action))
+            if action is Action.GIVE_UP:
                 return False
             assert self.liveness.due > self.now
         self.now = end
         return True
 
-    def count(self, act: Act) -> int:
-        return sum(done is act for _, done in self.acts)
+    def count(self, action: Action) -> int:
+        return sum(done is action for _, done in self.actions)
 
 
 @given(HEARTBEATS, SILENCES, st.floats(0, 1e6))
@@ -59,8 +59,8 @@ def test_silence_without_an_answer_ends_the_link_in_time_and_not_before_it_was_a
     assert not life.until(start + 2 * silence)
 
     assert abs(life.now - start - silence) <= 2 * RESOLUTION
-    assert life.count(Act.PING) >= ASKED - 1
-    assert life.count(Act.PROBE) >= ASKED - 1
+    assert life.count(Action.PING) >= ASKED - 1
+    assert life.count(Action.PROBE) >= ASKED - 1
 
 
 @given(
@@ -76,7 +76,7 @@ def test_a_link_with_signs_of_life_is_kept_and_given_up_after_the_last_of_them(
         if kind == "heard":
             life.liveness.heard(life.now)
         else:
-            life.liveness.told_busy(life.now)
+            life.liveness.report_busy(life.now)
     last = life.now
 
     assert not life.until(last + 2 * silence)
@@ -89,9 +89,9 @@ def test_while_this_process_sleeps_nothing_is_counted(heartbeat: float, silence:
     assert life.until(0.9 * silence)
 
     woken = life.liveness.due + steps * min(heartbeat, silence / ASKED)
-    act = life.liveness.look(woken, used=True)
+    action = life.liveness.check(woken, used=True)
 
-    assert act is Act.NOTHING
+    assert action is Action.NOTHING
     life.now = woken
     assert life.until(woken + 0.99 * silence)
     assert not life.until(woken + 1.01 * silence)
@@ -104,7 +104,7 @@ def test_looks_that_come_a_little_late_make_it_no_less_patient(heartbeat: float,
     for _ in range(10_000):
         now = liveness.due + lag
         slept += lag
-        if liveness.look(now, used=True) is Act.GIVE_UP:
+        if liveness.check(now, used=True) is Action.GIVE_UP:
             break
 
     assert silence - 2 * RESOLUTION <= now - slept + lag
@@ -116,7 +116,7 @@ def test_a_link_that_is_not_used_is_neither_asked_nor_given_up(heartbeat: float,
     life = Life(heartbeat, silence)
 
     assert life.until(10 * silence, used=False)
-    assert {act for _, act in life.acts} == {Act.NOTHING}
+    assert {action for _, action in life.actions} == {Action.NOTHING}
 
     begun = life.now
     assert life.until(begun + 0.6 * silence)
@@ -131,21 +131,21 @@ def test_a_link_over_which_something_comes_is_not_asked(heartbeat: float, silenc
         assert life.until(life.now + 0.5 * step)
         life.liveness.heard(life.now)
 
-    assert life.count(Act.PING) == life.count(Act.PROBE) == 0
+    assert life.count(Action.PING) == life.count(Action.PROBE) == 0
 
 
 def test_a_spell_of_being_busy_is_news_once_until_something_comes() -> None:
     liveness = Liveness(1.0, 4.0, 0.0)
 
-    assert [liveness.told_busy(now) for now in (1.0, 2.0, 3.0)] == [True, False, False]
+    assert [liveness.report_busy(now) for now in (1.0, 2.0, 3.0)] == [True, False, False]
     during = liveness.busy
     liveness.heard(4.0)
     assert (during, liveness.busy) == (True, False)
-    assert liveness.told_busy(5.0)
+    assert liveness.report_busy(5.0)
 
 
 def test_patience_is_the_life_of_the_lease_unless_a_number_says_otherwise() -> None:
-    assert patience(None, 3.0, probes=True) == 3.0 + BEYOND_LEASE
-    assert patience(None, None, probes=True) == WITHOUT_TTL
-    assert patience(None, 3.0, probes=False) == WITHOUT_PROBES
-    assert patience(2.0, 3.0, probes=True) == patience(2.0, None, probes=False) == 2.0
+    assert silence_limit(None, 3.0, probes=True) == 3.0 + BEYOND_LEASE
+    assert silence_limit(None, None, probes=True) == WITHOUT_TTL
+    assert silence_limit(None, 3.0, probes=False) == WITHOUT_PROBES
+    assert silence_limit(2.0, 3.0, probes=True) == silence_limit(2.0, None, probes=False) == 2.0

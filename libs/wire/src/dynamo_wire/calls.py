@@ -49,7 +49,7 @@ CLOSE_BOUND = STOP_GRACE + 1.0
 #: Seconds from the arrival of rows to the end of their readers' turn, from which on the process counts as busy.
 BUSY = 0.0004
 #: Seconds that a busy process rests from rows at most before it asks for more; the first of a stream never wait.
-LONGEST_REST = 0.004
+MAX_REST = 0.004
 
 
 class CallingLink(Protocol):
@@ -58,7 +58,7 @@ class CallingLink(Protocol):
     #: Whom it leads to, for messages of errors.
     peer: str
     #: Whether a call was given up that did not end, which is warned of once.
-    abandons: bool
+    warned_of_abandoned: bool
 
     @property
     def closed(self) -> bool:
@@ -162,7 +162,7 @@ class Calls:
 
     def _too_late(self, call: Call) -> None:
         if self.link.busy:
-            # The worker's engine holds its event loop, which will get to the call: that is not for a wire to judge.
+            # An engine blocks the worker's event loop: the call is accepted once the loop runs again.
             call.timer = self._loop.call_later(self._accept_timeout, self._too_late, call)
         elif not call.verdict.done():
             call.verdict.set_result(self._late())
@@ -248,7 +248,7 @@ class Calls:
         if took < BUSY:
             self._send_ack()
         else:
-            self._loop.call_later(min(took, LONGEST_REST), self._send_ack)
+            self._loop.call_later(min(took, MAX_REST), self._send_ack)
 
     def _send_ack(self) -> None:
         frames, self._unacked = self._unacked, 0
@@ -393,8 +393,8 @@ class Call(Source):
                 async with asyncio.timeout(CLOSE_BOUND):
                     await self._over.wait()
         except TimeoutError:
-            if not self._link.abandons:
-                self._link.abandons = True
+            if not self._link.warned_of_abandoned:
+                self._link.warned_of_abandoned = True
                 log.warning("calls of %s do not end within %s s and are abandoned", self._link.peer, CLOSE_BOUND)
         finally:
             self.abandon()

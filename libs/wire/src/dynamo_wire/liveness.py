@@ -26,7 +26,7 @@ PROBE_AFTER: Final = 0.25
 RESOLUTION: Final = 0.001
 
 
-def patience(silence: float | None, lease_ttl: float | None, *, probes: bool) -> float:
+def silence_limit(silence: float | None, lease_ttl: float | None, *, probes: bool) -> float:
     """Seconds that a worker may be silent.
 
     `silence` is the configured number, None for the life of the worker's lease: `lease_ttl` seconds, None if its record
@@ -39,7 +39,7 @@ def patience(silence: float | None, lease_ttl: float | None, *, probes: bool) ->
     return WITHOUT_TTL if lease_ttl is None else lease_ttl + BEYOND_LEASE
 
 
-class Act(enum.Enum):
+class Action(enum.Enum):
     """What is to be done now."""
 
     NOTHING = enum.auto()
@@ -51,7 +51,7 @@ class Act(enum.Enum):
 class Liveness:
     """Judges one link. Knows no clock: times are those of the caller's event loop, in seconds.
 
-    `look` is called at `due`, or later; it says what to do, and sets the next `due`. Silence counts from the last sign
+    `check` is called at `due`, or later; it says what to do, and sets the next `due`. Silence counts from the last sign
     of life: anything that arrived over the link, or the answer of the thread that the event loop is busy. That the loop
     answers the thread is none: if the link's pings still stay without an answer, the link is half open. Time in which
     this process itself did not run is not counted.
@@ -84,7 +84,7 @@ class Liveness:
         self._last = now
         self.busy = False
 
-    def told_busy(self, now: float) -> bool:
+    def report_busy(self, now: float) -> bool:
         """The thread says that the event loop is busy; whether that is news."""
         self._last = max(self._last, now)
         self._pinged = False
@@ -95,7 +95,7 @@ class Liveness:
         """Seconds without a sign of life."""
         return now - self._last
 
-    def look(self, now: float, *, used: bool) -> Act:
+    def check(self, now: float, *, used: bool) -> Action:
         """What is to be done; a link that is not `used` is not judged."""
         step = self._step
         late = max(0.0, now - self.due)
@@ -109,10 +109,10 @@ class Liveness:
         if now - self._last < step - RESOLUTION:
             self._pinged = False
             self.due = self._last + step
-            return Act.NOTHING
+            return Action.NOTHING
         end = self._last + self.silence
         if now >= end - RESOLUTION:
-            return Act.GIVE_UP
+            return Action.GIVE_UP
         probes, self._pinged = self._pinged, not self._pinged
         self.due = min(end, now + step * ((1 - PROBE_AFTER) if probes else PROBE_AFTER))
-        return Act.PROBE if probes else Act.PING
+        return Action.PROBE if probes else Action.PING

@@ -11,7 +11,7 @@ import contextvars
 from time import monotonic
 
 #: Seconds in which a loop that is not blocked gets to what another thread asks of it.
-MOMENT = 0.15
+ANSWER_TIME = 0.15
 
 
 class LoopWatch:
@@ -36,7 +36,7 @@ class LoopWatch:
             self._watched.call_soon_threadsafe(_answer, here, asked, context=contextvars.Context())
             self._asked, self._since = asked, monotonic()
         try:
-            async with asyncio.timeout(MOMENT):
+            async with asyncio.timeout(ANSWER_TIME):
                 await asyncio.shield(asked)
         except TimeoutError:
             return monotonic() - self._since

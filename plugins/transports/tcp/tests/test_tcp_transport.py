@@ -167,7 +167,7 @@ async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     ticks = count()
     monkeypatch.setattr(calls, "monotonic", lambda: 1000.0 * next(ticks))
-    monkeypatch.setattr(calls, "LONGEST_REST", 3600.0)
+    monkeypatch.setattr(calls, "MAX_REST", 3600.0)
 
     await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
     await sink.until(lambda: sink.items)

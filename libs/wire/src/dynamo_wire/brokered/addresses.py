@@ -19,7 +19,7 @@ import re
 RUN_BYTES = 12
 
 #: The longest address that is taken from elsewhere.
-LONGEST = 512
+MAX_ADDRESS = 512
 
 _LINK = re.compile(rf"[0-9a-f]{{{2 * RUN_BYTES}}}\.[0-9]{{1,18}}")
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
@@ -44,7 +44,7 @@ class Addresses:
 
     def is_worker(self, text: str) -> bool:
         """Whether the text, from elsewhere, is the address of a worker: nothing else must be sent to."""
-        return len(text) <= LONGEST and self._worker.fullmatch(text) is not None
+        return len(text) <= MAX_ADDRESS and self._worker.fullmatch(text) is not None
 
     def probes(self, worker: str) -> str:
         """Where the process of the worker at an address answers probes."""

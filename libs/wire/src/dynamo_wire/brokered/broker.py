@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from dynamo_core.backoff import jitter
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import CannotConnect, ConfigError, Disconnected, DynamoError, Unavailable
 from dynamo_core.starting import wait_for_store
@@ -405,7 +405,7 @@ class Broker(ABC):
         pause, told = RETRY_FIRST, set[str]()
         while True:
             # Also before the first attempt: a thousand processes have lost the same server in the same moment.
-            await asyncio.sleep(varied(pause))
+            await asyncio.sleep(jitter(pause))
             try:
                 session = await self._connect()
             except DynamoError as error:
@@ -472,8 +472,3 @@ class Broker(ABC):
 async def _detach(session: Session, listening: Listening) -> None:
     with suppress(TimeoutError, *session.broken):
         await session.detach(listening)
-
-
-def varied(seconds: float) -> float:
-    """More or less these seconds, so that a thousand processes do not come back in the same moment."""
-    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - not a secret

@@ -7,13 +7,14 @@ import logging
 import secrets
 from typing import Any
 
+from dynamo_core.backoff import jitter
 from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import CannotConnect, Disconnected, DynamoError
 from dynamo_core.protocol.records import Instance
 
 from dynamo_wire.brokered.addresses import RUN_BYTES, Addresses, is_link
-from dynamo_wire.brokered.broker import Broker, Listening, varied
+from dynamo_wire.brokered.broker import Broker, Listening
 from dynamo_wire.brokered.fragments import (
     PROBE_FRAGMENT,
     UNKNOWN_FRAGMENT,
@@ -27,7 +28,7 @@ from dynamo_wire.brokered.fragments import (
 from dynamo_wire.brokered.link import Link
 from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.calls import Calls
-from dynamo_wire.liveness import patience
+from dynamo_wire.liveness import silence_limit
 from dynamo_wire.messages import ACCEPTED_PROTOS, Accepted, Ended, Refused, Rows, proto_mismatch
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class CallerLink(Link):
         self.forgotten = False
         #: Seconds that the worker's lease lives, as its record says.
         self.lease_ttl: float | None = None
-        self.abandons = False
+        self.warned_of_abandoned = False
         #: Whether a thread of the worker's process answers probes; None until it has said so.
         self._probes: bool | None = None
         self.calls = Calls(self, self.config.accept_timeout)
@@ -54,10 +55,10 @@ class CallerLink(Link):
         self.handlers = {Welcome: self._on_welcome}
         self.send(Hello(ACCEPTED_PROTOS[0], self.config.max_message))
 
-    def judge(self) -> bool:
+    def update_liveness(self) -> bool:
         # A record of the version before, whose workers answer none, does not say how long the lease lives.
         probes = self.lease_ttl is not None if self._probes is None else self._probes
-        self.liveness.silence = patience(self.config.silence, self.lease_ttl, probes=probes)
+        self.liveness.silence = silence_limit(self.config.silence, self.lease_ttl, probes=probes)
         return bool(self.calls)
 
     @property
@@ -69,8 +70,8 @@ class CallerLink(Link):
         # Without a reply: a process that does not listen there may listen at the link all the same.
         self.broker.publish(self._peers.addresses.probes(self.peer), PROBE_FRAGMENT, link=self.name)
 
-    def told_busy(self, seconds: float) -> None:
-        if self.liveness.told_busy(self._loop.time()):
+    def report_busy(self, seconds: float) -> None:
+        if self.liveness.report_busy(self._loop.time()):
             log.warning(
                 "the event loop of %s is busy, for %.1f s so far: %d calls wait", self.peer, seconds, len(self.calls)
             )
@@ -146,7 +147,7 @@ class Peers:
                     renewed = True
                 elif link.closed and self.broker.settling and not self._closed:
                     # The broker was gone for all, and this worker may only be a little later than we are.
-                    await asyncio.sleep(varied(SETTLE_PAUSE))
+                    await asyncio.sleep(jitter(SETTLE_PAUSE))
                 else:
                     raise
 

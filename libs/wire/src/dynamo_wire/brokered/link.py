@@ -38,7 +38,7 @@ from dynamo_wire.brokered.fragments import (
     read_fragment,
 )
 from dynamo_wire.brokered.settings import BrokeredConfig
-from dynamo_wire.liveness import Act, Liveness
+from dynamo_wire.liveness import Action, Liveness
 from dynamo_wire.messages import Bye, Ping, Pong, encode
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Link:
 
     # What subclasses fill in.
 
-    def judge(self) -> bool:
+    def update_liveness(self) -> bool:
         """Whether calls are open, so that it matters if the other end lives. Sets how long it may be silent."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class Link:
     def probe(self) -> None:
         """Pings stay without an answer: asks the other end's process in another way, if there is one."""
 
-    def told_busy(self, seconds: float) -> None:
+    def report_busy(self, seconds: float) -> None:
         """The other end's event loop has not run for so long, says its process."""
 
     def unused(self, seconds: float) -> None:
@@ -241,7 +241,7 @@ class Link:
             if fragment.number == PROBED:
                 # No word of the other end's event loop.
                 if (busy := read_answer(fragment.body)) > 0:
-                    self.told_busy(busy)
+                    self.report_busy(busy)
                 return
             self.liveness.heard(self._loop.time())
             self._take(fragment, reply)
@@ -350,18 +350,18 @@ class Link:
     # Deadlines.
 
     def _tick(self) -> None:
-        now, liveness, used = self._loop.time(), self.liveness, self.judge()
-        act = liveness.look(now, used=used)
-        if act is Act.GIVE_UP:
+        now, liveness, used = self._loop.time(), self.liveness, self.update_liveness()
+        action = liveness.check(now, used=used)
+        if action is Action.GIVE_UP:
             silent = ResponseTimeout(f"nothing came from {self.peer} for {liveness.silence:g} s")
             self.close(Disconnected(silent.message, cause=silent))
             return
-        if act is Act.PROBE:
+        if action is Action.PROBE:
             self.probe()
         if self._held:
             # A ping would have to wait behind what waits. The answer also makes up for a count that was lost.
             self._tell_arrived(ask=True)
-        elif act is Act.PING:
+        elif action is Action.PING:
             self.ask(_PING)
         elif self._arrived > self._told and self._parts:
             # What comes in parts comes slowly, and the other end waits for a word.

@@ -10,12 +10,13 @@ import asyncio
 import logging
 from contextlib import suppress
 
+from dynamo_core.backoff import jitter
 from dynamo_core.errors import DynamoError
 from dynamo_core.loop_thread import LoopThread
 from dynamo_core.tasks import TaskSet
 
 from dynamo_wire.brokered.addresses import Addresses, is_link
-from dynamo_wire.brokered.broker import Broker, varied
+from dynamo_wire.brokered.broker import Broker
 from dynamo_wire.brokered.fragments import answer_fragment
 from dynamo_wire.loop_watch import LoopWatch
 
@@ -74,7 +75,7 @@ class Responder:
                 await self._broker.start()
             except DynamoError as error:
                 log.warning("probes cannot be answered: %s", error)
-                await asyncio.sleep(varied(RETRY))
+                await asyncio.sleep(jitter(RETRY))
             else:
                 return
 

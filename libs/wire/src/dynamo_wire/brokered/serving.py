@@ -176,7 +176,7 @@ class WorkerLink(Link):
         self._streams = ServerStreams(self)
         self.handlers = {Hello: self._on_hello}
 
-    def judge(self) -> bool:
+    def update_liveness(self) -> bool:
         return bool(self._streams)
 
     def unused(self, seconds: float) -> None:

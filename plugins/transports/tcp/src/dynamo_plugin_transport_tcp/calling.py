@@ -19,7 +19,7 @@ from dynamo_core.errors import (
 )
 from dynamo_core.tasks import TaskSet
 from dynamo_wire.calls import Calls
-from dynamo_wire.liveness import ASKED, Liveness, patience
+from dynamo_wire.liveness import ASKED, Liveness, silence_limit
 from dynamo_wire.messages import (
     ACCEPTED_PROTOS,
     Accepted,
@@ -81,7 +81,7 @@ class CallerLink(Link):
         #: Seconds that the worker's lease lives, as its record says.
         self.lease_ttl: float | None = None
         #: Whether a call was given up that did not end, which is warned of once.
-        self.abandons = False
+        self.warned_of_abandoned = False
         self.liveness = Liveness(config.heartbeat, config.callers_silence, self._loop.time())
         #: Whether only events are at stake, so that the worker is asked less often.
         self._slow = False
@@ -183,19 +183,19 @@ class CallerLink(Link):
 
     # Both.
 
-    def judge(self) -> bool:
+    def update_liveness(self) -> bool:
         config, liveness = self.config, self.liveness
         self._slow = not self.calls and bool(self._subscriptions)
         if self._slow:
             liveness.heartbeat, liveness.silence = config.callers_heartbeat, config.callers_silence
         else:
             liveness.heartbeat = config.heartbeat
-            liveness.silence = patience(config.silence, self.lease_ttl, probes=self._probes)
+            liveness.silence = silence_limit(config.silence, self.lease_ttl, probes=self._probes)
         return bool(self.calls or self._subscriptions)
 
     def _shorten_heartbeat(self) -> None:
         """A call was opened while the worker was asked less often."""
-        self.judge()
+        self.update_liveness()
         self.liveness.begin(self._loop.time())
         self._set_ticker()
 
@@ -214,7 +214,7 @@ class CallerLink(Link):
             busy = await probe(*self._there, self.probe_key)
         finally:
             self._probing = None
-        if busy and not self.closing and self.liveness.told_busy(self._loop.time()):
+        if busy and not self.closing and self.liveness.report_busy(self._loop.time()):
             log.warning(
                 "the event loop of %s is busy, for %.1f s so far: %d calls wait", self.peer, busy, len(self.calls)
             )
@@ -302,7 +302,7 @@ class Peers:
         made: list[CallerLink] = []
         limit = self._config.connect_timeout
         if lease_ttl is not None:
-            limit = min(limit, patience(self._config.silence, lease_ttl, probes=True))
+            limit = min(limit, silence_limit(self._config.silence, lease_ttl, probes=True))
         try:
             return await self._open(text, limit, lease_ttl, made)
         except TimeoutError as error:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 import msgspec
+from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
@@ -191,7 +191,7 @@ class _Subscriber:
                             self._changed(change)
             except DynamoError as error:
                 log.warning("sources of events on %r cannot be watched: %s", self._subject, error)
-            await asyncio.sleep(_varied(retry))
+            await asyncio.sleep(jitter(retry))
             retry = min(2 * retry, RETRY_MOST)
 
     def _changed(self, change: WatchEvent) -> None:
@@ -245,10 +245,5 @@ class _Subscriber:
                     await subscription.over.wait()
                 finally:
                     subscription.close()
-            await asyncio.sleep(_varied(retry))
+            await asyncio.sleep(jitter(retry))
             retry = min(2 * retry, RETRY_MOST)
-
-
-def _varied(seconds: float) -> float:
-    # Not a secret: it keeps a thousand subscribers from coming back in the same moment.
-    return seconds * random.uniform(0.5, 1.5)  # noqa: S311

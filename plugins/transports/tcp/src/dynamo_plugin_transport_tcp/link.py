@@ -13,7 +13,7 @@ import msgspec
 from dynamo_core.contracts.metrics import CounterLike
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
 from dynamo_wire.checksums import checksum
-from dynamo_wire.liveness import Act, Liveness
+from dynamo_wire.liveness import Action, Liveness
 from dynamo_wire.messages import Bye, Ping, Pong, encode
 
 from dynamo_plugin_transport_tcp.address import join_host_port
@@ -89,7 +89,7 @@ class Link(asyncio.Protocol):
     def collect(self, out: list[bytes]) -> None:
         """Appends the frames of everything that waits, after those given to `send`."""
 
-    def judge(self) -> bool:
+    def update_liveness(self) -> bool:
         """Whether it matters now if the other end lives. Sets how often it is asked, and how long it may be silent."""
         return True
 
@@ -303,14 +303,14 @@ class Link(asyncio.Protocol):
     def _tick(self) -> None:
         now, liveness = self._loop.time(), self.liveness
         # Where reading has stopped, what the other end says is in the socket.
-        act = liveness.look(now, used=self.judge() and not (self.blocked and self.STOPS_READING))
-        if act is Act.GIVE_UP:
+        action = liveness.check(now, used=self.update_liveness() and not (self.blocked and self.STOPS_READING))
+        if action is Action.GIVE_UP:
             silent = ResponseTimeout(f"nothing came from {self.peer} for {liveness.silence:g} s")
             self.abort(Disconnected(silent.message, cause=silent))
             return
-        if act is Act.PING:
+        if action is Action.PING:
             self.send_body(_PING)
-        elif act is Act.PROBE:
+        elif action is Action.PROBE:
             self.probe()
         self._set_ticker()
         self.ticked(now)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from dynamo_core.protocol.annotated import COMPLETE_FINAL
 from dynamo_testing.faults import Direction, Passing
-from dynamo_wire.messages import ROWS_TAG, Ack, Open
+from dynamo_wire import ROWS_TAG, Ack, Open
 
 _decode = msgspec.msgpack.Decoder().decode
 

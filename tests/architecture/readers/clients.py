@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from dynamo_core.errors import ConfigError, InvalidArgument
 from dynamo_core.settings.documents import parse_text, read_document
-from dynamo_wire.messages import encode as pack
+from dynamo_wire import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json

@@ -20,7 +20,7 @@ from dynamo_core.protocol.events import (
 from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_testing.router.harness import Fleet
-from dynamo_wire.messages import encode as pack
+from dynamo_wire import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies
 from tests.architecture.readers.registry import Feed, reader

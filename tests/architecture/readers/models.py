@@ -22,7 +22,7 @@ from dynamo_core.worker.probe import probe_request
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text.calls import CallArray
 from dynamo_text.hf import HFTokenizer
-from dynamo_wire.messages import encode as pack
+from dynamo_wire import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json

@@ -34,7 +34,7 @@ from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
 from dynamo_testing.faults import BlackHole, Corrupt, Delay, Direction, Drop, Duplicate, Fault, Passing, Reorder
 from dynamo_testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
-from dynamo_wire.messages import ROWS_TAG
+from dynamo_wire import ROWS_TAG
 
 Make = Callable[..., Coroutine[Any, Any, NatsTransport]]
 

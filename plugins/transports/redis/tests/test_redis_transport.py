@@ -33,7 +33,7 @@ from dynamo_plugin_transport_redis import broker as redis_broker
 from dynamo_plugin_transport_redis.transport import RedisTransport
 from dynamo_testing.faults import BlackHole, Corrupt, Delay, Direction, Drop, Duplicate, Fault, Passing, Reorder
 from dynamo_testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
-from dynamo_wire.messages import ROWS_TAG
+from dynamo_wire import ROWS_TAG
 
 Make = Callable[..., Coroutine[Any, Any, RedisTransport]]
 

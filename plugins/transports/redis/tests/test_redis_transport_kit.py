@@ -16,7 +16,7 @@ from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.faults import Direction, Drop, HalfOpen
 from dynamo_testing.transport.hanging import HangChecks
 from dynamo_testing.transport_kit import Planes, TransportKit
-from dynamo_wire.messages import ROWS_TAG
+from dynamo_wire import ROWS_TAG
 
 
 def carries_rows(body: bytes) -> bool:

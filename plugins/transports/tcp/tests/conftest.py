@@ -21,7 +21,7 @@ from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.frames import FrameSplitter, checked_frame, frame
 from dynamo_plugin_transport_tcp.messages import Challenge, Proof, Ready
 from dynamo_plugin_transport_tcp.transport import TcpTransport
-from dynamo_wire.messages import ROWS_TAG
+from dynamo_wire import ROWS_TAG
 
 WAIT = 10.0
 

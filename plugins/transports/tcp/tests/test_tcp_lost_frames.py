@@ -16,7 +16,7 @@ from dynamo_core.protocol.records import Instance
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_testing.faults import Direction, Drop, FaultProxy
-from dynamo_wire.messages import ROWS_TAG, Ack
+from dynamo_wire import ROWS_TAG, Ack
 
 Make = Callable[..., TcpTransport]
 

@@ -20,7 +20,7 @@ from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import frame
 from dynamo_plugin_transport_tcp.messages import MAGIC, Challenge, Hello, Proof, Ready, caller_decoder, pack
 from dynamo_plugin_transport_tcp.transport import TcpTransport
-from dynamo_wire.messages import Accepted, Ack, Bye, Open, Ping, Pong, encode
+from dynamo_wire import Accepted, Ack, Bye, Open, Ping, Pong, encode
 
 Make = Callable[..., TcpTransport]
 

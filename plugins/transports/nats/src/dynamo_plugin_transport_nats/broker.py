@@ -15,7 +15,7 @@ import nats.errors
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
 from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
 from dynamo_core.starting import first_words, quoted
-from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
+from dynamo_wire.brokered import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import DynamoError
 from dynamo_core.tasks import TaskSet
-from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
+from dynamo_wire.brokered import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
 from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError

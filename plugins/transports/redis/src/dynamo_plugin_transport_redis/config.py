@@ -8,8 +8,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from dynamo_core.contracts.config import SettingsMismatch
-from dynamo_wire.brokered.settings import BrokeredConfig
-from dynamo_wire.brokered.settings import TlsConfig as BrokerTlsConfig
+from dynamo_wire.brokered import BrokeredConfig
+from dynamo_wire.brokered import TlsConfig as BrokerTlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a server listens if its address does not say.

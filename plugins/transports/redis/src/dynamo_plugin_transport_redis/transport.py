@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_wire.brokered.addresses import Addresses
-from dynamo_wire.brokered.transport import BrokeredTransport
+from dynamo_wire.brokered import Addresses, BrokeredTransport
 
 from dynamo_plugin_transport_redis.broker import RedisBroker
 from dynamo_plugin_transport_redis.config import RedisConfig

@@ -18,8 +18,7 @@ from typing import Any
 from dynamo_core.errors import ConnectionTimeout, to_wire
 from dynamo_core.loop_thread import LoopThread
 from dynamo_core.tasks import TaskSet
-from dynamo_wire.loop_watch import LoopWatch
-from dynamo_wire.messages import Bye
+from dynamo_wire import Bye, LoopWatch
 
 from dynamo_plugin_transport_tcp.connection_limiter import ConnectionLimiter, PendingConnection
 from dynamo_plugin_transport_tcp.messages import pack

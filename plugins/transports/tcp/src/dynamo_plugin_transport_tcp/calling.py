@@ -18,15 +18,17 @@ from dynamo_core.errors import (
     DynamoError,
 )
 from dynamo_core.tasks import TaskSet
-from dynamo_wire.calls import Calls
-from dynamo_wire.liveness import ASKED, Liveness, silence_limit
-from dynamo_wire.messages import (
+from dynamo_wire import (
     ACCEPTED_PROTOS,
+    ASKED,
     Accepted,
+    Calls,
     Ended,
+    Liveness,
     Refused,
     Rows,
     proto_mismatch,
+    silence_limit,
 )
 
 from dynamo_plugin_transport_tcp.address import Address

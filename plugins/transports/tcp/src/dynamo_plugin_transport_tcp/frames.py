@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from struct import Struct
 
 from dynamo_core.errors import Disconnected
-from dynamo_wire.checksums import checksum
+from dynamo_wire import checksum
 
 HEAD = 4
 

@@ -12,9 +12,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 from dynamo_core.contracts.metrics import CounterLike
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
-from dynamo_wire.checksums import checksum
-from dynamo_wire.liveness import Action, Liveness
-from dynamo_wire.messages import Bye, Ping, Pong, encode
+from dynamo_wire import Action, Bye, Liveness, Ping, Pong, checksum, encode
 
 from dynamo_plugin_transport_tcp.address import join_host_port
 from dynamo_plugin_transport_tcp.config import TcpConfig

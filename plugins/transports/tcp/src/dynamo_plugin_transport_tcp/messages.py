@@ -10,7 +10,7 @@ from typing import Annotated as Constrained
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from dynamo_wire.messages import (
+from dynamo_wire import (
     UNREADABLE,
     Accepted,
     Ack,

@@ -13,7 +13,7 @@ import secrets
 from typing import Final, cast
 
 import msgspec
-from dynamo_wire.messages import UNREADABLE
+from dynamo_wire import UNREADABLE
 
 from dynamo_plugin_transport_tcp.frames import HEAD
 from dynamo_plugin_transport_tcp.messages import PROBE_BYTES, Alive, Probe, pack

@@ -23,7 +23,7 @@ from dynamo_core.errors import (
     to_wire,
 )
 from dynamo_core.tasks import TaskSet
-from dynamo_wire.messages import (
+from dynamo_wire import (
     ACCEPTED_PROTOS,
     UNREADABLE,
     Ack,
@@ -31,11 +31,11 @@ from dynamo_wire.messages import (
     Pause,
     Refused,
     Resume,
+    ServerStreams,
     Stop,
     encode,
     proto_mismatch,
 )
-from dynamo_wire.server_streams import ServerStreams
 
 from dynamo_plugin_transport_tcp.address import NONCE_BYTES, Address
 from dynamo_plugin_transport_tcp.config import TcpConfig

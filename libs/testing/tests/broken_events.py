@@ -353,3 +353,60 @@ class TestPutsItsRecordUnderNoLease(Broken):
             await self.directory.put_value(key, None)
 
     FAILS = frozenset({"test_a_publisher_does_not_outlive_its_lease"})
+
+
+class TestConfusesOddSubjects(Broken):
+    class plane(Plane):  # noqa: N801
+        async def publisher(self, subject: str, lease: Lease) -> Publisher:
+            return await super().publisher(subject if "-" in subject else "odd", lease)
+
+    FAILS = frozenset({"test_any_text_is_a_subject_of_its_own"})
+
+
+class TestTakesWhatIsTooLarge(Broken):
+    EVENT_LIMIT = 1024
+
+    FAILS = frozenset({"test_an_event_that_is_too_large_is_dropped_and_shows_as_a_gap"})
+
+
+class TestDoesNotSurviveABrokenConnection(Broken):
+    CAN_BREAK_CONNECTION = True
+
+    async def break_connection(self, events: EventPlanes) -> None:
+        assert isinstance(events.receiver, Plane)
+        for mailboxes in events.receiver._subjects.values():
+            mailboxes.clear()
+
+    FAILS = frozenset({"test_a_subscription_survives_a_broken_connection_and_shows_the_gap"})
+
+
+class TestForgetsWhatWaitsWhenItCloses(Broken):
+    @pytest.fixture
+    async def events(self) -> AsyncIterator[EventPlanes]:
+        directory = MemoryDiscovery(PluginConfig(), Metrics())
+        plane = self.plane(directory)
+
+        async def close() -> None:
+            for mailboxes in plane._subjects.values():
+                for mailbox in mailboxes:
+                    mailbox._events.clear()
+
+        yield EventPlanes(plane, plane, directory, close_sender=close)
+        await directory.aclose()
+
+    FAILS = frozenset({"test_what_was_sent_before_the_sender_closes_still_arrives"})
+
+
+class TestLeavesSubscriptionsOpen(Broken):
+    @pytest.fixture
+    async def events(self) -> AsyncIterator[EventPlanes]:
+        directory = MemoryDiscovery(PluginConfig(), Metrics())
+        plane = self.plane(directory)
+
+        async def close() -> None:
+            plane.close()
+
+        yield EventPlanes(plane, plane, directory, close_receiver=close)
+        await directory.aclose()
+
+    FAILS = frozenset({"test_closing_the_receiver_ends_its_subscriptions"})

@@ -7,15 +7,26 @@ from pathlib import Path
 
 import pytest
 from dynamo_testing.admission_kit import AdmissionKit
+from dynamo_testing.brokered_kit import BrokeredTransportKit
 from dynamo_testing.discovery_kit import DiscoveryKit
 from dynamo_testing.engine_kit import EngineConformance
 from dynamo_testing.events_kit import EventsKit
 from dynamo_testing.router_kit import RouterKit
+from dynamo_testing.transport.damage import DamageChecks
 from dynamo_testing.transport_kit import TransportKit
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "write-a-plugin.md").read_text().split("\n## Kits\n")[1]
 
-KITS: list[type] = [EngineConformance, TransportKit, EventsKit, DiscoveryKit, AdmissionKit, RouterKit]
+KITS: list[type] = [
+    EngineConformance,
+    TransportKit,
+    EventsKit,
+    BrokeredTransportKit,
+    DamageChecks,
+    DiscoveryKit,
+    AdmissionKit,
+    RouterKit,
+]
 
 
 @pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.__name__)

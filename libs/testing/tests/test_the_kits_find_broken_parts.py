@@ -12,9 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 from dynamo_testing.admission_kit import AdmissionKit
+from dynamo_testing.brokered_kit import BrokeredTransportKit
 from dynamo_testing.discovery_kit import DiscoveryKit
 from dynamo_testing.events_kit import EventsKit
 from dynamo_testing.router_kit import RouterKit
+from dynamo_testing.transport.damage import DamageChecks
 from dynamo_testing.transport_kit import TransportKit
 
 #: Hundreds of checks, each of which waits for something that will not come.
@@ -26,6 +28,8 @@ KITS: dict[type, list[str]] = {
     EventsKit: ["broken_events"],
     DiscoveryKit: ["broken_discoveries"],
     TransportKit: ["broken_transports", "broken_hangs"],
+    BrokeredTransportKit: ["broken_brokers"],
+    DamageChecks: ["broken_damage"],
     AdmissionKit: ["broken_admissions"],
     RouterKit: ["broken_routers"],
 }

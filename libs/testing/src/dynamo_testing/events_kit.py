@@ -31,7 +31,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import ClassVar
 
-from dynamo_testing.events.harness import PROBE, EventPlanes, Listener, Market, Sender
+from dynamo_testing.events.harness import PROBE, EventPlanes, Listener, Market, Sender, Subject
 from dynamo_testing.extra import pytest
 
 __all__ = ["EventPlanes", "EventsKit"]
@@ -47,11 +47,19 @@ class EventsKit:
     OVERFLOW: ClassVar[int] = 100_000
     #: Whether publishers put a record under their lease, by which subscribers find them.
     PEER_TO_PEER: ClassVar[bool] = False
+    #: The size in bytes of a payload that is too large to be sent; None where there is none.
+    EVENT_LIMIT: ClassVar[int | None] = None
+    #: Whether `break_connection` can be called.
+    CAN_BREAK_CONNECTION: ClassVar[bool] = False
 
     @pytest.fixture
     def events(self) -> EventPlanes:
         """The planes under test, started; the fixture closes them. Every author writes this one."""
         raise NotImplementedError("write a fixture `events` that yields EventPlanes(sender, receiver, directory)")
+
+    async def break_connection(self, events: EventPlanes) -> None:
+        """Breaks every connection between the two planes; they may connect again at once."""
+        raise NotImplementedError
 
     @asynccontextmanager
     async def market(self, events: EventPlanes) -> AsyncIterator[Market]:
@@ -165,6 +173,20 @@ class EventsKit:
 
             assert listener.of(there.source) == []
 
+    @pytest.mark.parametrize("subject", ["a.b", "*", ">", "größe und mehr", "a/b", "", "x" * 100])
+    async def test_any_text_is_a_subject_of_its_own(self, events: EventPlanes, subject: str) -> None:
+        async with self.market(events) as market:
+            right = await market.sender(Subject(subject))
+            wrong = await market.sender("loads", lease=right.lease)
+            listener = market.listener(Subject(subject))
+            await market.settle([right], [listener])
+
+            wrong.send(b"wrong")
+            right.send(b"end")
+            await listener.has(right.source, b"end")
+
+            assert listener.payloads(right.source) == [b"end"]
+
     @pytest.mark.parametrize("payload", [b"", bytes(range(256)), b"\x00" * 65536], ids=["empty", "all bytes", "64 KiB"])
     async def test_a_payload_arrives_as_it_was_sent(self, events: EventPlanes, payload: bytes) -> None:
         async with self.market(events) as market:
@@ -205,6 +227,61 @@ class EventsKit:
                 (earlier, later) for earlier, later in pairwise(heard) if later[0] - earlier[0] != later[1] - earlier[1]
             ]
             assert wrong == [], "the numbers hide that events are missing"
+
+    async def test_an_event_that_is_too_large_is_dropped_and_shows_as_a_gap(self, events: EventPlanes) -> None:
+        if self.EVENT_LIMIT is None:
+            pytest.skip("EVENT_LIMIT is None: no event is too large")
+        async with self.market(events) as market:
+            sender, listener = await market.sender(), market.listener()
+            await market.settle([sender], [listener])
+
+            taken = sender.send(b"before", bytes(self.EVENT_LIMIT), b"after")
+            await listener.has(sender.source, b"after")
+
+            assert taken == [True, False, True]
+            numbers = {payload: number for number, payload in listener.of(sender.source)}
+            assert numbers[b"after"] == numbers[b"before"] + 2
+
+    async def test_a_subscription_survives_a_broken_connection_and_shows_the_gap(self, events: EventPlanes) -> None:
+        if not self.CAN_BREAK_CONNECTION:
+            pytest.skip("CAN_BREAK_CONNECTION is False")
+        async with self.market(events) as market:
+            sender, listener = await market.sender(), market.listener()
+            await market.settle([sender], [listener])
+            before = listener.of(sender.source)[-1][0]
+
+            await self.break_connection(events)
+            last = await self._until_heard(market, sender, listener, 0)
+
+            numbers = [number for number, payload in listener.of(sender.source) if payload != PROBE]
+            assert before < numbers[0]
+            assert numbers == sorted(set(numbers))
+            assert last >= 0
+
+    async def test_what_was_sent_before_the_sender_closes_still_arrives(self, events: EventPlanes) -> None:
+        if events.close_sender is None:
+            pytest.skip("EventPlanes.close_sender is None")
+        async with self.market(events) as market:
+            sender, listener = await market.sender(), market.listener()
+            await market.settle([sender], [listener])
+
+            payloads = [str(number).encode() for number in range(100)]
+            sender.send(*payloads)
+            await events.close_sender()
+            await listener.has(sender.source, payloads[-1])
+
+            assert listener.payloads(sender.source) == payloads
+
+    async def test_closing_the_receiver_ends_its_subscriptions(self, events: EventPlanes) -> None:
+        if events.close_receiver is None:
+            pytest.skip("EventPlanes.close_receiver is None")
+        async with self.market(events) as market:
+            sender, listener = await market.sender(), market.listener()
+            await market.settle([sender], [listener])
+
+            await events.close_receiver()
+
+            await listener.ends()
 
     async def test_a_closed_publisher_sends_no_more(self, events: EventPlanes) -> None:
         async with self.market(events) as market:

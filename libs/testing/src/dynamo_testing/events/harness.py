@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -19,11 +19,22 @@ PROBE = b"probe"
 
 @dataclass(frozen=True, slots=True)
 class EventPlanes:
-    """Where events are sent from and where they are received, and the directory in which the two meet."""
+    """Where events are sent from and where they are received, and the directory in which the two meet.
+
+    `close_sender` and `close_receiver` close the transports of the planes, if that is more than doing nothing.
+    """
 
     sender: EventPlane
     receiver: EventPlane
     directory: Discovery
+    close_sender: Callable[[], Awaitable[None]] | None = None
+    close_receiver: Callable[[], Awaitable[None]] | None = None
+
+
+class Subject(str):
+    """A subject that is used as it is, and not made one of the check's own."""
+
+    __slots__ = ()
 
 
 class Listener:
@@ -63,6 +74,11 @@ class Listener:
     async def has(self, source: int, payload: bytes) -> None:
         """Returns once the payload has come from the source."""
         await self.until(lambda: payload in self.payloads(source), f"an event {payload[:40]!r} expected")
+
+    async def ends(self) -> None:
+        """Returns once the subscription has ended by itself."""
+        done, _ = await asyncio.wait([self._reading], timeout=self._wait)
+        assert done, f"the subscription did not end within {self._wait} s"
 
     async def close(self) -> None:
         """Unsubscribes."""
@@ -125,8 +141,8 @@ class Market:
             raise AssertionError(f"{len(deaf())} subscriptions heard nothing within {self.wait} s") from None
 
     def subject(self, name: str) -> str:
-        """A subject of this check."""
-        return f"{self._prefix}-{name}"
+        """A subject of this check, unless it is one already."""
+        return name if isinstance(name, Subject) else f"{self._prefix}-{name}"
 
     async def sources(self, subject: str = "loads") -> set[int]:
         """The sources on a subject that have a record in the directory now."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import ClassVar
 
 import msgspec
 from dynamo_core.contracts.call import Endpoint, ServedContext, Source
@@ -19,6 +20,7 @@ from dynamo_core.errors import Disconnected, DynamoError
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 
+from dynamo_testing.extra import pytest
 from dynamo_testing.faults import FaultPlan, Flip
 from dynamo_testing.transport.harness import Recorder
 
@@ -98,6 +100,45 @@ async def flip_bits(
     damage.flips = rule.fired
     plan.remove(rule)
     return damage
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Clients of a worker that serves `TEXT` with `speak`, and the plan of the wire between them and the worker."""
+
+    clients: Sequence[Transport]
+    instance: Instance
+    plan: FaultPlan
+
+
+@pytest.mark.asyncio
+class DamageChecks:
+    """No bit that flips makes an answer another one. Subclass it as ``Test…`` and write the fixture `damaged`."""
+
+    #: Bits that are flipped in the short check and in the long one; and whole answers without which that shows nothing.
+    FLIPS: ClassVar[int] = 100
+    MANY_FLIPS: ClassVar[int] = 10_000
+    LEAST_WHOLE: ClassVar[int] = 100
+
+    @pytest.fixture
+    def damaged(self) -> Damaged:
+        """What is under test. Every author writes this one."""
+        raise NotImplementedError("write a fixture `damaged` that yields Damaged(clients, instance, plan)")
+
+    async def test_no_answer_is_another_than_was_sent_though_bits_flip(self, damaged: Damaged) -> None:
+        damage = await flip_bits(damaged.clients, damaged.instance, damaged.plan, flips=self.FLIPS, seed=1)
+
+        assert (damage.wrong, damage.hung) == ([], 0)
+        assert damage.whole
+        assert damage.failed
+
+    @pytest.mark.full
+    @pytest.mark.timeout(900)
+    async def test_no_answer_is_another_than_was_sent_though_many_bits_flip(self, damaged: Damaged) -> None:
+        damage = await flip_bits(damaged.clients, damaged.instance, damaged.plan, flips=self.MANY_FLIPS, seed=1)
+
+        assert (damage.wrong, damage.hung) == ([], 0)
+        assert damage.whole > self.LEAST_WHOLE
 
 
 async def _ask(client: Transport, there: Instance, seed: int, damage: Damage) -> None:

@@ -99,7 +99,7 @@ class Visit:
 class Recorder:
     """A sink that writes down all it is told, in order."""
 
-    def __init__(self, wait: float) -> None:
+    def __init__(self, wait: float = 10.0) -> None:
         self._wait = wait
         self._news = asyncio.Event()
         #: ("data", item), ("event", annotated) or ("closed", error).
@@ -141,6 +141,11 @@ class Recorder:
         """How often the completing flag came."""
         return sum(event.is_complete_final() for event in self.events)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the completing flag came."""
+        return self.flags > 0
+
     def outcome(self) -> DynamoError | None:
         """How the stream ended for its reader; None only for a complete stream without an error."""
         for kind, what in self.log:
@@ -166,8 +171,8 @@ class Recorder:
                 return told
         return None
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Returns once the condition holds; it is looked at whenever something arrives."""
+    async def until(self, condition: Callable[[], object], what: str = "a condition expected") -> None:
+        """Returns once the condition holds; it is checked whenever something arrives."""
         try:
             async with asyncio.timeout(self._wait):
                 while not condition():
@@ -180,9 +185,14 @@ class Recorder:
         """Returns once `number` items of data are there."""
         await self.until(lambda: len(self.log) >= number and len(self.items) >= number, f"{number} items expected")
 
-    async def end(self) -> None:
-        """Returns once `closed` has been called."""
+    async def begun(self) -> None:
+        """Returns once there is an item or the end."""
+        await self.until(lambda: self.items or self.ends, "an item or the end of the stream expected")
+
+    async def end(self) -> DynamoError | None:
+        """Returns what `closed` was told, once it has been called."""
         await self.until(lambda: any(kind == "closed" for kind, _ in self.log[-2:]), "the end of the stream expected")
+        return self.ends[0]
 
 
 @dataclass(frozen=True, slots=True)

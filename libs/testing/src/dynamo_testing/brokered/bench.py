@@ -1,0 +1,216 @@
+"""What the checks of a transport over a broker work with: servers in processes of their own, transports and wires."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import msgspec
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.transport import Transport
+from dynamo_core.telemetry.metrics import Metrics
+from dynamo_wire import ROWS_TAG
+from dynamo_wire.brokered import BrokeredTransport
+
+from dynamo_testing.extra import pytest
+from dynamo_testing.faults import FaultProxy, Framing, Passing, Raw
+from dynamo_testing.ports import free_port
+
+#: Seconds that anything may take before a check fails.
+WAIT = 10.0
+
+
+def server_binary(*names: str, folders: str = "") -> str:
+    """The first of these programs that is installed. Without one the test is skipped, or fails where `CI` is set."""
+    for name in names:
+        found = shutil.which(name, path=os.environ.get("PATH", "") + folders)
+        if found is not None:
+            return found
+    missing = f"{names[0]} is not installed: NOTHING OF THIS PLUGIN IS TESTED; on Debian: apt-get install {names[0]}"
+    if os.environ.get("CI"):
+        raise pytest.fail.Exception(missing)
+    raise pytest.skip.Exception(missing)
+
+
+class BrokerServer(ABC):
+    """A server in a process of its own, which can be killed and started again, empty, on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._log = folder / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """How the server is started."""
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Whether it accepts clients. May raise OSError."""
+
+    @abstractmethod
+    def published(self) -> int:
+        """How many messages were sent to it."""
+
+    @abstractmethod
+    def connections(self) -> int:
+        """How many clients are connected."""
+
+    def start(self) -> None:
+        """Starts it, and returns when it accepts clients."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log)  # noqa: S603 - a test's own server
+        deadline = time.monotonic() + WAIT
+        while time.monotonic() < deadline:
+            with suppress(OSError):
+                if self.answers():
+                    return
+            time.sleep(0.01)
+        pytest.fail(f"the server did not start:\n{self._log.read_text()}")
+
+    def kill(self) -> None:
+        """Kills it. Safe twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(WAIT)
+
+    def freeze(self) -> None:
+        """Stops its process, which answers nothing until `resume`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
+
+    def resume(self) -> None:
+        """Lets a frozen server go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+class BrokerBench(ABC):
+    """Makes servers, transports and wires, and closes them. An author subclasses it once per broker."""
+
+    #: The transport under test.
+    TRANSPORT: ClassVar[type[BrokeredTransport]]
+    #: Connections that a worker and its caller have with the server, with those that answer probes.
+    CONNECTIONS: ClassVar[int]
+    #: The largest message in bytes that `small_server` or the transport lets pass in one part.
+    PART: ClassVar[int]
+    #: What separates the words of an address.
+    SEPARATOR: ClassVar[str]
+    #: Over which of its connections a transport receives, in the order in which they are made; None for all.
+    RECEIVING_CONNECTION: ClassVar[int | None] = None
+
+    def __init__(self, shared: BrokerServer, folder: Path) -> None:
+        """`shared` is the server of transports for which no other is named; `folder` is for those of this test."""
+        self.shared = shared
+        self.prefix = f"test-{secrets.token_hex(6)}"
+        self._folder = folder
+        self._servers: list[BrokerServer] = []
+        self._transports: list[Any] = []
+        self._wires: list[FaultProxy] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        async with asyncio.timeout(WAIT):
+            for transport in reversed(self._transports):
+                await transport.aclose()
+        for wire in self._wires:
+            await wire.aclose()
+        for server in self._servers:
+            server.kill()
+
+    @abstractmethod
+    def make_server(self, folder: Path, *settings: str, **options: Any) -> BrokerServer:
+        """A server that is not started yet."""
+
+    @abstractmethod
+    def reaches(self, port: int) -> dict[str, Any]:
+        """The settings of a transport for a server at a port of this machine, as JSON has them."""
+
+    @abstractmethod
+    def framing(self) -> Framing:
+        """Cuts what a client and the server say into frames whose body is the payload of a message."""
+
+    def fragment(self, body: bytes) -> bytes:
+        """The fragment in the body of a frame. Raises ValueError where there is none."""
+        return body
+
+    def small_server(self) -> BrokerServer:
+        """A started server that takes messages of `PART` bytes, if a server can be told."""
+        return self.server()
+
+    def server(self, *settings: str, **options: Any) -> BrokerServer:
+        """A started server of this test's own."""
+        folder = self._folder / f"server{len(self._servers)}"
+        folder.mkdir()
+        made = self.make_server(folder, *settings, **options)
+        self._servers.append(made)
+        made.start()
+        return made
+
+    async def transport(
+        self, there: BrokerServer | FaultProxy | None = None, metrics: MetricsScope | None = None, /, **options: Any
+    ) -> Any:
+        """A started transport that reaches the shared server, another one, or a wire."""
+        reached = self.reaches((there or self.shared).port)
+        options = reached | {"prefix": self.prefix, "heartbeat": 0.2, "reconnect_wait": 0.2} | options
+        made = self._make(options, metrics or Metrics())
+        self._transports.append(made)
+        await made.start()
+        return made
+
+    def _make(self, options: dict[str, Any], metrics: MetricsScope) -> Any:
+        kind: type[Transport] = self.TRANSPORT
+        return kind(kind.Config.model_validate(options), metrics)
+
+    async def pair(self, there: BrokerServer | None = None, /, **options: Any) -> tuple[Any, Any]:
+        """A serving and a calling transport."""
+        return await self.transport(there, **options), await self.transport(there, **options)
+
+    async def wire(self, tap: Callable[[Passing], None] | None = None, *, raw: bool = False) -> FaultProxy:
+        """A wire to the shared server that can fail."""
+        made = FaultProxy("127.0.0.1", self.shared.port, framing=Raw() if raw else self.framing(), tap=tap)
+        await made.start()
+        self._wires.append(made)
+        return made
+
+    async def behind(self, **options: Any) -> tuple[FaultProxy, Any]:
+        """A wire, and a transport that reaches the shared server through it."""
+        wire = await self.wire()
+        return wire, await self.transport(wire, **options)
+
+    def messages(self, body: bytes) -> list[Any]:
+        """The messages in the body of a frame; none in what is not a whole fragment."""
+        try:
+            _, more, bundle, *_ = msgspec.msgpack.decode(self.fragment(body))
+            found: list[Any] = [] if more else msgspec.msgpack.decode(bundle)
+        except (msgspec.MsgspecError, ValueError, TypeError):
+            return []
+        return found
+
+    def says(self, tag: object) -> Callable[[bytes], bool]:
+        """Whether the body of a frame holds a message with this tag."""
+        return lambda body: any(message[0] == tag for message in self.messages(body))
+
+    def carries_rows(self, body: bytes) -> bool:
+        """Whether the body of a frame holds rows."""
+        return self.says(ROWS_TAG)(body)
+
+
+def unplug(wire: FaultProxy) -> None:
+    """Nothing behind the wire reaches the server from now on, as if the machine were off."""
+    wire.target = ("127.0.0.1", 1)
+    wire.cut()

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from dynamo_testing import brokered_kit
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "transports.md").read_text()
@@ -25,6 +26,10 @@ def chosen(section: str) -> set[str]:
     return set(re.findall(r"^\| `([a-z]+)` \|", text, re.MULTILINE))
 
 
+#: The kits against a real server of a broker.
+BROKERED_KITS = [name for name in brokered_kit.__all__ if name.endswith(("Kit", "Checks"))]
+
+
 @pytest.mark.parametrize(("section", "kind"), [("Transports", "transports"), ("Stores", "discovery")])
 def test_there_is_a_row_for_every_plugin_and_for_no_other(section: str, kind: str) -> None:
     assert chosen(section) == plugins(kind)
@@ -37,6 +42,9 @@ def written_for(kind: str, name: str) -> str:
 @pytest.mark.parametrize("name", sorted(plugins("transports")))
 def test_every_transport_is_held_to_the_kits(name: str) -> None:
     text = written_for("transports", name)
+    if "(BrokeredTransportKit):" in text:
+        assert [kit for kit in BROKERED_KITS if f"({kit}):" not in text] == []
+        text += Path(brokered_kit.__file__ or "").read_text()
 
     assert "(TransportKit):" in text
     assert "(EventsKit):" in text

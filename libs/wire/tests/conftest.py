@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import CannotConnect, DynamoError
-from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_testing.transport.harness import Recorder
 from dynamo_wire.brokered.addresses import Addresses
 from dynamo_wire.brokered.broker import Broker, Listening, OutboundMessage, Session
 from dynamo_wire.brokered.settings import BrokeredConfig
@@ -167,38 +167,6 @@ async def make_transport(office: Office) -> AsyncIterator[MakeTransport]:
     async with asyncio.timeout(WAIT):
         for transport in reversed(made):
             await transport.aclose()
-
-
-class Recorder:
-    """A sink that writes down what it is given."""
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-        self.events: list[Annotated[Any]] = []
-        self.ends: list[DynamoError | None] = []
-        self._news = asyncio.Event()
-
-    def data(self, item: Any) -> None:
-        self.items.append(item)
-        self._news.set()
-
-    def event(self, item: Annotated[Any]) -> None:
-        self.events.append(item)
-        self._news.set()
-
-    def closed(self, error: DynamoError | None) -> None:
-        self.ends.append(error)
-        self._news.set()
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT):
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-    async def end(self) -> DynamoError | None:
-        await self.until(lambda: self.ends)
-        return self.ends[0]
 
 
 @pytest.fixture

@@ -121,10 +121,12 @@ class BrokeredEventsKit(EventsKit):
     """`EventsKit` with a server that can be killed, and comes back empty."""
 
     CAN_BREAK_CONNECTION: ClassVar[bool] = True
+    #: Settings of the server, such as the largest message.
+    SERVER: ClassVar[tuple[str, ...]] = ()
 
     @pytest.fixture
     async def events(self, bench: BrokerBench, directory: Discovery) -> AsyncIterator[EventPlanes]:
-        self.server = bench.small_server()
+        self.server = bench.server(*self.SERVER)
         sender, receiver = await bench.pair(self.server)
         yield EventPlanes(sender.events(), receiver.events(), directory, sender.aclose, receiver.aclose)
 

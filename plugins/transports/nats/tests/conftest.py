@@ -1,193 +1,66 @@
-"""Parts of the tests: a real server on loopback, transports that are closed again, both loops, a wire with faults."""
+"""Parts of the tests: a real server on loopback, both event loops, and how a wire to the server cuts frames."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
-import os
 import re
-import secrets
-import shutil
-import signal
 import socket
-import subprocess
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvloop
-from dynamo_core.errors import DynamoError
-from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_transport_nats.config import NatsConfig
+from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_nats.transport import NatsTransport
-from dynamo_testing.faults import FaultProxy, Frame, Passing, Raw
+from dynamo_testing.brokered_kit import BrokerBench, BrokerServer, server_binary
+from dynamo_testing.faults import Frame
 from dynamo_testing.ports import free_port
+from dynamo_wire.brokered import BrokeredTransport
 
 WAIT = 10.0
 
+#: The largest message that a small server takes.
+SMALL = 4096
 
-class NatsServer:
-    """A nats-server of its own, which can be killed and started again, empty, on the same port."""
+
+class NatsServer(BrokerServer):
+    """A nats-server."""
 
     def __init__(self, folder: Path, settings: str = "") -> None:
-        self.port, self.monitor = free_port(), free_port()
+        super().__init__(folder)
+        self.monitor = free_port()
         self._config = folder / "nats.conf"
         self._config.write_text(f'host: "127.0.0.1"\nport: {self.port}\nhttp: "127.0.0.1:{self.monitor}"\n{settings}\n')
-        self._log = folder / "nats.log"
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen([_binary(), "-c", str(self._config)], stdout=log, stderr=log)
-        deadline = time.monotonic() + WAIT
-        while time.monotonic() < deadline:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
-                    if connection.recv(4) == b"INFO":
-                        return
-            except OSError:
-                time.sleep(0.01)
-        pytest.fail(f"nats-server did not start:\n{self._log.read_text()}")
+    def command(self) -> Sequence[str]:
+        return [server_binary("nats-server", folders=":/usr/sbin:/usr/local/bin"), "-c", str(self._config)]
 
-    def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait(WAIT)
+    def answers(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+            return connection.recv(4) == b"INFO"
 
-    def freeze(self) -> None:
-        """It answers nobody any more; only `kill` ends that."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
-            os.waitpid(self._process.pid, os.WUNTRACED)
+    def published(self) -> int:
+        return int(self._seen()["in_msgs"])
 
-    def seen(self, what: str = "varz") -> Any:
-        """What the server tells of itself."""
+    def connections(self) -> int:
+        return int(self._seen()["connections"])
+
+    def _seen(self) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self.monitor, timeout=WAIT)
         try:
-            connection.request("GET", f"/{what}")
+            connection.request("GET", "/varz")
             return json.loads(connection.getresponse().read())
         finally:
             connection.close()
-
-
-def _binary() -> str:
-    found = shutil.which("nats-server", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/bin")
-    if found is None and os.environ.get("CI"):
-        pytest.fail(
-            "nats-server is not installed, and these tests must run here; on Debian: apt-get install nats-server"
-        )
-    if found is None:
-        pytest.skip(
-            "nats-server is not installed: NOTHING OF THIS PLUGIN IS TESTED; on Debian: apt-get install nats-server"
-        )
-    return found
-
-
-@pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """The server that most tests share, each with a prefix of its own."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[Callable[..., NatsServer]]:
-    """Starts servers with settings of their own, or to be killed."""
-    made: list[NatsServer] = []
-
-    def make(settings: str = "") -> NatsServer:
-        folder = tmp_path / f"nats{len(made)}"
-        folder.mkdir()
-        server = NatsServer(folder, settings)
-        made.append(server)
-        server.start()
-        return server
-
-    yield make
-    for server in made:
-        server.kill()
-
-
-class Recorder:
-    """A sink that writes down what it is given."""
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-        self.events: list[Annotated[Any]] = []
-        self.ends: list[DynamoError | None] = []
-        self._news = asyncio.Event()
-
-    def data(self, item: Any) -> None:
-        self.items.append(item)
-        self._news.set()
-
-    def event(self, item: Annotated[Any]) -> None:
-        self.events.append(item)
-        self._news.set()
-
-    def closed(self, error: DynamoError | None) -> None:
-        self.ends.append(error)
-        self._news.set()
-
-    @property
-    def complete(self) -> bool:
-        return any(event.is_complete_final() for event in self.events)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT):
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-    async def begun(self) -> None:
-        await self.until(lambda: self.items or self.ends)
-
-    async def end(self) -> DynamoError | None:
-        await self.until(lambda: self.ends)
-        return self.ends[0]
-
-
-@pytest.fixture
-def recorder() -> type[Recorder]:
-    """Makes sinks."""
-    return Recorder
-
-
-@pytest.fixture
-def prefix() -> str:
-    """What the subjects of this test begin with."""
-    return f"test-{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-async def make_transport(request: pytest.FixtureRequest, prefix: str) -> AsyncIterator[Callable[..., Any]]:
-    """Makes transports that are connected with the shared server, and closed at the end, the newest first."""
-    made: list[NatsTransport] = []
-
-    async def make(metrics: Metrics | None = None, **options: Any) -> NatsTransport:
-        if "servers" not in options:
-            options["servers"] = [request.getfixturevalue("nats_server").url]
-        options = {"prefix": prefix, "heartbeat": 0.2, "reconnect_wait": 0.2} | options
-        transport = NatsTransport(NatsConfig.model_validate(options), metrics or Metrics())
-        made.append(transport)
-        await transport.start()
-        return transport
-
-    yield make
-    async with asyncio.timeout(WAIT):
-        for transport in reversed(made):
-            await transport.aclose()
 
 
 class NatsFraming:
@@ -218,20 +91,51 @@ class _NatsSplitter:
         return self._held
 
 
+class NatsBench(BrokerBench):
+    """Makes servers, transports and wires."""
+
+    TRANSPORT: ClassVar[type[BrokeredTransport]] = NatsTransport
+    # Two that carry calls, and that of the thread that answers probes.
+    CONNECTIONS: ClassVar[int] = 3
+    PART: ClassVar[int] = SMALL
+    SEPARATOR: ClassVar[str] = "."
+
+    def make_server(self, folder: Path, *settings: str, **options: Any) -> BrokerServer:
+        return NatsServer(folder, *settings)
+
+    def small_server(self) -> BrokerServer:
+        return self.server(f"max_payload: {SMALL}")
+
+    def reaches(self, port: int) -> dict[str, Any]:
+        return {"servers": [f"nats://127.0.0.1:{port}"]}
+
+    def framing(self) -> NatsFraming:
+        return NatsFraming()
+
+    def fragment(self, body: bytes) -> bytes:
+        return body.removesuffix(b"\r\n")
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """The server that most tests share, each with a prefix of its own."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.kill()
+
+
 @pytest.fixture
-async def make_wire(nats_server: NatsServer) -> AsyncIterator[Callable[..., Any]]:
-    """Makes wires to the shared server that can fail."""
-    made: list[FaultProxy] = []
+async def bench(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[NatsBench]:
+    async with NatsBench(nats_server, tmp_path) as bench:
+        yield bench
 
-    async def make(tap: Callable[[Passing], None] | None = None, *, raw: bool = False) -> FaultProxy:
-        wire = FaultProxy("127.0.0.1", nats_server.port, framing=Raw() if raw else NatsFraming(), tap=tap)
-        await wire.start()
-        made.append(wire)
-        return wire
 
-    yield make
-    for wire in made:
-        await wire.aclose()
+@pytest.fixture
+async def directory() -> AsyncIterator[MemoryDiscovery]:
+    directory = MemoryDiscovery(PluginConfig(), Metrics())
+    yield directory
+    await directory.aclose()
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

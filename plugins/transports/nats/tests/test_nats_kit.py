@@ -1,85 +1,39 @@
-"""The kits for transports and event planes, on a real server, with a wire to it that can fail."""
+"""The kits for transports and event planes, against a real server."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import msgspec
-import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.transport import Transport
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
-from dynamo_plugin_transport_nats.transport import NatsTransport
-from dynamo_testing.events_kit import EventPlanes, EventsKit
-from dynamo_testing.faults import Direction, Drop, HalfOpen
-from dynamo_testing.transport.hanging import HangChecks
-from dynamo_testing.transport_kit import Planes, TransportKit
-from dynamo_wire import ROWS_TAG
+from dynamo_testing.brokered_kit import (
+    BrokeredDamageChecks,
+    BrokeredEventsKit,
+    BrokeredHangChecks,
+    BrokeredTransportKit,
+    DirectKit,
+    WireKit,
+)
 
 
-def carries_rows(body: bytes) -> bool:
-    """Whether a payload is a fragment with rows in it."""
-    try:
-        _, _, messages, *_ = msgspec.msgpack.decode(body.removesuffix(b"\r\n"))
-        return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))
-    except (msgspec.MsgspecError, ValueError, TypeError):
-        return False
+class TestNatsOverItsServer(BrokeredTransportKit):
+    pass
 
 
-class TestNats(TransportKit):
-    ITEM_LIMIT: ClassVar[int | None] = 2 * 1024 * 1024
-
-    @pytest.fixture
-    async def planes(self, make_transport: Callable[..., Any]) -> Planes:
-        return Planes(server=await make_transport(max_message_mb=2), client=await make_transport(max_message_mb=2))
+class TestNats(DirectKit):
+    pass
 
 
-class TestNatsOverAWire(TransportKit):
-    CAN_BREAK_CONNECTION: ClassVar[bool] = True
-    CAN_LOSE_AN_ITEM: ClassVar[bool] = True
-
-    @pytest.fixture
-    async def planes(self, make_transport: Callable[..., Any], make_wire: Callable[[], Any]) -> Planes:
-        self.wire = await make_wire()
-        server = await make_transport()
-        client = await make_transport(servers=[f"nats://127.0.0.1:{self.wire.port}"])
-        return Planes(server=server, client=client)
-
-    async def break_connection(self, planes: Planes) -> None:
-        self.wire.cut()
-
-    async def lose_an_item(self, planes: Planes) -> None:
-        self.wire.plan.inject(Drop(), direction=Direction.DOWN, when=carries_rows)
+class TestNatsOverAWire(WireKit):
+    pass
 
 
-class TestNatsThatHangs(HangChecks):
-    """The client reaches the server through a wire."""
-
-    CAN_SERVE_ELSEWHERE: ClassVar[bool] = True
-    CAN_GO_DEAF: ClassVar[bool] = True
-
-    @pytest.fixture
-    async def planes(
-        self, make_transport: Callable[..., Any], make_wire: Callable[..., Any], nats_server: Any, prefix: str
-    ) -> Planes:
-        self.server, self.prefix, self.wire = nats_server, prefix, await make_wire(raw=True)
-        server = await make_transport(accept_timeout=60)
-        client = await make_transport(accept_timeout=60, servers=[f"nats://127.0.0.1:{self.wire.port}"])
-        return Planes(server=server, client=client)
-
-    async def go_deaf(self, planes: Planes) -> None:
-        await self.wire.plan.inject(HalfOpen(), direction=Direction.DOWN).hit()
-
-    def serves_elsewhere(self, planes: Planes) -> tuple[type[Transport], dict[str, Any]]:
-        return NatsTransport, {"servers": [self.server.url], "prefix": self.prefix}
+class TestNatsThatHangs(BrokeredHangChecks):
+    pass
 
 
-class TestNatsEvents(EventsKit):
-    @pytest.fixture
-    async def events(self, make_transport: Callable[..., Any]) -> AsyncIterator[EventPlanes]:
-        sender, receiver = await make_transport(), await make_transport()
-        directory = MemoryDiscovery(PluginConfig(), Metrics())
-        yield EventPlanes(sender.events(), receiver.events(), directory)
-        await directory.aclose()
+class TestNatsDamaged(BrokeredDamageChecks):
+    pass
+
+
+class TestNatsEvents(BrokeredEventsKit):
+    SERVER: ClassVar[tuple[str, ...]] = ("max_payload: 131072",)
+    EVENT_LIMIT: ClassVar[int | None] = 131072

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import nkeys  # type: ignore[import-untyped]
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import ConfigError
-from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
+from dynamo_testing.certificates import make_certificates
+from dynamo_testing.transport.handlers import greet
 from pydantic import ValidationError
 
-Make = Callable[..., Coroutine[Any, Any, NatsTransport]]
-
-BYTES = Endpoint("bytes", int, bytes)
 SECRET = "s3cret-of-the-tests"
-
-
-async def hello(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
-    async def items() -> AsyncGenerator[bytes, None]:
-        yield b"hello"
-
-    return items()
-
-
-async def greet(server: NatsTransport, client: NatsTransport, sink: Any) -> list[bytes]:
-    served = await server.serve(7, BYTES, hello)
-    await client.call(Instance(instance_id=7, address=served.address), BYTES, 0, EngineContext("r"), sink)
-    assert await sink.end() is None
-    items: list[bytes] = sink.items
-    return items
 
 
 # Logging in.
@@ -60,48 +39,44 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_who_knows_the_secret_is_let_in(make_server: Any, make_transport: Make, recorder: Any, way: str) -> None:
+async def test_who_knows_the_secret_is_let_in(bench: Any, way: str) -> None:
     settings, right, _ = WAYS[way]
-    nats = make_server(settings)
+    nats = bench.server(settings)
     server, client = (
-        await make_transport(servers=[nats.url], **right),
-        await make_transport(servers=[nats.url], **right),
+        await bench.transport(nats, **right),
+        await bench.transport(nats, **right),
     )
 
-    assert await greet(server, client, recorder()) == [b"hello"]
+    assert await greet(server, client) == b"hello"
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_wrong_secret_ends_the_start_at_once_and_is_not_told(
-    make_server: Any, make_transport: Make, way: str
-) -> None:
+async def test_a_wrong_secret_ends_the_start_at_once_and_is_not_told(bench: Any, way: str) -> None:
     settings, right, wrong = WAYS[way]
-    nats = make_server(settings)
+    nats = bench.server(settings)
     expected = f"does not let us in .*check `{next(iter(right))}`"
 
     with pytest.raises(ConfigError, match=expected) as caught:
-        await make_transport(servers=[nats.url], start_timeout=60, **wrong)
+        await bench.transport(nats, start_timeout=60, **wrong)
 
     assert SECRET not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-async def test_a_server_that_asks_for_a_login_is_named_with_the_ways_there_are(
-    make_server: Any, make_transport: Make
-) -> None:
-    nats = make_server(WAYS["token"][0])
+async def test_a_server_that_asks_for_a_login_is_named_with_the_ways_there_are(bench: Any) -> None:
+    nats = bench.server(WAYS["token"][0])
 
     with pytest.raises(ConfigError, match=r"does not let us in .*set `user` and `password`, `token`"):
-        await make_transport(servers=[nats.url])
+        await bench.transport(nats)
 
 
-async def test_a_key_lets_in_without_a_password(make_server: Any, make_transport: Make, recorder: Any) -> None:
+async def test_a_key_lets_in_without_a_password(bench: Any) -> None:
     private, public = seed()
-    nats = make_server(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
-    server = await make_transport(servers=[nats.url], nkey=private)
-    client = await make_transport(servers=[nats.url], nkey=private)
+    nats = bench.server(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
+    server = await bench.transport(nats, nkey=private)
+    client = await bench.transport(nats, nkey=private)
 
-    assert await greet(server, client, recorder()) == [b"hello"]
+    assert await greet(server, client) == b"hello"
 
 
 def test_a_key_that_is_none_is_refused_without_showing_it() -> None:
@@ -132,17 +107,7 @@ def test_secrets_do_not_show() -> None:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ca.crt, and server and client certificates for 127.0.0.1 that it signed."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    make = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    openssl(*make, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=ca")
-    for name in ("server", "client"):
-        signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "subjectAltName=IP:127.0.0.1"]
-        openssl(*make, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", f"/CN={name}", *signed)
-    return folder
+    return make_certificates(tmp_path_factory.mktemp("certificates"), server="IP:127.0.0.1", client="IP:127.0.0.1")
 
 
 def encrypted(folder: Path, *, verify: bool = False) -> str:
@@ -153,36 +118,30 @@ def encrypted(folder: Path, *, verify: bool = False) -> str:
 
 
 @pytest.mark.parametrize("verify", [False, True])
-async def test_calls_over_tls(
-    make_server: Any, make_transport: Make, recorder: Any, certificates: Path, verify: bool
-) -> None:
-    nats = make_server(encrypted(certificates, verify=verify) + "\n" + WAYS["password"][0])
+async def test_calls_over_tls(bench: Any, certificates: Path, verify: bool) -> None:
+    nats = bench.server(encrypted(certificates, verify=verify) + "\n" + WAYS["password"][0])
     tls = {"ca": certificates / "ca.crt"}
     if verify:
         tls |= {"cert": certificates / "client.crt", "key": certificates / "client.key"}
     options = {"servers": [nats.url], "tls": tls, **WAYS["password"][1]}
-    server, client = await make_transport(**options), await make_transport(**options)
+    server, client = await bench.pair(**options)
 
-    assert await greet(server, client, recorder()) == [b"hello"]
+    assert await greet(server, client) == b"hello"
 
 
-async def test_a_server_whose_certificate_nobody_knows_is_refused(
-    make_server: Any, make_transport: Make, certificates: Path
-) -> None:
-    nats = make_server(encrypted(certificates))
+async def test_a_server_whose_certificate_nobody_knows_is_refused(bench: Any, certificates: Path) -> None:
+    nats = bench.server(encrypted(certificates))
 
     with pytest.raises(ConfigError, match=r"transport\.tls: no encrypted connection with 127.*check `ca`"):
-        await make_transport(servers=[nats.url], tls={})
+        await bench.transport(nats, tls={})
 
 
-async def test_a_password_is_never_sent_to_a_server_that_does_not_encrypt(
-    make_wire: Any, make_transport: Make, certificates: Path
-) -> None:
+async def test_a_password_is_never_sent_to_a_server_that_does_not_encrypt(bench: Any, certificates: Path) -> None:
     said: list[bytes] = []
-    wire = await make_wire(lambda passing: said.append(passing.body), raw=True)
+    wire = await bench.wire(lambda passing: said.append(passing.body), raw=True)
 
     with pytest.raises(ConfigError, match="the server does not ask for TLS"):
-        await make_transport(
+        await bench.transport(
             servers=[f"nats://127.0.0.1:{wire.port}"],
             tls={"ca": certificates / "ca.crt"},
             user="worker",
@@ -193,9 +152,9 @@ async def test_a_password_is_never_sent_to_a_server_that_does_not_encrypt(
     assert not any(SECRET.encode() in part for part in said)
 
 
-async def test_without_a_login_tls_is_insisted_on_too(nats_server: Any, make_transport: Make) -> None:
+async def test_without_a_login_tls_is_insisted_on_too(bench: Any, nats_server: Any) -> None:
     with pytest.raises(ConfigError, match="the server does not ask for TLS"):
-        await make_transport(servers=[nats_server.url.replace("nats://", "tls://")])
+        await bench.transport(servers=[nats_server.url.replace("nats://", "tls://")])
 
 
 @pytest.mark.parametrize("key", ["ca", "cert"])

@@ -1,208 +1,65 @@
-"""Parts of the tests: a real server on loopback, transports that are closed again, both loops, a wire with faults."""
+"""Parts of the tests: a real server on loopback, both event loops, and how a wire to the server cuts frames."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import secrets
-import shutil
-import signal
 import socket
-import subprocess
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
 import uvloop
-from dynamo_core.errors import DynamoError
-from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_transport_redis.config import RedisConfig
+from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_plugin_transport_redis.broker import MAX_FRAGMENT
 from dynamo_plugin_transport_redis.transport import RedisTransport
-from dynamo_testing.faults import FaultProxy, Frame, Passing, Raw
-from dynamo_testing.ports import free_port
+from dynamo_testing.brokered_kit import BrokerBench, BrokerServer, server_binary
+from dynamo_testing.faults import Frame
+from dynamo_wire.brokered import BrokeredTransport
 
-WAIT = 10.0
 
-
-class RedisServer:
-    """A redis-server of its own, without a disk, which can be killed and started again, empty, on the same port."""
+class RedisServer(BrokerServer):
+    """A redis-server without a disk."""
 
     def __init__(self, folder: Path, *settings: str, tls: bool = False) -> None:
-        self.port = free_port()
+        super().__init__(folder)
         self._scheme = "rediss" if tls else "redis"
         ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
-        self._command = [*ports, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
-        self._command += settings
-        self._log = folder / "redis.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._arguments = [*ports, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+        self._arguments += settings
 
     @property
     def url(self) -> str:
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen([_binary(), *self._command], stdout=log, stderr=log)
-        deadline = time.monotonic() + WAIT
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-            except OSError:
-                time.sleep(0.01)
-            else:
-                return
-        pytest.fail(f"redis-server did not start:\n{self._log.read_text()}")
+    def command(self) -> Sequence[str]:
+        return [server_binary("redis-server", "valkey-server"), *self._arguments]
 
-    def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait(WAIT)
-
-    def stop(self) -> None:
-        """It is there and does not answer, until `resume`."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+    def answers(self) -> bool:
+        socket.create_connection(("127.0.0.1", self.port), 1).close()
+        return True
 
     def ask(self, *words: str) -> Any:
-        """What the server answers; over a connection of its own."""
+        """What the server answers, over a connection of its own."""
         with redis.Redis(port=self.port) as client:
             return client.execute_command(*words)
 
     def published(self) -> int:
-        """How many messages were sent to it."""
         stats = self.ask("INFO", "commandstats")
         return int(stats.get("cmdstat_publish", {"calls": 0})["calls"])
 
-    def listened_to(self) -> list[bytes]:
-        """The channels to which somebody listens."""
+    def channels(self) -> list[bytes]:
+        """The channels with subscribers."""
         channels: list[bytes] = self.ask("PUBSUB", "CHANNELS")
         return channels
 
     def connections(self) -> int:
-        """How many there are, without the one that asks."""
+        # Without the one that asks.
         return int(self.ask("INFO", "clients")["connected_clients"]) - 1
-
-    def memory(self) -> int:
-        """Bytes that it holds."""
-        return int(self.ask("INFO", "memory")["used_memory"])
-
-
-def _binary() -> str:
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
-    if found is None and os.environ.get("CI"):
-        pytest.fail(
-            "redis-server is not installed, and these tests must run here; on Debian: apt-get install redis-server"
-        )
-    if found is None:
-        pytest.skip(
-            "redis-server is not installed: NOTHING OF THIS PLUGIN IS TESTED; on Debian: apt-get install redis-server"
-        )
-    return found
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """The server that most tests share, each with a prefix of its own."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    """Starts servers with settings of their own, or to be killed."""
-    made: list[RedisServer] = []
-
-    def make(*settings: str, tls: bool = False) -> RedisServer:
-        folder = tmp_path / f"redis{len(made)}"
-        folder.mkdir()
-        server = RedisServer(folder, *settings, tls=tls)
-        made.append(server)
-        server.start()
-        return server
-
-    yield make
-    for server in made:
-        server.kill()
-
-
-class Recorder:
-    """A sink that writes down what it is given."""
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-        self.events: list[Annotated[Any]] = []
-        self.ends: list[DynamoError | None] = []
-        self._news = asyncio.Event()
-
-    def data(self, item: Any) -> None:
-        self.items.append(item)
-        self._news.set()
-
-    def event(self, item: Annotated[Any]) -> None:
-        self.events.append(item)
-        self._news.set()
-
-    def closed(self, error: DynamoError | None) -> None:
-        self.ends.append(error)
-        self._news.set()
-
-    @property
-    def complete(self) -> bool:
-        return any(event.is_complete_final() for event in self.events)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT):
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-    async def end(self) -> DynamoError | None:
-        await self.until(lambda: self.ends)
-        return self.ends[0]
-
-
-@pytest.fixture
-def recorder() -> type[Recorder]:
-    """Makes sinks."""
-    return Recorder
-
-
-@pytest.fixture
-def prefix() -> str:
-    """What the channels of this test begin with."""
-    return f"test-{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-async def make_transport(request: pytest.FixtureRequest, prefix: str) -> AsyncIterator[Callable[..., Any]]:
-    """Makes transports that are connected with the shared server, and closed at the end, the newest first."""
-    made: list[RedisTransport] = []
-
-    async def make(metrics: Metrics | None = None, **options: Any) -> RedisTransport:
-        if "url" not in options:
-            options["url"] = request.getfixturevalue("redis_server").url
-        options = {"prefix": prefix, "heartbeat": 0.2, "reconnect_wait": 0.2} | options
-        transport = RedisTransport(RedisConfig.model_validate(options), metrics or Metrics())
-        made.append(transport)
-        await transport.start()
-        return transport
-
-    yield make
-    async with asyncio.timeout(WAIT):
-        for transport in reversed(made):
-            await transport.aclose()
 
 
 class RedisFraming:
@@ -250,20 +107,51 @@ def _value(held: bytes, start: int) -> int:
     return end
 
 
+class RedisBench(BrokerBench):
+    """Makes servers, transports and wires."""
+
+    TRANSPORT: ClassVar[type[BrokeredTransport]] = RedisTransport
+    # Two pairs that carry calls, and that of the thread that answers probes.
+    CONNECTIONS: ClassVar[int] = 6
+    PART: ClassVar[int] = MAX_FRAGMENT
+    SEPARATOR: ClassVar[str] = ":"
+    # The connection that subscribes is made after the one that publishes.
+    RECEIVING_CONNECTION: ClassVar[int | None] = 1
+
+    def make_server(self, folder: Path, *settings: str, **options: Any) -> BrokerServer:
+        return RedisServer(folder, *settings, **options)
+
+    def reaches(self, port: int) -> dict[str, Any]:
+        return {"url": f"redis://127.0.0.1:{port}"}
+
+    def framing(self) -> RedisFraming:
+        return RedisFraming()
+
+    def fragment(self, body: bytes) -> bytes:
+        _, _, fragment = body.removesuffix(b"\r\n").split(b" ", 2)
+        return fragment
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """The server that most tests share, each with a prefix of its own."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
 @pytest.fixture
-async def make_wire(redis_server: RedisServer) -> AsyncIterator[Callable[..., Any]]:
-    """Makes wires to the shared server that can fail."""
-    made: list[FaultProxy] = []
+async def bench(redis_server: RedisServer, tmp_path: Path) -> AsyncIterator[RedisBench]:
+    async with RedisBench(redis_server, tmp_path) as bench:
+        yield bench
 
-    async def make(tap: Callable[[Passing], None] | None = None, *, raw: bool = False) -> FaultProxy:
-        wire = FaultProxy("127.0.0.1", redis_server.port, framing=Raw() if raw else RedisFraming(), tap=tap)
-        await wire.start()
-        made.append(wire)
-        return wire
 
-    yield make
-    for wire in made:
-        await wire.aclose()
+@pytest.fixture
+async def directory() -> AsyncIterator[MemoryDiscovery]:
+    directory = MemoryDiscovery(PluginConfig(), Metrics())
+    yield directory
+    await directory.aclose()
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -3,61 +3,38 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_redis.config import RedisConfig
 from dynamo_plugin_transport_redis.transport import RedisTransport
+from dynamo_testing.certificates import make_certificates
+from dynamo_testing.transport.handlers import greet
 from pydantic import ValidationError
 
-Make = Callable[..., Coroutine[Any, Any, RedisTransport]]
-
-BYTES = Endpoint("bytes", int, bytes)
 SECRET = "s3cret-of-the-tests"
 README = (Path(__file__).parents[1] / "README.md").read_text()
-
-
-async def hello(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
-    async def items() -> AsyncGenerator[bytes, None]:
-        yield b"hello"
-
-    return items()
-
-
-async def greet(server: RedisTransport, client: RedisTransport, sink: Any) -> list[bytes]:
-    served = await server.serve(7, BYTES, hello)
-    await client.call(Instance(instance_id=7, address=served.address), BYTES, 0, EngineContext("r"), sink)
-    assert await sink.end() is None
-    items: list[bytes] = sink.items
-    return items
 
 
 # Logging in.
 
 
-async def test_who_knows_the_password_is_let_in(make_server: Any, make_transport: Make, recorder: Any) -> None:
-    broker = make_server("--requirepass", SECRET)
+async def test_who_knows_the_password_is_let_in(bench: Any) -> None:
+    broker = bench.server("--requirepass", SECRET)
     options = {"url": broker.url, "password": SECRET}
 
-    assert await greet(await make_transport(**options), await make_transport(**options), recorder()) == [b"hello"]
+    assert await greet(*(await bench.pair(**options))) == b"hello"
 
 
 @pytest.mark.parametrize("login", [{"password": "wrong"}, {}, {"username": "nobody", "password": SECRET}])
-async def test_a_wrong_login_ends_the_start_at_once_and_is_not_told(
-    make_server: Any, make_transport: Make, login: dict[str, str]
-) -> None:
-    broker = make_server("--requirepass", SECRET)
+async def test_a_wrong_login_ends_the_start_at_once_and_is_not_told(bench: Any, login: dict[str, str]) -> None:
+    broker = bench.server("--requirepass", SECRET)
 
     with pytest.raises(ConfigError, match=r"transport\.password: Redis at 127.* refuses the login") as caught:
-        await make_transport(url=broker.url, start_timeout=60, **login)
+        await bench.transport(broker, start_timeout=60, **login)
 
     assert SECRET not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -70,24 +47,20 @@ def acl() -> list[str]:
     return found[1].replace("\\", " ").replace(">…", f">{SECRET}").split()
 
 
-async def test_a_user_with_the_permissions_of_the_page_can_call_and_hear_events(
-    make_server: Any, make_transport: Make, recorder: Any
-) -> None:
-    broker = make_server("--user", "dynamo", *acl())
+async def test_a_user_with_the_permissions_of_the_page_can_call_and_hear_events(bench: Any) -> None:
+    broker = bench.server("--user", "dynamo", *acl())
     options = {"url": broker.url, "username": "dynamo", "password": SECRET, "prefix": "dynamo"}
 
-    assert await greet(await make_transport(**options), await make_transport(**options), recorder()) == [b"hello"]
+    assert await greet(*(await bench.pair(**options))) == b"hello"
 
 
 @pytest.mark.parametrize("missing", ["+publish", "+subscribe", "&dynamo:*"])
-async def test_a_permission_that_is_missing_is_told_at_the_start(
-    make_server: Any, make_transport: Make, missing: str
-) -> None:
+async def test_a_permission_that_is_missing_is_told_at_the_start(bench: Any, missing: str) -> None:
     assert missing in acl()
-    broker = make_server("--user", "dynamo", *(word for word in acl() if word != missing))
+    broker = bench.server("--user", "dynamo", *(word for word in acl() if word != missing))
 
     with pytest.raises(ConfigError, match=r"transport\.username: .* lets the user do too little") as caught:
-        await make_transport(url=broker.url, username="dynamo", password=SECRET, prefix="dynamo", start_timeout=60)
+        await bench.transport(broker, username="dynamo", password=SECRET, prefix="dynamo", start_timeout=60)
 
     assert "README" in str(caught.value)
 
@@ -105,17 +78,9 @@ def test_secrets_do_not_show() -> None:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ca.crt, and server and client certificates for 127.0.0.1 that it signed."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    make = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    openssl(*make, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=ca")
-    for name, known_as in (("server", "IP:127.0.0.1"), ("client", "IP:127.0.0.1"), ("other", "DNS:elsewhere")):
-        signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", f"subjectAltName={known_as}"]
-        openssl(*make, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", f"/CN={name}", *signed)
-    return folder
+    return make_certificates(
+        tmp_path_factory.mktemp("certificates"), server="IP:127.0.0.1", client="IP:127.0.0.1", other="DNS:elsewhere"
+    )
 
 
 def encrypted(folder: Path, name: str = "server", *, verify: bool = False) -> list[str]:
@@ -124,44 +89,36 @@ def encrypted(folder: Path, name: str = "server", *, verify: bool = False) -> li
 
 
 @pytest.mark.parametrize("verify", [False, True])
-async def test_calls_over_tls(
-    make_server: Any, make_transport: Make, recorder: Any, certificates: Path, verify: bool
-) -> None:
-    broker = make_server(*encrypted(certificates, verify=verify), "--requirepass", SECRET, tls=True)
+async def test_calls_over_tls(bench: Any, certificates: Path, verify: bool) -> None:
+    broker = bench.server(*encrypted(certificates, verify=verify), "--requirepass", SECRET, tls=True)
     tls = {"ca": certificates / "ca.crt"}
     if verify:
         tls |= {"cert": certificates / "client.crt", "key": certificates / "client.key"}
     options = {"url": broker.url, "tls": tls, "password": SECRET}
 
-    assert await greet(await make_transport(**options), await make_transport(**options), recorder()) == [b"hello"]
+    assert await greet(*(await bench.pair(**options))) == b"hello"
 
 
-async def test_a_server_whose_certificate_nobody_knows_is_refused(
-    make_server: Any, make_transport: Make, certificates: Path
-) -> None:
-    broker = make_server(*encrypted(certificates), tls=True)
+async def test_a_server_whose_certificate_nobody_knows_is_refused(bench: Any, certificates: Path) -> None:
+    broker = bench.server(*encrypted(certificates), tls=True)
 
     with pytest.raises(ConfigError, match=r"transport\.tls\.ca: Redis at 127.* name the authority"):
-        await make_transport(url=broker.url)
+        await bench.transport(url=broker.url)
 
 
-async def test_a_server_with_the_certificate_of_another_host_is_refused(
-    make_server: Any, make_transport: Make, certificates: Path
-) -> None:
-    broker = make_server(*encrypted(certificates, "other"), tls=True)
+async def test_a_server_with_the_certificate_of_another_host_is_refused(bench: Any, certificates: Path) -> None:
+    broker = bench.server(*encrypted(certificates, "other"), tls=True)
 
     with pytest.raises(ConfigError, match=r"transport\.tls\.ca: .*127\.0\.0\.1"):
-        await make_transport(url=broker.url, tls={"ca": certificates / "ca.crt"})
+        await bench.transport(broker, tls={"ca": certificates / "ca.crt"})
 
 
-async def test_a_password_is_never_sent_to_a_server_that_does_not_encrypt(
-    make_wire: Any, make_transport: Make, certificates: Path
-) -> None:
+async def test_a_password_is_never_sent_to_a_server_that_does_not_encrypt(bench: Any, certificates: Path) -> None:
     said: list[bytes] = []
-    wire = await make_wire(lambda passing: said.append(passing.body), raw=True)
+    wire = await bench.wire(lambda passing: said.append(passing.body), raw=True)
 
     with pytest.raises((ConfigError, CannotConnect)):
-        await make_transport(
+        await bench.transport(
             url=f"redis://127.0.0.1:{wire.port}",
             tls={"ca": certificates / "ca.crt"},
             password=SECRET,

@@ -12,8 +12,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 import uvloop
-from dynamo_core.errors import DynamoError
-from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_tcp.address import Address
@@ -21,47 +19,12 @@ from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.frames import FrameSplitter, checked_frame, frame
 from dynamo_plugin_transport_tcp.messages import Challenge, Proof, Ready
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.transport.harness import Recorder
 from dynamo_wire import ROWS_TAG
 
 WAIT = 10.0
 
 CHALLENGE, PROOF, READY = (kind.__struct_config__.tag for kind in (Challenge, Proof, Ready))
-
-
-class Recorder:
-    """A sink that writes down what it is given."""
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-        self.events: list[Annotated[Any]] = []
-        self.ends: list[DynamoError | None] = []
-        self._news = asyncio.Event()
-
-    def data(self, item: Any) -> None:
-        self.items.append(item)
-        self._news.set()
-
-    def event(self, item: Annotated[Any]) -> None:
-        self.events.append(item)
-        self._news.set()
-
-    def closed(self, error: DynamoError | None) -> None:
-        self.ends.append(error)
-        self._news.set()
-
-    @property
-    def complete(self) -> bool:
-        return any(event.is_complete_final() for event in self.events)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT):
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-    async def end(self) -> DynamoError | None:
-        await self.until(lambda: self.ends)
-        return self.ends[0]
 
 
 class End(asyncio.Protocol):

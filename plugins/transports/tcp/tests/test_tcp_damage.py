@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_testing.faults import Corrupt, Direction, FaultProxy, Passing, Raw
-from dynamo_testing.transport.damage import TEXT, Damage, flip_bits, speak
+from dynamo_testing.transport.damage import TEXT, DamageChecks, Damaged, speak
 
 Make = Callable[..., TcpTransport]
 
@@ -44,29 +44,15 @@ def through(proxy: FaultProxy, there: Address) -> Instance:
     return Instance(instance_id=7, address={"tcp": str(Address(proxy.host, proxy.port, there.nonce))})
 
 
-async def flipped(make_transport: Make, flips: int) -> Damage:
-    server = make_transport(**QUICK)
-    there = Address.parse((await server.serve(7, TEXT, speak)).address["tcp"])
-    clients = [make_transport(**QUICK) for _ in range(CLIENTS)]
-    async with FaultProxy(there.host, there.port, framing=Raw()) as proxy:
-        return await flip_bits(clients, through(proxy, there), proxy.plan, flips=flips, seed=1)
+class TestTcpDamaged(DamageChecks):
+    FLIPS: ClassVar[int] = 150
+    LEAST_WHOLE: ClassVar[int] = 1000
 
-
-async def test_no_answer_is_another_than_was_sent_though_bits_flip(make_transport: Make) -> None:
-    damage = await flipped(make_transport, 150)
-
-    assert (damage.wrong, damage.hung) == ([], 0)
-    assert damage.whole
-    assert damage.failed
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-async def test_no_answer_is_another_than_was_sent_though_ten_thousand_bits_flip(make_transport: Make) -> None:
-    damage = await flipped(make_transport, 10_000)
-
-    assert (damage.wrong, damage.hung) == ([], 0)
-    assert damage.whole > 1000
+    @pytest.fixture
+    async def damaged(self, make_transport: Make) -> AsyncIterator[Damaged]:
+        there = Address.parse((await make_transport(**QUICK).serve(7, TEXT, speak)).address["tcp"])
+        async with FaultProxy(there.host, there.port, framing=Raw()) as proxy:
+            yield Damaged([make_transport(**QUICK) for _ in range(CLIENTS)], through(proxy, there), proxy.plan)
 
 
 @pytest.mark.parametrize("direction", Direction)

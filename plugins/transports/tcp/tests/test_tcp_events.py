@@ -174,15 +174,3 @@ async def test_a_source_whose_record_went_while_nobody_watched_is_left(
         await lease.aclose()
         directory.end.set()
         await wire.until(lambda: UNSUBSCRIBE in wire.tags)
-
-
-async def test_closing_the_transport_ends_its_subscriptions(make_transport: Make, directory: MemoryDiscovery) -> None:
-    transport = make_transport()
-    events = transport.events().subscribe("loads", directory)
-    waiting = asyncio.ensure_future(anext(events, None))
-    await asyncio.sleep(0)
-
-    await transport.aclose()
-
-    async with asyncio.timeout(WAIT):
-        assert await waiting is None

@@ -100,10 +100,11 @@ class TestTcpOverAWire(TransportKit):
 
 class TestTcpEvents(EventsKit):
     PEER_TO_PEER: ClassVar[bool] = True
+    EVENT_LIMIT: ClassVar[int | None] = 1024 * 1024
 
     @pytest.fixture
     async def events(self, make_transport: Callable[..., TcpTransport]) -> AsyncIterator[EventPlanes]:
-        sender, receiver = make_transport(), make_transport()
+        sender, receiver = make_transport(), make_transport(max_frame_mb=1)
         directory = MemoryDiscovery(PluginConfig(), Metrics())
-        yield EventPlanes(sender.events(), receiver.events(), directory)
+        yield EventPlanes(sender.events(), receiver.events(), directory, sender.aclose, receiver.aclose)
         await directory.aclose()

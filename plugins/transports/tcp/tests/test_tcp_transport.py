@@ -26,65 +26,18 @@ from dynamo_core.errors import (
     WorkerOverloaded,
     chain_has,
 )
-from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
+from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.transport.handlers import TOKENS, SteppedEngine, happens
 from dynamo_wire import calls
 
 Make = Callable[..., TcpTransport]
 
 WAIT = 10.0
-TOKENS = Endpoint("tokens", int, LLMEngineOutput, merge_outputs)
 BYTES = Endpoint("bytes", int, bytes)
-
-
-class Engine:
-    """A handler that emits when told to, and remembers its calls."""
-
-    def __init__(self) -> None:
-        self.contexts: list[ServedContext] = []
-        self.left: list[asyncio.Event] = []
-        self._step = asyncio.Event()
-        self._done = False
-        self._waiting: list[int] = []
-        self._news = asyncio.Event()
-
-    async def all_wait(self) -> None:
-        """Returns when every stream has emitted and waits for the next step."""
-        async with asyncio.timeout(10):
-            while len(self._waiting) < len(self.left):
-                self._news.clear()
-                await self._news.wait()
-
-    def step(self, *, last: bool = False) -> None:
-        """One token in every stream, in one turn of the loop."""
-        self._done = last
-        self._waiting.clear()
-        step, self._step = self._step, asyncio.Event()
-        step.set()
-
-    async def __call__(self, first: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
-        self.contexts.append(ctx)
-        left = asyncio.Event()
-        self.left.append(left)
-        return self._items(first, ctx, left)
-
-    async def _items(
-        self, token: int, ctx: ServedContext, left: asyncio.Event
-    ) -> AsyncGenerator[LLMEngineOutput, None]:
-        ctx.on_stop(lambda: self.step())
-        try:
-            while not self._done and not ctx.is_stopped():
-                yield LLMEngineOutput([token])
-                token += 1
-                step = self._step
-                self._waiting.append(token)
-                self._news.set()
-                await step.wait()
-        finally:
-            left.set()
 
 
 async def burst(count: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
@@ -112,18 +65,13 @@ async def through(wire: Any, served: Served) -> Instance:
     return at(str(wire.address))
 
 
-async def happens(event: asyncio.Event) -> None:
-    async with asyncio.timeout(WAIT):
-        await event.wait()
-
-
 # Rows.
 
 
 async def test_the_rows_of_all_streams_in_one_turn_leave_in_one_frame(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), Engine()
+    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), SteppedEngine()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     sinks = [recorder() for _ in range(64)]
     for sink in sinks:
@@ -143,7 +91,13 @@ async def test_the_rows_of_all_streams_in_one_turn_leave_in_one_frame(
 async def test_rows_gather_and_are_merged_while_the_caller_is_busy_with_those_before(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
+    server, client, wire, engine, sink = (
+        make_transport(),
+        make_transport(),
+        await make_wire(),
+        SteppedEngine(),
+        recorder(),
+    )
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     wire.hold.add(ACK_TAG)
     await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
@@ -163,7 +117,13 @@ async def test_rows_gather_and_are_merged_while_the_caller_is_busy_with_those_be
 async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
     make_transport: Make, make_wire: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
+    server, client, wire, engine, sink = (
+        make_transport(),
+        make_transport(),
+        await make_wire(),
+        SteppedEngine(),
+        recorder(),
+    )
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     ticks = count()
     monkeypatch.setattr(calls, "monotonic", lambda: 1000.0 * next(ticks))
@@ -185,7 +145,7 @@ async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
 async def test_the_first_row_and_the_end_of_a_stream_do_not_wait_for_a_busy_caller(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), Engine()
+    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), SteppedEngine()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     wire.hold.add(ACK_TAG)
     early, late = recorder(), recorder()
@@ -234,7 +194,13 @@ async def test_a_handler_that_runs_ahead_of_a_busy_caller_is_made_to_wait(
 async def test_a_caller_in_no_hurry_gets_the_first_item_and_then_all_others_together(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
+    server, client, wire, engine, sink = (
+        make_transport(),
+        make_transport(),
+        await make_wire(),
+        SteppedEngine(),
+        recorder(),
+    )
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     ctx = EngineContext("r")
     ctx.coalesce = 64
@@ -254,7 +220,13 @@ async def test_a_caller_in_no_hurry_gets_the_first_item_and_then_all_others_toge
 async def test_a_caller_in_no_hurry_still_gets_as_many_items_as_it_lets_wait(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine, sink = make_transport(), make_transport(), await make_wire(), Engine(), recorder()
+    server, client, wire, engine, sink = (
+        make_transport(),
+        make_transport(),
+        await make_wire(),
+        SteppedEngine(),
+        recorder(),
+    )
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     ctx = EngineContext("r")
     ctx.coalesce = 3
@@ -308,7 +280,7 @@ async def test_large_items_of_a_handler_that_never_waits_leave_a_few_at_a_time(
 async def test_a_row_that_comes_twice_ends_the_stream_and_the_handler(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), Engine()
+    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), SteppedEngine()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     broken, whole = recorder(), recorder()
     await client.call(instance, TOKENS, 0, EngineContext("r"), broken)
@@ -328,7 +300,7 @@ async def test_a_row_that_comes_twice_ends_the_stream_and_the_handler(
 
 
 async def test_an_item_that_cannot_travel_ends_its_own_stream_only(make_transport: Make, recorder: Any) -> None:
-    server, client, engine = make_transport(), make_transport(), Engine()
+    server, client, engine = make_transport(), make_transport(), SteppedEngine()
 
     async def strange(request: int, ctx: ServedContext) -> AsyncGenerator[Any, None]:
         async def items() -> AsyncGenerator[Any, None]:
@@ -356,7 +328,7 @@ async def test_an_item_that_cannot_travel_ends_its_own_stream_only(make_transpor
 async def test_an_item_of_another_type_than_the_caller_expects_is_an_incomplete_stream(
     make_transport: Make, recorder: Any
 ) -> None:
-    server, client, engine, sink = make_transport(), make_transport(), Engine(), recorder()
+    server, client, engine, sink = make_transport(), make_transport(), SteppedEngine(), recorder()
     served = await server.serve(7, TOKENS, engine)
 
     await client.call(at(served), Endpoint("tokens", int, bytes), 0, EngineContext("r"), sink)
@@ -380,7 +352,7 @@ async def test_a_request_of_the_wrong_type_is_refused_by_the_worker(make_transpo
 
 async def test_all_calls_to_a_process_share_one_connection(make_transport: Make, recorder: Any) -> None:
     metrics = Metrics()
-    server, client, engine = make_transport(), make_transport(metrics), Engine()
+    server, client, engine = make_transport(), make_transport(metrics), SteppedEngine()
     connections = metrics.gauge("dynamo_tcp_connections", "", ("side",)).labels("caller")
     served = await server.serve(7, TOKENS, engine)
 
@@ -398,7 +370,7 @@ async def test_another_process_on_a_reused_port_answers_not_me(make_transport: M
     first, client = make_transport(), make_transport()
     old = (await first.serve(7, TOKENS, burst)).address["tcp"]
     await first.aclose()
-    second, engine = make_transport(bind=old.split("/")[0]), Engine()
+    second, engine = make_transport(bind=old.split("/")[0]), SteppedEngine()
     new = await second.serve(7, TOKENS, engine)
 
     with pytest.raises(CannotConnect, match="not me"):
@@ -454,7 +426,7 @@ async def test_a_worker_that_does_not_accept_in_time_is_told_that_nobody_listens
 
 
 async def test_connections_and_streams_are_limited(make_transport: Make, recorder: Any) -> None:
-    server, engine = make_transport(max_connections=1, max_streams=2), Engine()
+    server, engine = make_transport(max_connections=1, max_streams=2), SteppedEngine()
     first, second = make_transport(), make_transport()
     served = await server.serve(7, TOKENS, engine)
     for _ in range(2):
@@ -486,7 +458,7 @@ async def test_a_silent_connection_with_a_living_peer_is_kept(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
     server, client, wire = make_transport(), make_transport(heartbeat=0.02, silence=0.1), await make_wire()
-    engine, sink = Engine(), recorder()
+    engine, sink = SteppedEngine(), recorder()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
 
@@ -503,7 +475,7 @@ async def test_a_connection_over_which_nothing_comes_is_given_up_by_both_ends(
     quick, slow = {"heartbeat": 0.02, "silence": 0.1}, {"heartbeat": 0.02, "silence": 60.0}
     server = make_transport(**(quick if first == "worker" else slow))
     client, wire = make_transport(**(quick if first == "caller" else slow)), await make_wire()
-    engine, sink = Engine(), recorder()
+    engine, sink = SteppedEngine(), recorder()
     instance = await through(wire, await server.serve(7, TOKENS, engine))
     await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
 

@@ -151,6 +151,19 @@ class TestWithoutAFault(BrokenPayloads):
     pass
 
 
+class TestHandsOverWhatCannotBeEncoded(BrokenPayloads):
+    class transport(Meddler):  # noqa: N801 - the part that is exchanged, as the attribute is named
+        CROSS_PROCESS = True
+
+    FAILS = frozenset(
+        {
+            "test_an_item_that_cannot_be_encoded_ends_its_own_stream_only_with_an_error",
+            "test_an_item_of_another_type_than_the_caller_expects_makes_the_stream_incomplete",
+            "test_a_request_of_the_wrong_type_is_refused",
+        }
+    )
+
+
 class TestTellsInTheContextOfTheFirstCall(Broken):
     class transport(Meddler):  # noqa: N801 - the part that is exchanged, as the attribute is named
         first: Context | None = None

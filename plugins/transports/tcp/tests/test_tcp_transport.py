@@ -19,10 +19,8 @@ from dynamo_core.errors import (
     CannotConnect,
     ConnectionTimeout,
     Disconnected,
-    InvalidArgument,
     ResponseTimeout,
     StreamIncomplete,
-    Unknown,
     WorkerOverloaded,
     chain_has,
 )
@@ -297,54 +295,6 @@ async def test_a_row_that_comes_twice_ends_the_stream_and_the_handler(
     assert "row 1" in error.message
     assert engine.contexts[0].is_killed()
     assert whole.ends == []
-
-
-async def test_an_item_that_cannot_travel_ends_its_own_stream_only(make_transport: Make, recorder: Any) -> None:
-    server, client, engine = make_transport(), make_transport(), SteppedEngine()
-
-    async def strange(request: int, ctx: ServedContext) -> AsyncGenerator[Any, None]:
-        async def items() -> AsyncGenerator[Any, None]:
-            yield LLMEngineOutput([1])
-            await asyncio.sleep(0)
-            yield LLMEngineOutput([2], disaggregated_params=object())
-            await ctx.stopped()
-
-        return items()
-
-    await server.serve(7, TOKENS, engine)
-    served = await server.serve(8, TOKENS, strange)
-    good, bad = recorder(), recorder()
-    await client.call(at(served, 7), TOKENS, 0, EngineContext("r"), good)
-
-    await client.call(at(served, 8), TOKENS, 0, EngineContext("s"), bad)
-    error = await bad.end()
-    engine.step(last=True)
-
-    assert isinstance(error, Unknown)
-    assert [item.token_ids for item in bad.items] == [[1]]
-    assert await good.end() is None
-
-
-async def test_an_item_of_another_type_than_the_caller_expects_is_an_incomplete_stream(
-    make_transport: Make, recorder: Any
-) -> None:
-    server, client, engine, sink = make_transport(), make_transport(), SteppedEngine(), recorder()
-    served = await server.serve(7, TOKENS, engine)
-
-    await client.call(at(served), Endpoint("tokens", int, bytes), 0, EngineContext("r"), sink)
-
-    assert isinstance(await sink.end(), StreamIncomplete)
-    await happens(engine.left[0])
-
-
-async def test_a_request_of_the_wrong_type_is_refused_by_the_worker(make_transport: Make, recorder: Any) -> None:
-    server, client = make_transport(), make_transport()
-    served = await server.serve(7, TOKENS, burst)
-
-    with pytest.raises(InvalidArgument, match="Expected `int`"):
-        await client.call(at(served), TOKENS, "three", EngineContext("r"), recorder())
-    with pytest.raises(InvalidArgument, match="cannot be sent"):
-        await client.call(at(served), TOKENS, object(), EngineContext("r"), recorder())
 
 
 # Connections.

@@ -31,10 +31,11 @@ class EventPlanes:
     close_receiver: Callable[[], Awaitable[None]] | None = None
 
 
-class Subject(str):
+@dataclass(frozen=True, slots=True)
+class Subject:
     """A subject that is used as it is, and not made one of the check's own."""
 
-    __slots__ = ()
+    text: str
 
 
 class Listener:
@@ -113,14 +114,14 @@ class Market:
         self._senders: list[Sender] = []
         self._prefix = secrets.token_hex(6)
 
-    async def sender(self, subject: str = "loads", *, lease: Lease | None = None) -> Sender:
+    async def sender(self, subject: str | Subject = "loads", *, lease: Lease | None = None) -> Sender:
         """A new publisher, with a lease of its own if none is given."""
         lease = lease or await self.planes.directory.lease()
         publisher = await self.planes.sender.publisher(self.subject(subject), lease)
         self._senders.append(made := Sender(publisher, lease))
         return made
 
-    def listener(self, subject: str = "loads") -> Listener:
+    def listener(self, subject: str | Subject = "loads") -> Listener:
         """A new subscription; see `settle`."""
         subscription = self.planes.receiver.subscribe(self.subject(subject), self.planes.directory)
         return Listener(subscription, self._tasks, self.wait)
@@ -140,9 +141,9 @@ class Market:
         except TimeoutError:
             raise AssertionError(f"{len(deaf())} subscriptions heard nothing within {self.wait} s") from None
 
-    def subject(self, name: str) -> str:
+    def subject(self, name: str | Subject) -> str:
         """A subject of this check, unless it is one already."""
-        return name if isinstance(name, Subject) else f"{self._prefix}-{name}"
+        return name.text if isinstance(name, Subject) else f"{self._prefix}-{name}"
 
     async def sources(self, subject: str = "loads") -> set[int]:
         """The sources on a subject that have a record in the directory now."""

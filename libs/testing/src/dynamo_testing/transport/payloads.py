@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.contracts.endpoints import EMBED, GENERATE
-from dynamo_core.errors import DynamoError
+from dynamo_core.errors import DynamoError, InvalidArgument, StreamIncomplete, Unknown
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dynamo_testing import strategies
 from dynamo_testing.extra import pytest
-from dynamo_testing.transport.harness import Ask, Stage, Tick, TransportHarness
+from dynamo_testing.transport.harness import COUNT, Ask, Stage, Tick, TransportHarness, turns
 
 #: The pair is kept for all examples of a check, which is what a long-lived connection has to bear, too.
 examples = settings(
@@ -146,6 +146,56 @@ class PayloadChecks(TransportHarness):
 
         assert len(sink.items) == 3
         assert other.sink.error() is None, "another stream suffered"
+
+    async def test_an_item_that_cannot_be_encoded_ends_its_own_stream_only_with_an_error(self, stage: Stage) -> None:
+        self._needs_encoding(stage)
+
+        async def body(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
+            yield Tick(0)
+            if ask.stream:
+                # The first item leaves in a turn of its own.
+                await turns()
+                yield Tick(1, pad=cast(bytes, object()))
+            await ctx.stopped()
+
+        await stage.serve(body)
+        other = await stage.call(Ask(stream=0))
+        await other.sink.arrived()
+
+        sink = await stage.collect(Ask(stream=1))
+        other.ctx.stop_generating()
+        await other.sink.end()
+
+        assert isinstance(sink.error(), Unknown)
+        assert sink.items == [Tick(0)]
+        assert other.sink.error() is None, "another stream suffered"
+
+    async def test_an_item_of_another_type_than_the_caller_expects_makes_the_stream_incomplete(
+        self, stage: Stage
+    ) -> None:
+        self._needs_encoding(stage)
+        await stage.serve()
+
+        call = await stage.call(endpoint=Endpoint(COUNT.name, Ask, str))
+        await call.sink.end()
+
+        assert isinstance(call.sink.error(), StreamIncomplete)
+        assert call.sink.items == []
+        await stage.happens(stage.visits[0].left, "the end of the handler")
+
+    async def test_a_request_of_the_wrong_type_is_refused(self, stage: Stage) -> None:
+        self._needs_encoding(stage)
+        await stage.serve()
+
+        for request in ("three", object()):
+            with pytest.raises(InvalidArgument):
+                await stage.call(request)
+
+        assert stage.visits == [], "the handler was called"
+
+    def _needs_encoding(self, stage: Stage) -> None:
+        if not stage.planes.server.CROSS_PROCESS:
+            pytest.skip("CROSS_PROCESS is False: items are not encoded")
 
     def _limit(self) -> int:
         if self.ITEM_LIMIT is None:

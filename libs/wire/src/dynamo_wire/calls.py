@@ -1,4 +1,4 @@
-"""The calling end of a link's calls: opening them, handing on what arrives, and the grip on each of them."""
+"""The calling end of a link's calls: opens them, delivers what arrives, and stops them."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from dynamo_wire.messages import (
 
 log = logging.getLogger(__name__)
 
-#: Seconds that closing a call waits for the handler to end: a little more than the handler is given.
+#: Seconds that closing a call waits for its handler to end: a little more than the handler has.
 CLOSE_BOUND = STOP_GRACE + 1.0
 
-#: Seconds from the arrival of rows to the end of their readers' turn, from which on the process counts as busy.
+#: A process is busy if reading a frame of rows takes this many seconds.
 BUSY = 0.0004
-#: Seconds that a busy process rests from rows at most before it asks for more; the first of a stream never wait.
+#: The most seconds by which a busy process delays its `Ack`.
 MAX_REST = 0.004
 
 
 class CallingLink(Protocol):
-    """What the calls over a link need of it."""
+    """What the calls need of their link."""
 
-    #: Whom it leads to, for messages of errors.
+    #: The other end, for error messages.
     peer: str
-    #: Whether a call was given up that did not end, which is warned of once.
+    #: Whether the warning about abandoned calls was logged; it is logged once per link.
     warned_of_abandoned: bool
 
     @property
@@ -70,7 +70,7 @@ class CallingLink(Protocol):
 
     @property
     def blocked(self) -> bool:
-        """Whether so much waits to be sent that calls should wait, too."""
+        """Whether the write buffer is full, so that calls have to wait."""
 
     @property
     def writable(self) -> asyncio.Event:
@@ -96,7 +96,7 @@ class Calls:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}
         self._last = 0
-        #: Portions of rows of which the other end has not been told yet that they were taken.
+        #: Frames of rows that were read and not acknowledged yet.
         self._unacked = 0
         self._read_since = 0.0
 
@@ -126,12 +126,12 @@ class Calls:
                     ctx.coalesce,
                 )
             )
-        except Exception as error:  # whatever a caller put into a request that cannot travel
+        except Exception as error:  # a caller may put anything into a request
             raise InvalidArgument(f"the request for {endpoint.name!r} cannot be sent: {error}", cause=error) from error
         if len(message) > link.limit:
             raise InvalidArgument(f"the request has {len(message)} bytes, more than the {link.limit} that may be sent")
         call = Call(self, sid, endpoint)
-        # A bare timer: `asyncio.timeout` would be a part of a short request that can be measured.
+        # A bare timer: `asyncio.timeout` costs a measurable part of a short request.
         call.timer = self._loop.call_later(self._accept_timeout, self._too_late, call)
         try:
             if link.blocked:
@@ -173,33 +173,33 @@ class Calls:
         )
 
     def forget(self, sid: int) -> bool:
-        """Rows of this stream are dropped from now on; whether there still was one."""
+        """Drops the rows of this stream from now on. Returns whether the stream was open."""
         return self._calls.pop(sid, None) is not None
 
     def lost(self, error: DynamoError) -> None:
-        """The link is over, and with it all calls."""
+        """The link is closed: ends all calls."""
         calls, self._calls = self._calls, {}
         lost = Disconnected(error.message, cause=error) if isinstance(error, CannotConnect) else error
         for call in calls.values():
-            # Nothing was begun by a call that was not accepted, if the worker has not even got it.
+            # A call that was not accepted has begun nothing, if it never reached the worker.
             call.over(lost if call.begun else error)
 
-    # What the worker says.
+    # Messages of the worker.
 
     def on_accepted(self, accepted: Accepted) -> None:
-        """A handler took a call."""
+        """A handler accepted a call."""
         call = self._calls.get(accepted.sid)
         if call is not None:
             call.accepted()
 
     def on_refused(self, refused: Refused) -> None:
-        """A handler did not take a call."""
+        """A handler refused a call."""
         call = self._calls.pop(refused.sid, None)
         if call is not None:
             call.over(from_wire(refused.error))
 
     def on_ended(self, ended: Ended) -> None:
-        """A handler has run to its end."""
+        """A handler has ended."""
         call = self._calls.pop(ended.sid, None)
         if call is not None:
             call.over(None if ended.error is None else from_wire(ended.error))
@@ -210,7 +210,7 @@ class Calls:
         for row in message.rows:
             call = calls.get(row.sid)
             if call is None:
-                # Closed here while rows were under way.
+                # Closed here while rows were in flight.
                 continue
             if row.number != call.expected:
                 lost = f"row {row.number} of the stream came where row {call.expected} was due"
@@ -234,15 +234,15 @@ class Calls:
                 self._break(call, StreamIncomplete("an item could not be delivered", cause=error))
         if message.ask:
             if not self._unacked:
-                # After the readers' turn, which the rows have asked for: so the next rows find them free.
+                # After the turn of the readers, so that they are free for the next rows.
                 self._read_since = monotonic()
                 self._loop.call_soon(self._rest)
             self._unacked += 1
 
     def _rest(self) -> None:
-        """Asks for more rows: at once if these took little time, else only when there was as much time for the rest.
+        """Acknowledges the rows: at once if reading them was quick, else after as much time again.
 
-        A process that is busy with rows gets fewer and larger ones.
+        So a busy process gets fewer and larger frames.
         """
         took = monotonic() - self._read_since
         if took < BUSY:
@@ -260,7 +260,7 @@ class Calls:
 
 
 class Call(Source):
-    """One call. Until the caller has its grip on it, what arrives is held back."""
+    """One call. What arrives before the caller has its source is held back."""
 
     __slots__ = (
         "_context",
@@ -287,20 +287,20 @@ class Call(Source):
         self._link = siblings.link
         self._sid = sid
         self._sink: Sink | None = None
-        #: What is told of this call alone is told in its own context, so that log lines carry its ids.
+        #: The sink is called in the context of its call, so that log lines carry the ids of the request.
         self._context = copy_context()
         self._held: list[tuple[bool, Any]] = []
         self._over = asyncio.Event()
         self._paused = False
         self._error: DynamoError | None = None
         self._forget_ctx: Callable[[], None] = _nothing
-        #: When it is too late to be accepted.
+        #: Fires when the acceptance is late.
         self.timer: asyncio.TimerHandle
         self.compact = endpoint.item_type is LLMEngineOutput
         self.decode = item_decoder(endpoint).decode
         #: The number of the next row; none may come before the call was accepted.
         self.expected = -1
-        #: None once accepted, else why not.
+        #: None once accepted, else the refusal.
         self.verdict: asyncio.Future[DynamoError | None] = asyncio.get_running_loop().create_future()
         self.data: Callable[[Any], None] = self._hold_data
         self.event: Callable[[Annotated[Any]], None] = self._hold_event
@@ -317,13 +317,13 @@ class Call(Source):
         self._forget_ctx = ctx.on_stop(lambda: self._stop(kill=ctx.is_killed()))
 
     def accepted(self) -> None:
-        """The handler took the call."""
+        """The handler accepted the call."""
         if not self.verdict.done():
             self.expected = 0
             self.verdict.set_result(None)
 
     def deliver_to(self, sink: Sink) -> None:
-        """Gives `sink` what was held back, and everything that follows."""
+        """Delivers to `sink` what was held back, and all that follows."""
         self._sink = sink
         self.data, self.event = sink.data, self._event
         held, self._held = self._held, []
@@ -354,11 +354,11 @@ class Call(Source):
 
     def _event(self, item: Annotated[Any]) -> None:
         if self._sink is not None:
-            # A copy, since one that is entered cannot be entered again, and a sink may do anything.
+            # A copy: a context that is entered cannot be entered again, and a sink may do anything.
             self._context.copy().run(self._sink.event, item)
 
     def abandon(self) -> None:
-        """Nobody listens any more: tells the other end, if it does not know, and drops what it still sends."""
+        """Gives the call up: stops it at the worker, unless it has ended there, and drops what still arrives."""
         self._forget_ctx()
         if self._siblings.forget(self._sid):
             self._link.send(Stop(self._sid, True))
@@ -404,7 +404,7 @@ class Call(Source):
 
     def _stop(self, *, kill: bool) -> None:
         if not self._over.is_set():
-            # The other end takes the wish to stop as the end of any pause.
+            # The other end takes a stop as the end of any pause.
             self._paused = False
             self._link.send(Stop(self._sid, kill))
 

@@ -1,6 +1,6 @@
-"""The checksum of what travels between processes: XXH3 with 64 bits, which finds what a network has changed.
+"""The checksum of messages between processes: XXH3 with 64 bits, which detects what a network has changed.
 
-It keeps no attacker out, who could make another. That is what TLS is for.
+It does not stop an attacker, who can compute it as well. TLS does.
 """
 
 from __future__ import annotations

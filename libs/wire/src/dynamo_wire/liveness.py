@@ -1,8 +1,8 @@
-"""Whether the worker at the other end of a link lives: what callers ask, and when they give the link up.
+"""Whether the worker at the other end of a link is alive: when callers ping or probe it, and when they give it up.
 
-Two things are asked. A *ping* goes over the link, and the worker's event loop answers it. A *probe* goes to a thread of
-the worker's process that needs neither its event loop nor its engine; see `dynamo_wire.loop_watch`. An event loop
-that an engine blocks answers no ping, but its process is alive as long as the thread says that the loop is busy.
+A *ping* goes over the link, and the worker's event loop answers it. A *probe* goes to a thread of the worker's process
+that needs neither its event loop nor its engine; see `dynamo_wire.loop_watch`. An event loop that an engine blocks
+answers no ping. Its process is alive as long as the thread reports that the loop is busy.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-#: Seconds that a worker of the version before may be silent: it has no thread that answers.
+#: Seconds that a worker of the previous version may be silent: no thread of it answers probes.
 WITHOUT_PROBES: Final = 60.0
 #: Seconds that a worker may be silent whose record does not say how long its lease lives.
 WITHOUT_TTL: Final = 10.0
 #: Seconds that a worker may be silent beyond the life of its lease.
 BEYOND_LEASE: Final = 1.0
 
-#: A worker is asked this often at least before it is given up, however long the configured heartbeat.
+#: Pings and probes that a worker gets at least before it is given up, however long the heartbeat.
 ASKED: Final = 3
-#: The part of a heartbeat that a ping has for its answer before the probe goes out.
+#: The part of a heartbeat after which a ping without an answer is followed by a probe.
 PROBE_AFTER: Final = 0.25
 
-#: Seconds by which an event loop may call too early.
+#: Seconds by which a timer of the event loop may fire early.
 RESOLUTION: Final = 0.001
 
 
@@ -40,7 +40,7 @@ def silence_limit(silence: float | None, lease_ttl: float | None, *, probes: boo
 
 
 class Action(enum.Enum):
-    """What is to be done now."""
+    """What the link does now."""
 
     NOTHING = enum.auto()
     PING = enum.auto()
@@ -49,7 +49,7 @@ class Action(enum.Enum):
 
 
 class Liveness:
-    """Judges one link. Knows no clock: times are those of the caller's event loop, in seconds.
+    """Tracks one link. It reads no clock: times are those of the caller's event loop, in seconds.
 
     `check` is called at `due`, or later; it says what to do, and sets the next `due`. Silence counts from the last sign
     of life: anything that arrived over the link, or the answer of the thread that the event loop is busy. That the loop
@@ -61,9 +61,9 @@ class Liveness:
 
     def __init__(self, heartbeat: float, silence: float, now: float) -> None:
         self.silence = silence
-        #: Seconds of silence after which the other end is asked, and between two pings.
+        #: Seconds of silence before a ping, and between two pings.
         self.heartbeat = heartbeat
-        #: When to look again.
+        #: When to call `check` again.
         self.due = now + self._step
         #: Whether the thread said that the event loop is busy, and nothing has come over the link since.
         self.busy = False
@@ -75,17 +75,17 @@ class Liveness:
         return min(self.heartbeat, self.silence / ASKED)
 
     def begin(self, now: float) -> None:
-        """Judges anew from now on, such as after `heartbeat` or `silence` have changed."""
+        """Starts again from now on, such as after a change of `heartbeat` or `silence`."""
         self._last, self._pinged = now, False
         self.due = now + self._step
 
     def heard(self, now: float) -> None:
-        """Something has arrived over the link. Called for every read, so it only notes the time."""
+        """Something arrived over the link. Every read calls this, so it only notes the time."""
         self._last = now
         self.busy = False
 
     def report_busy(self, now: float) -> bool:
-        """The thread says that the event loop is busy; whether that is news."""
+        """The thread reports that the event loop is busy. Returns whether that is new."""
         self._last = max(self._last, now)
         self._pinged = False
         news, self.busy = not self.busy, True
@@ -96,11 +96,11 @@ class Liveness:
         return now - self._last
 
     def check(self, now: float, *, used: bool) -> Action:
-        """What is to be done; a link that is not `used` is not judged."""
+        """Returns what to do; a link that is not `used` needs nothing."""
         step = self._step
         late = max(0.0, now - self.due)
         if not used or late > step:
-            # In the second case this process slept, and what came meanwhile is still in the socket.
+            # A late check means that this process slept; what came meanwhile is still in the socket.
             self._last, self._pinged = now, False
         else:
             self._last = min(now, self._last + late)

@@ -1,7 +1,7 @@
-"""Finds out, from another thread, whether an event loop runs: callers of a worker are told so when they probe it.
+"""Finds out, from another thread, whether an event loop runs. The answers to probes report it to callers.
 
-Nothing happens while no caller asks. A thread can only answer while it gets Python's interpreter lock: an engine that
-holds the lock for longer than callers are patient looks like a process that is dead.
+It does nothing while no caller probes. A thread can only answer while it gets Python's interpreter lock: an engine that
+holds the lock for longer than callers wait looks like a dead process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from time import monotonic
 
-#: Seconds in which a loop that is not blocked gets to what another thread asks of it.
+#: Seconds within which a loop that is not blocked runs a callback of another thread.
 ANSWER_TIME = 0.15
 
 

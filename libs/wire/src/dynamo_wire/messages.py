@@ -34,38 +34,38 @@ class Open(msgspec.Struct, array_like=True, tag=10):
 
 
 class Stop(msgspec.Struct, array_like=True, tag=11):
-    """Caller: the stream should end. With `kill` nobody listens any more."""
+    """Caller: ends the stream. With `kill` the caller reads nothing more."""
 
     sid: StreamId
     kill: bool
 
 
 class Pause(msgspec.Struct, array_like=True, tag=12):
-    """Caller: no more rows of this stream for now."""
+    """Caller: pauses the rows of this stream."""
 
     sid: StreamId
 
 
 class Resume(msgspec.Struct, array_like=True, tag=13):
-    """Caller: takes `Pause` back."""
+    """Caller: resumes the rows of this stream."""
 
     sid: StreamId
 
 
 class Ack(msgspec.Struct, array_like=True, tag=14):
-    """Caller: the readers have been given so many more portions of rows; the next may come."""
+    """Caller: its readers have received `frames` more frames of rows, and the worker may send the next."""
 
     frames: Constrained[int, msgspec.Meta(ge=1)]
 
 
 class Accepted(msgspec.Struct, array_like=True, tag=20):
-    """Worker: the handler took the call."""
+    """Worker: the handler accepted the call."""
 
     sid: StreamId
 
 
 class Refused(msgspec.Struct, array_like=True, tag=21):
-    """Worker: the handler did not take the call; nothing follows."""
+    """Worker: the handler refused the call; nothing follows."""
 
     sid: StreamId
     error: WireError
@@ -84,7 +84,7 @@ class Row(msgspec.Struct, array_like=True, gc=False):
 
 
 class Rows(msgspec.Struct, array_like=True, tag=22):
-    """Worker: all that its streams had to say in one turn of its loop. With `ask` it wants to hear `Ack`."""
+    """Worker: the rows of all its streams in one turn of the event loop. With `ask` it expects an `Ack`."""
 
     rows: list[Row]
     ask: bool = False
@@ -95,22 +95,22 @@ ROWS_TAG: Final = 22
 
 
 class Ended(msgspec.Struct, array_like=True, tag=23):
-    """Worker: the handler has run to its end. With `error` it was cut off, and the stream is not complete."""
+    """Worker: the handler has ended. With `error` it was cut off, and the stream is incomplete."""
 
     sid: StreamId
     error: WireError | None = None
 
 
 class Ping(msgspec.Struct, array_like=True, tag=40):
-    """Either: are you there?"""
+    """Either end: asks for a sign of life."""
 
 
 class Pong(msgspec.Struct, array_like=True, tag=41):
-    """Either: yes."""
+    """Either end: the answer to `Ping`."""
 
 
 class Bye(msgspec.Struct, array_like=True, tag=42):
-    """Either: nothing more will come; why."""
+    """Either end: closes the link, and says why."""
 
     error: WireError
 
@@ -125,6 +125,6 @@ def item_decoder(endpoint: Endpoint) -> msgspec.msgpack.Decoder[Any]:
 
 
 def proto_mismatch(theirs: int) -> str:
-    """What to say to an end whose version is not understood."""
+    """The refusal for an end whose version is not understood."""
     ours = " and ".join(str(number) for number in ACCEPTED_PROTOS)
     return f"protocol {theirs} is not understood here, only {ours}: upgrade the older of the two processes"

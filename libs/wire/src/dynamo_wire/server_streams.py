@@ -15,13 +15,13 @@ from dynamo_core.tasks import TaskSet
 
 from dynamo_wire.messages import ROWS_TAG, Accepted, Ack, Ended, Open, Pause, Refused, Resume, Stop, encode
 
-#: Items of one stream that may wait for the end of the loop's turn: a handler that never waits is made to. Items that
-#: cannot be merged may be large, so fewer of them.
+#: Items of one stream that may wait for the end of the loop's turn; beyond them its handler waits. Items that cannot be
+#: merged may be large, so fewer of them may wait.
 PENDING = 64
 PENDING_UNMERGED = 4
 
-#: Portions of rows that may be under way. Until the caller has taken them, rows that can be merged wait for each other,
-#: as bytes do with Nagle's algorithm; the first row of a stream never waits.
+#: Frames of rows that may be in flight. Until the caller acknowledges them, rows that can be merged wait, as bytes do
+#: with Nagle's algorithm; the first row of a stream never waits.
 WINDOW = 1
 
 
@@ -34,7 +34,7 @@ class OutgoingLink(Protocol):
 
     @property
     def blocked(self) -> bool:
-        """Whether so much waits to be sent that handlers should wait, too."""
+        """Whether the write buffer is full, so that handlers have to wait."""
 
     @property
     def writable(self) -> asyncio.Event:
@@ -58,11 +58,11 @@ class ServerStreams:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, ServerStream] = {}
         self._dirty: list[ServerStream] = []
-        #: Calls whose rows are wanted as they come, and can be merged.
+        #: Calls whose rows can be merged, and whose callers want each row at once.
         self._low_latency = 0
-        #: Portions of rows that the caller has not taken yet, of those it was asked to tell about.
+        #: Frames of rows that asked for an `Ack` and have none yet.
         self.in_flight = 0
-        #: Awaited by handlers whose items wait to be collected; None while nobody does.
+        #: Awaited by handlers whose items wait to be collected; None while no handler waits.
         self._collected: asyncio.Future[None] | None = None
         self._tail: list[bytes] = []
 
@@ -83,29 +83,29 @@ class ServerStreams:
         stream.call.start(owner)
 
     def on_stop(self, stop: Stop) -> None:
-        """The caller wants a stream to end."""
+        """The caller ends a stream."""
         stream = self._calls.get(stop.sid)
         if stream is not None:
             stream.resume()
             stream.call.stop(kill=stop.kill)
 
     def on_pause(self, pause: Pause) -> None:
-        """The caller wants no more of a stream for now."""
+        """The caller pauses a stream."""
         stream = self._calls.get(pause.sid)
         if stream is not None:
             stream.pause()
 
     def on_resume(self, resume: Resume) -> None:
-        """The caller wants more of a stream."""
+        """The caller resumes a stream."""
         stream = self._calls.get(resume.sid)
         if stream is not None:
             stream.resume()
 
     def on_ack(self, ack: Ack) -> None:
-        """The caller has taken portions of rows.
+        """The caller has read frames of rows.
 
         Raises:
-            Disconnected: more than were sent; the link is of no more use.
+            Disconnected: it acknowledges more than were sent.
         """
         if ack.frames > self.in_flight:
             raise Disconnected("more portions were taken than sent")
@@ -114,7 +114,7 @@ class ServerStreams:
             self.link.schedule()
 
     def lost(self) -> None:
-        """The link is over: handlers are closed, without being told that the caller gave up."""
+        """The link is closed: closes all handlers. Their contexts are not stopped, since the caller did not give up."""
         for stream in list(self._calls.values()):
             stream.drop()
             stream.call.lost()
@@ -123,18 +123,18 @@ class ServerStreams:
     # What streams say.
 
     def dirty(self, stream: ServerStream) -> None:
-        """The stream has something; it is asked for it at the end of this turn, or when the caller has taken more."""
+        """The stream has items; they are collected at the end of this turn, or after the next `Ack`."""
         self._dirty.append(stream)
         self.link.schedule()
 
     async def collected(self) -> None:
-        """Returns when what waits has been collected, or never will be."""
+        """Returns when the waiting items are collected or dropped."""
         if self._collected is None:
             self._collected = self._loop.create_future()
         await asyncio.shield(self._collected)
 
     def ended(self, sid: int, error: DynamoError | None, *, told: bool) -> None:
-        """A call has run to its end; after its rows the caller learns of it, unless it was `told`."""
+        """A call has ended; the caller is told after its rows, unless it was `told` before."""
         stream = self._calls.pop(sid, None)
         if stream is not None:
             self._low_latency -= stream.low_latency
@@ -143,7 +143,7 @@ class ServerStreams:
             self.link.schedule()
 
     def cut(self, sid: int, error: DynamoError) -> None:
-        """The caller learns that the stream is over, though the handler may still run."""
+        """Tells the caller that the stream has ended, though the handler may still run."""
         self._tail.append(encode(Ended(sid, to_wire(error))))
         self.link.schedule()
 
@@ -157,7 +157,7 @@ class ServerStreams:
                 stream.drop()
             return
         if dirty and self.in_flight >= WINDOW:
-            # The caller is busy with what it has: what may be merged waits, and grows, until it asks for more.
+            # The caller has not acknowledged the last frame: rows that can be merged wait for its `Ack`.
             self._dirty = [stream for stream in dirty if not stream.urgent]
             dirty = [stream for stream in dirty if stream.urgent]
         if dirty:
@@ -176,13 +176,13 @@ class ServerStreams:
             collected.set_result(None)
 
     def _pack(self, rows: list[tuple[Any, ...]], out: list[bytes], limit: int) -> None:
-        """All rows in one message; in several if they are too large, or if one of them cannot be sent at all."""
+        """Packs all rows into one message, or several if they are too large or one of them cannot be sent."""
         if not rows:
             return
         ask = self._low_latency > 0 and self.in_flight < WINDOW
         try:
             message = encode((ROWS_TAG, rows, ask))
-        except Exception as error:  # whatever an engine put into an item that cannot travel
+        except Exception as error:  # an engine may put anything into an item
             message, problem = b"", str(error)
         else:
             if len(message) <= limit:
@@ -233,7 +233,7 @@ class ServerStream:
         self._merge = endpoint.merge
         self._compact = endpoint.item_type is LLMEngineOutput
         self._limit = PENDING if endpoint.merge is not None else PENDING_UNMERGED
-        #: Items after which the link is told. The first goes at once, and so does what cannot be merged.
+        #: Items that wait before the link is told. The first goes at once, and so do items that cannot be merged.
         self._coalesce = 1
         self._later = 1 if endpoint.merge is None else max(1, min(coalesce, PENDING))
         self.low_latency = endpoint.merge is not None and coalesce == 1
@@ -241,9 +241,9 @@ class ServerStream:
         #: Whether the link was told.
         self._queued = False
         self._number = 0
-        #: Whether the handler has run to its end.
+        #: Whether the handler has ended.
         self._over = False
-        #: Set while the caller wants rows; None stands for an event that is set.
+        #: Set when the caller resumes; None while the stream is not paused.
         self._resumed: asyncio.Event | None = None
         self.failed = False
         self.call: ServedCall
@@ -266,7 +266,7 @@ class ServerStream:
 
     def event(self, item: Annotated[Any]) -> None:
         self._pending.append(item)
-        # The end of the handler is told in the next turn, and takes this flag along.
+        # The end of the handler follows in the next turn, and carries this flag.
         if not self._queued and not item.is_complete_final():
             self._tell()
 
@@ -305,18 +305,18 @@ class ServerStream:
         return not self._number or self._over or self._merge is None
 
     def pause(self) -> None:
-        """The caller wants no more for now."""
+        """Pauses the stream."""
         if self._resumed is None:
             self._resumed = asyncio.Event()
 
     def resume(self) -> None:
-        """The caller wants more."""
+        """Resumes the stream."""
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
             resumed.set()
 
     def drop(self) -> None:
-        """Forgets what waits: nobody is there to take it."""
+        """Drops the items that wait: the caller is gone."""
         self._pending.clear()
 
     def fail(self, error: DynamoError) -> None:

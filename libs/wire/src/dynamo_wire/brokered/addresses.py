@@ -4,7 +4,7 @@
 ``P.rq.<instance>.<run>``       a worker, as in its record: instance id and run, in hex
 ``P.cl.<caller>``               a caller: its run in hex
 ``P.pb.<instance>.<run>``       a thread of a worker's process, which answers probes
-``P.ev.<subject>``              whoever wants the events of a subject
+``P.ev.<subject>``              the subscribers of a subject
 ==============================  ======================================================================
 
 `P` is the prefix of the settings; brokers differ in what stands for the dots. A *link* is named ``<caller>.<number>``:

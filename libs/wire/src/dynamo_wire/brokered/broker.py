@@ -43,7 +43,7 @@ LIBRARY_TURNS = 2
 
 
 class OutboundMessage(NamedTuple):
-    """A message to be sent: where to, over which link if any, and who is told if nobody listens there."""
+    """A message to be sent: its address, its link if any, and where to report that `address` has no listener."""
 
     address: str
     link: str
@@ -53,13 +53,13 @@ class OutboundMessage(NamedTuple):
 
 
 class Listener(Protocol):
-    """Who listens at an address."""
+    """Receives the messages of an address."""
 
     def receive(self, link: str, data: bytes, reply: str) -> None:
         """A message, and the link it came over if any; `reply` is the address of a sender who asked for life."""
 
     def absent(self, link: str) -> None:
-        """Nobody listens where something was sent over this link, and asked for life."""
+        """The address of a message over this link that asked for a report has no listener."""
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +153,7 @@ class Broker(ABC):
         self.damaged = metrics.counter(
             f"dynamo_{name}_damaged_messages_total", "Messages that were not what was sent; each ended its link."
         ).labels()
-        #: Whether so much waits to be sent that whoever can should wait.
+        #: Whether the write buffer is full, so that senders have to wait.
         self.blocked = False
         self.writable = asyncio.Event()
         self.writable.set()
@@ -236,7 +236,7 @@ class Broker(ABC):
         await self._tasks.aclose()
         self._lose(Disconnected("the transport is closed"))
         if session is not None:
-            # Nobody is left who would take what still arrives: it is enough that the server has what was sent.
+            # No listener is left: it is enough that the server has what was sent.
             with suppress(TimeoutError, *session.broken):
                 async with asyncio.timeout(CLOSE_GRACE):
                     await session.settle()
@@ -282,7 +282,7 @@ class Broker(ABC):
     def publish(self, address: str, data: bytes, *, link: str = "", reply: str = "") -> None:
         """Sends a message with the next write. Without a connection it is dropped: the numbering will tell.
 
-        With `reply`, an own address, whoever listens there is told if nobody listens at `address`.
+        With `reply`, an address of this process, its listener is told if `address` has none.
         """
         if self._session is None:
             return

@@ -130,7 +130,7 @@ class Peers:
 
         Raises:
             Unavailable: the broker is gone, and did not come back in time.
-            CannotConnect: the address is none, or nobody listens there.
+            CannotConnect: the address is malformed, or has no listener.
         """
         if not self.addresses.is_worker(address):
             raise CannotConnect(f"{address[:100]!r} is not an address of this system: `prefix` differs?")

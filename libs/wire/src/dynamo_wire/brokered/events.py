@@ -33,7 +33,7 @@ _events = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, bytes]]])
 
 
 class BrokeredEvents(EventPlane):
-    """Events over a broker. Nobody has to be found: a subscription hears all sources of its subject."""
+    """Events over a broker, without discovery: a subscription receives all sources of its subject."""
 
     def __init__(self, backlog: int, broker: Broker, addresses: Addresses, metrics: MetricsScope) -> None:
         """`backlog` is how many events may wait for one publisher or subscriber."""
@@ -79,7 +79,7 @@ class BrokeredEvents(EventPlane):
             self._subscribers.discard(subscriber)
 
     def writable(self) -> None:
-        """The broker takes more again."""
+        """The broker has room in its buffer again."""
         for publisher in self._publishers.values():
             publisher.schedule()
 

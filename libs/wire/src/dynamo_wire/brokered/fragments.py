@@ -1,6 +1,6 @@
 """What travels over a link: numbered fragments, and in them messages. All are msgpack arrays.
 
-The first messages are `Hello` of the caller and `Welcome` of the worker, for which nobody waits.
+The first messages are `Hello` of the caller and `Welcome` of the worker; no message waits for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dynamo_wire.messages import (
 #: The number of a fragment that says: the link you sent something over is not known here.
 UNKNOWN_LINK: Final = -1
 
-#: The number of a fragment that says how many bytes of bodies have arrived in all. Who asks for life gets one back.
+#: The number of a fragment that says how many bytes of bodies have arrived in all. One with a reply gets one back.
 ARRIVED: Final = -2
 
 #: The number of a fragment that is a probe, and of its answer: the seconds for which the worker's event loop has been

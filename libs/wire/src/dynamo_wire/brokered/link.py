@@ -43,8 +43,8 @@ from dynamo_wire.messages import Bye, Ping, Pong, encode
 
 log = logging.getLogger(__name__)
 
-#: Bytes that may be under way before the other end says that they arrived, and after how many it says so. A broker
-#: drops a subscriber for which too much waits, with all its links: a large message must not be faster than its reader.
+#: Bytes that may be in flight before the other end confirms their arrival, and after how many it does. A broker drops a
+#: subscriber with too long a queue, and all its links with it: a large message must not be faster than its reader.
 CREDIT = 2 * 1024 * 1024
 CREDIT_STEP = 256 * 1024
 
@@ -58,7 +58,7 @@ class Link:
     """What both ends of a link have in common.
 
     Everything sent in one turn of the loop leaves in one message of the broker, if it fits. Subclasses set `handlers`
-    to what may arrive, add what they gathered in `collect`, and are told the end in `over`, once.
+    to what may arrive, add the messages that wait in `collect`, and learn of the end in `over`, once.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Link:
         self.config = config
         self.name = name
         self.peer = there
-        #: The largest body that the other end takes; its own word replaces this.
+        #: The largest body that the other end takes; its first message replaces this.
         self.peer_limit = config.max_message
         #: Whether nothing more will be sent.
         self.closed = False
@@ -86,7 +86,7 @@ class Link:
         self._here = here
         self._decoder = decoder
         self._loop = asyncio.get_running_loop()
-        #: What is done for the whole link belongs to no request, whichever was the first to need it.
+        #: Work for the whole link belongs to no request, so it does not run in the context of the first one.
         self._context = Context()
         self._out: list[bytes] = []
         self._scheduled = False
@@ -126,7 +126,7 @@ class Link:
         """Pings stay without an answer: asks the other end's process in another way, if there is one."""
 
     def report_busy(self, seconds: float) -> None:
-        """The other end's event loop has not run for so long, says its process."""
+        """The process of the other end reports that its event loop has been blocked for so long."""
 
     def unused(self, seconds: float) -> None:
         """The link has not been used for so long."""
@@ -143,12 +143,12 @@ class Link:
 
     @property
     def blocked(self) -> bool:
-        """Whether so much waits for the broker, or for the other end, that whoever can should wait."""
+        """Whether the buffer for the broker or the other end is full, so that senders have to wait."""
         return self.broker.blocked or bool(self._held)
 
     @property
     def writable(self) -> asyncio.Event:
-        """What keeps it blocked, if anything does, is over when this is set."""
+        """Set while the buffer that keeps the link blocked has room."""
         return self.broker.writable if self.broker.blocked else self._released
 
     def send(self, message: Any) -> None:
@@ -162,7 +162,7 @@ class Link:
             self.schedule()
 
     def ask(self, message: bytes) -> None:
-        """Sends an encoded message, and wants to be told if nobody is there to get it."""
+        """Sends an encoded message, and asks the broker to report a missing receiver."""
         self._ask = True
         self.send_encoded(message)
 
@@ -228,7 +228,7 @@ class Link:
     # Receiving.
 
     def absent(self) -> None:
-        """Nobody listens at the other end."""
+        """The other end does not listen any more."""
         self.finish(CannotConnect(f"nobody listens at {self.peer}: the process that did is gone"))
 
     def receive(self, data: bytes, reply: str) -> None:
@@ -239,7 +239,7 @@ class Link:
             fragment = read_fragment(data)
             self._check(fragment)
             if fragment.number == PROBED:
-                # No word of the other end's event loop.
+                # It comes from a thread, and says nothing about the link.
                 if (busy := read_answer(fragment.body)) > 0:
                     self.report_busy(busy)
                 return
@@ -328,7 +328,7 @@ class Link:
         """Sends what waits and the reason. Whatever is still open here ends with `error`."""
         if self.closed:
             return
-        # What has ended in this very turn comes before the last word.
+        # Calls that ended in this turn come before the `Bye`.
         self.collect(self._out)
         self._out.append(encode(Bye(to_wire(error))))
         self.closing = True
@@ -364,7 +364,7 @@ class Link:
         elif action is Action.PING:
             self.ask(_PING)
         elif self._arrived > self._told and self._parts:
-            # What comes in parts comes slowly, and the other end waits for a word.
+            # Parts come slowly, and the other end waits for the confirmation.
             self._tell_arrived()
         self._ticker = self._loop.call_at(liveness.due, self._tick, context=self._context)
         if used:

@@ -85,7 +85,7 @@ class Acceptor:
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
-        """Lets callers in; when this returns, the server knows. Safe twice."""
+        """Accepts callers; the server knows when this returns. Safe twice."""
         async with self._opening:
             if self._listening is None:
                 self._listening = await self.registry.broker.listen(self.address, self, linked=True)
@@ -109,7 +109,7 @@ class Acceptor:
         try:
             number = read_fragment(data).number
         except LinkError as error:
-            log.warning("a message of a stranger is dropped: %s", error)
+            log.warning("a message that is no fragment is dropped: %s", error)
             return None
         if number == UNKNOWN_LINK:
             return None
@@ -129,7 +129,7 @@ class Acceptor:
             link.finish(error)
 
     def close(self) -> None:
-        """Lets nobody in any more, and ends all links."""
+        """Accepts no more callers, and ends all links."""
         if self._listening is not None:
             self.registry.broker.ignore(self._listening)
         for link in list(self.links.values()):

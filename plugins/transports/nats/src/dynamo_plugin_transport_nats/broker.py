@@ -36,7 +36,7 @@ DEFAULT_PAYLOAD = 1024 * 1024
 DEFAULT_PORT = 4222
 GREETING = b"INFO "
 
-#: What a server answers in the name of a subject that nobody listens to.
+#: The header with which a server answers for a subject without subscribers.
 STATUS = "Status"
 NO_RESPONDERS = "503"
 
@@ -66,7 +66,7 @@ class NatsBroker(Broker):
     def attempts(self) -> Iterator[Session]:
         random.shuffle(self._servers)
         for server in list(self._servers):
-            # One that has served is no stranger.
+            # A server that has served before is known to be one of NATS.
             yield _NatsSession(server, self._settings, self._login, self._dropped, known=self._count > 0)
 
     def another(self, metrics: MetricsScope) -> NatsBroker:
@@ -103,7 +103,7 @@ class _NatsSession(Session):
         self._config = config
         self._login = login
         self._dropped = dropped
-        #: The deadlines of those who wait for an answer.
+        #: The deadlines of waits for an answer.
         self._waits: set[asyncio.Timeout] = set()
         #: All that was ever subscribed over it.
         self._subscriptions: list[Subscription] = []
@@ -123,7 +123,7 @@ class _NatsSession(Session):
             self._broken()
 
         if not self._known:
-            await self._refuse_stranger()
+            await self._check_greeting()
         options, check = self._login.attempt()
         await self.client.connect(
             [self._server],
@@ -144,8 +144,8 @@ class _NatsSession(Session):
         # One failed attempt of several addresses of a name is no end.
         self.gone.clear()
 
-    async def _refuse_stranger(self) -> None:
-        """Every NATS server greets. The library would wait for that, and says of another greeting that it is empty."""
+    async def _check_greeting(self) -> None:
+        """Checks the greeting. The library waits for one, and reports that of another protocol as empty."""
         address = urlsplit(self._server)
         words = await first_words(address.hostname or "", address.port or DEFAULT_PORT)
         if words and not words.startswith(GREETING):
@@ -263,6 +263,6 @@ class _NatsSession(Session):
         if theirs:
             done, _ = await asyncio.wait(theirs, timeout=CLOSE_GRACE)
             for task in done:
-                # Somebody has to take note of their errors, or else they are logged with a traceback.
+                # An error that no code reads is logged with a traceback.
                 if not task.cancelled() and (error := task.exception()) is not None:
                     log.debug("the connection ended with %s", error)

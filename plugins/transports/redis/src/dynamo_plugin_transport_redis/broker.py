@@ -1,7 +1,7 @@
 """The connection with a Redis server; see `dynamo_wire.brokered.broker`.
 
 Messages are published to channels: the server keeps none of them, so that nothing has to be trimmed there, and says of
-each how many got it, so that it is known at once when nobody listens. It may drop a subscriber that falls behind, and
+each how many received it, so that a missing listener shows at once. It may drop a subscriber that falls behind, and
 forget everything; the numbering of links finds what is missing.
 """
 
@@ -134,7 +134,7 @@ class _RedisSession(Session):
     def _give_up(self, reason: Exception) -> None:
         self.reasons.append(reason)
         self.gone.set()
-        # Nobody waits for what will not come; each looks at `gone` then.
+        # No answer will come; each waiter checks `gone` when it wakes.
         waiting = [asked for asked in self._asked if isinstance(asked, asyncio.Future)]
         for future in [*waiting, *self._subscribing, *self._pinged]:
             if not future.done():
@@ -186,7 +186,7 @@ class _RedisSession(Session):
                 link, reply, fragment = data.split(b" ", 2)
                 names = link.decode("ascii"), reply.decode("ascii")
             except ValueError:
-                log.warning("a message of a stranger is dropped: it does not say which link it belongs to")
+                log.warning("a message is dropped: it does not say which link it belongs to")
                 continue
             listening.receive(names[0], fragment, names[1])
 

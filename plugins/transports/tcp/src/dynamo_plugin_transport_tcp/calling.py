@@ -1,4 +1,4 @@
-"""The calling end: one connection per process called, shared by all calls, and the grip on each of them."""
+"""The calling end: one connection per process called, shared by all calls and subscriptions."""
 
 from __future__ import annotations
 

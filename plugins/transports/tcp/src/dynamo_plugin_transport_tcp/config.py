@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from dynamo_plugin_transport_tcp.address import is_address, is_loopback, is_unspecified, split_host_port
 from dynamo_plugin_transport_tcp.networks import AllowedNetworks
 
-#: A shorter secret could be guessed by whoever has seen one handshake.
+#: A shorter secret could be guessed by an attacker who has recorded one handshake.
 SHORTEST_SECRET = 16
 
 #: Seconds that a caller may be silent where `silence` is not set, and after which it is asked for life: nothing waits
@@ -39,7 +39,7 @@ class TlsConfig(PluginConfig):
 
 
 class TcpConfig(PluginConfig):
-    """Where to listen, whom to trust, and the bounds of connections. Times in seconds."""
+    """Where to listen, which peers to trust, and the limits of connections. Times in seconds."""
 
     bind: str = Field(default="127.0.0.1:0", description="Where workers listen, as host:port; port 0 is any free port.")
     advertise: str | None = Field(

@@ -184,7 +184,7 @@ class _Subscriber:
                         retry = RETRY_FIRST
                         snapshot.add(change.key)
                         if change.kind is WatchKind.SYNCED:
-                            # Records that went while nobody watched.
+                            # Records that were deleted while no watch was open.
                             for key in self._sources.keys() - snapshot:
                                 self._drop(key)
                         else:

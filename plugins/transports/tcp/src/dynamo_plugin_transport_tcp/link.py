@@ -34,7 +34,7 @@ class Link(asyncio.Protocol):
     """What both ends of a connection have in common.
 
     Everything sent in one turn of the loop leaves in one write. Subclasses set `handlers` to what may arrive in their
-    present state, add what they gathered in `collect`, and are told the end in `over`, once.
+    present state, add the frames that wait in `collect`, and learn of the end in `over`, once.
     """
 
     #: Whether reading stops while the other end does not read; only one of the two ends may do so.
@@ -48,7 +48,7 @@ class Link(asyncio.Protocol):
         self.peer = "an unknown peer"
         #: Whether nothing more will be sent.
         self.closing = False
-        #: Whether so much waits to be sent that whoever can should wait.
+        #: Whether the write buffer is full, so that senders have to wait.
         self.blocked = False
         self.writable = asyncio.Event()
         self.writable.set()
@@ -65,7 +65,7 @@ class Link(asyncio.Protocol):
         self.handlers: Handlers = {}
         self._decoder = decoder
         self._loop = asyncio.get_running_loop()
-        #: What is done for the whole connection belongs to no request, whichever was the first to need it.
+        #: Work for the whole connection belongs to no request, so it does not run in the context of the first one.
         self._context = Context()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
@@ -98,7 +98,7 @@ class Link(asyncio.Protocol):
         """Pings stay without an answer: asks the other end's process in another way, if there is one."""
 
     def log_failure(self, error: DynamoError) -> None:
-        """Logs what the other end did, so that the connection is closed."""
+        """Logs why the connection is closed."""
         log.warning("the connection with %s is closed: %s", self.peer, error)
 
     def over(self, error: DynamoError) -> None:
@@ -127,13 +127,13 @@ class Link(asyncio.Protocol):
     # The handshake.
 
     def negotiated(self, *, checksums: bool) -> None:
-        """Both ends have said what they are, and whether frames shall have checksums once the handshake is over."""
+        """Both ends have sent their settings, and agreed on checksums for the frames after the handshake."""
         if self._transcript is not None:
             self.transcript, self._transcript = self._transcript.to_bytes(8, "big"), None
         self._checksums = checksums
 
     def verify_transcript(self, transcript: bytes) -> None:
-        """Compares what has been said with what the other end has heard; one of the version before does not tell.
+        """Compares the handshake as sent with what the other end received; the previous version does not report it.
 
         Raises:
             DamagedFrame: something was changed on its way.
@@ -142,13 +142,13 @@ class Link(asyncio.Protocol):
             raise DamagedFrame("the handshake is not what was sent: its checksum differs")
 
     def handshake_received(self) -> None:
-        """All of the handshake has come: larger frames may follow, and have checksums if both ends want them."""
+        """The whole handshake has arrived: larger frames may follow, with checksums if both ends want them."""
         self.splitter.limit = self.config.max_frame
         if self._checksums:
             self.splitter.check()
 
     def handshake_sent(self) -> None:
-        """All of the handshake has been sent: frames from now on have checksums if both ends want them."""
+        """The whole handshake has been sent: frames from now on have checksums if both ends want them."""
         if self._checksums:
             self.framed = checked_frame
 
@@ -179,7 +179,7 @@ class Link(asyncio.Protocol):
         """Sends what waits and the reason, then closes. Whatever is still open here ends with `error`."""
         if self.closing:
             return
-        # What has ended in this very turn comes before the last word.
+        # Calls that ended in this turn come before the `Bye`.
         self.collect(self._out)
         self._out.append(self.framed(encode(Bye(to_wire(error)))))
         self._flush()

@@ -1,4 +1,4 @@
-"""Which addresses of records are connected to: a record can name any, and not every process may write records."""
+"""Which addresses of records a caller connects to: a record can name any, and an attacker may write one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom to believe: proofs that both ends know the secret, and TLS contexts."""
+"""Authentication: proofs that both ends know the secret, and TLS contexts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def proof(secret: bytes | None, role: bytes, nonce: bytes, caller: bytes, listen
 
 
 def proven(expected: bytes, given: bytes) -> bool:
-    """Whether the proofs are equal, in a time that tells nothing."""
+    """Whether the proofs are equal, compared in constant time."""
     return hmac.compare_digest(expected, given)
 
 

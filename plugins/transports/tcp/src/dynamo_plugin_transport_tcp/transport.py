@@ -165,7 +165,7 @@ class TcpTransport(Transport):
         return acceptor, address
 
     def _take(self, sock: socket.socket, pending: PendingConnection) -> None:
-        """A connection that is no probe's."""
+        """Takes over a connection that carries no probe."""
         loop = asyncio.get_running_loop()
         task = self._met.spawn(self._meet(sock, pending), name="tcp-connection")
         pending.close = lambda: loop.call_soon_threadsafe(task.cancel)

@@ -63,18 +63,24 @@ async def through(wire: Any, served: Served) -> Instance:
     return at(str(wire.address))
 
 
+async def stepped(make_transport: Make, make_wire: Any) -> tuple[TcpTransport, Any, SteppedEngine, Instance]:
+    """A caller, a wire between it and a worker, the worker's engine and its record."""
+    wire, engine = await make_wire(), SteppedEngine()
+    instance = await through(wire, await make_transport().serve(7, TOKENS, engine))
+    return make_transport(), wire, engine, instance
+
+
 # Rows.
 
 
 async def test_the_rows_of_all_streams_in_one_turn_leave_in_one_frame(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), SteppedEngine()
-    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    client, wire, engine, instance = await stepped(make_transport, make_wire)
     sinks = [recorder() for _ in range(64)]
     for sink in sinks:
         await client.call(instance, TOKENS, 100, EngineContext("r"), sink)
-        await sink.until(lambda sink=sink: sink.items)
+        await sink.begun()
     wire.rows.clear()
 
     for number in range(5):
@@ -89,17 +95,11 @@ async def test_the_rows_of_all_streams_in_one_turn_leave_in_one_frame(
 async def test_rows_gather_and_are_merged_while_the_caller_is_busy_with_those_before(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine, sink = (
-        make_transport(),
-        make_transport(),
-        await make_wire(),
-        SteppedEngine(),
-        recorder(),
-    )
-    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    client, wire, engine, instance = await stepped(make_transport, make_wire)
+    sink = recorder()
     wire.hold.add(ACK_TAG)
     await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
-    await sink.until(lambda: sink.items)
+    await sink.begun()
 
     for _ in range(5):
         engine.step()
@@ -115,20 +115,14 @@ async def test_rows_gather_and_are_merged_while_the_caller_is_busy_with_those_be
 async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
     make_transport: Make, make_wire: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, client, wire, engine, sink = (
-        make_transport(),
-        make_transport(),
-        await make_wire(),
-        SteppedEngine(),
-        recorder(),
-    )
-    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    client, wire, engine, instance = await stepped(make_transport, make_wire)
+    sink = recorder()
     ticks = count()
     monkeypatch.setattr(calls, "monotonic", lambda: 1000.0 * next(ticks))
     monkeypatch.setattr(calls, "MAX_REST", 3600.0)
 
     await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
-    await sink.until(lambda: sink.items)
+    await sink.begun()
     for _ in range(3):
         engine.step()
         await engine.all_wait()
@@ -143,15 +137,14 @@ async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
 async def test_the_first_row_and_the_end_of_a_stream_do_not_wait_for_a_busy_caller(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), SteppedEngine()
-    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    client, wire, engine, instance = await stepped(make_transport, make_wire)
     wire.hold.add(ACK_TAG)
     early, late = recorder(), recorder()
 
     await client.call(instance, TOKENS, 0, EngineContext("r"), early)
-    await early.until(lambda: early.items)
+    await early.begun()
     await client.call(instance, TOKENS, 50, EngineContext("s"), late)
-    await late.until(lambda: late.items)
+    await late.begun()
     engine.step()
     await engine.all_wait()
     engine.step(last=True)
@@ -179,7 +172,7 @@ async def test_a_handler_that_runs_ahead_of_a_busy_caller_is_made_to_wait(
     instance = await through(wire, await server.serve(7, TOKENS, endless))
     wire.hold.add(ACK_TAG)
     source = await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
-    await sink.until(lambda: sink.items)
+    await sink.begun()
     for _ in range(100):
         await asyncio.sleep(0)
 
@@ -189,18 +182,11 @@ async def test_a_handler_that_runs_ahead_of_a_busy_caller_is_made_to_wait(
     await source.aclose()
 
 
-async def test_a_caller_in_no_hurry_gets_the_first_item_and_then_all_others_together(
+async def test_a_caller_that_coalesces_gets_the_first_item_and_then_all_others_together(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine, sink = (
-        make_transport(),
-        make_transport(),
-        await make_wire(),
-        SteppedEngine(),
-        recorder(),
-    )
-    instance = await through(wire, await server.serve(7, TOKENS, engine))
-    ctx = EngineContext("r")
+    client, wire, engine, instance = await stepped(make_transport, make_wire)
+    sink, ctx = recorder(), EngineContext("r")
     ctx.coalesce = 64
 
     await client.call(instance, TOKENS, 0, ctx, sink)
@@ -211,29 +197,22 @@ async def test_a_caller_in_no_hurry_gets_the_first_item_and_then_all_others_toge
     await sink.end()
 
     assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3, 4, 5]]
-    # Its frames need no answer: nothing of this connection is in a hurry.
+    # Its frames need no answer: no stream of this connection is of low latency.
     assert ACK_TAG not in wire.tags
 
 
-async def test_a_caller_in_no_hurry_still_gets_as_many_items_as_it_lets_wait(
+async def test_a_caller_that_coalesces_gets_as_many_items_as_it_lets_wait(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine, sink = (
-        make_transport(),
-        make_transport(),
-        await make_wire(),
-        SteppedEngine(),
-        recorder(),
-    )
-    instance = await through(wire, await server.serve(7, TOKENS, engine))
-    ctx = EngineContext("r")
+    client, _, engine, instance = await stepped(make_transport, make_wire)
+    sink, ctx = recorder(), EngineContext("r")
     ctx.coalesce = 3
 
     await client.call(instance, TOKENS, 0, ctx, sink)
     for _ in range(6):
         engine.step()
         await engine.all_wait()
-    await sink.until(lambda: len(sink.items) >= 3)
+    await sink.arrived(3)
 
     assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3], [4, 5, 6]]
 
@@ -278,18 +257,17 @@ async def test_large_items_of_a_handler_that_never_waits_leave_a_few_at_a_time(
 async def test_a_row_that_comes_twice_ends_the_stream_and_the_handler(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    server, client, wire, engine = make_transport(), make_transport(), await make_wire(), SteppedEngine()
-    instance = await through(wire, await server.serve(7, TOKENS, engine))
+    client, wire, engine, instance = await stepped(make_transport, make_wire)
     broken, whole = recorder(), recorder()
     await client.call(instance, TOKENS, 0, EngineContext("r"), broken)
-    await broken.until(lambda: broken.items)
+    await broken.begun()
 
     wire.double_a_row = True
     engine.step()
     error = await broken.end()
     await happens(engine.left[0])
     await client.call(instance, TOKENS, 0, EngineContext("s"), whole)
-    await whole.until(lambda: whole.items)
+    await whole.begun()
 
     assert isinstance(error, StreamIncomplete)
     assert "row 1" in error.message

@@ -416,7 +416,7 @@ async def test_a_subscriber_that_does_not_read_loses_events_that_are_counted_and
 # What is known of each other.
 
 
-async def test_whatever_letter_is_lost_no_stream_lies(office: Any, make_transport: Any, recorder: Any) -> None:
+async def test_whatever_message_is_lost_no_stream_lies(office: Any, make_transport: Any, recorder: Any) -> None:
     patience = {"heartbeat": 0.05, "accept_timeout": 0.3}
     server, client = await make_transport(**patience), await make_transport(**patience)
     instance = at(await server.serve(7, ECHO, echo))
@@ -464,7 +464,7 @@ async def test_what_is_no_link_never_becomes_an_address(office: Any, make_transp
     assert not server._registry.acceptors[7].links
 
 
-async def test_a_piece_that_is_missing_ends_the_streams_of_its_link_only(
+async def test_a_fragment_that_is_missing_ends_the_streams_of_its_link_only(
     office: Any, make_transport: Any, recorder: Any
 ) -> None:
     one, other, client = await make_transport(), await make_transport(), await make_transport()
@@ -524,7 +524,7 @@ def test_a_worker_knows_its_own_addresses_and_links(separator: str, instance_id:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_piece_are_refused_and_nothing_else(data: bytes) -> None:
+def test_bytes_that_are_no_fragment_are_refused_and_nothing_else(data: bytes) -> None:
     try:
         found = read_fragment(data)
     except LinkError:
@@ -533,7 +533,7 @@ def test_bytes_that_are_no_piece_are_refused_and_nothing_else(data: bytes) -> No
 
 
 @given(st.integers(0, 2**63 - 1), st.booleans(), st.binary(max_size=100))
-def test_pieces_come_back_as_they_went(number: int, more: bool, body: bytes) -> None:
+def test_fragments_come_back_as_they_went(number: int, more: bool, body: bytes) -> None:
     found = read_fragment(encode((number, more, body)))
 
     assert (found.number, found.more, bytes(found.body)) == (number, more, body)
@@ -614,7 +614,7 @@ async def endless(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, N
 @given(
     st.text(max_size=20), st.integers(0, 2**62), st.booleans(), st.binary(max_size=200), st.integers(0), st.integers(1)
 )
-def test_no_bit_of_a_piece_can_change_without_its_checksum_telling(
+def test_no_bit_of_a_fragment_can_change_without_its_checksum_telling(
     link: str, number: int, more: bool, body: bytes, at: int, bit: int
 ) -> None:
     checksums = Checksums(link, "there")
@@ -629,7 +629,7 @@ def test_no_bit_of_a_piece_can_change_without_its_checksum_telling(
     assert fragment.check != checksums.of(fragment.number, fragment.more, fragment.body)
 
 
-def test_a_checksum_belongs_to_one_link_one_direction_and_one_piece() -> None:
+def test_a_checksum_belongs_to_one_link_one_direction_and_one_fragment() -> None:
     mine = Checksums("a.1", "there").of(1, False, b"body")
 
     others = [
@@ -645,7 +645,7 @@ def test_a_checksum_belongs_to_one_link_one_direction_and_one_piece() -> None:
 
 @pytest.mark.parametrize("end", ["worker", "caller"])
 @pytest.mark.parametrize("harm", ["changed", "of another link", "without its checksum"])
-async def test_a_piece_that_is_not_what_was_sent_ends_its_link_and_is_counted(
+async def test_a_fragment_that_is_not_what_was_sent_ends_its_link_and_is_counted(
     office: Any, make_transport: Any, recorder: Any, end: str, harm: str
 ) -> None:
     metrics = Metrics()

@@ -1,4 +1,4 @@
-"""Whoever connects to the listener without being a caller: refused, by name where it helps, within bounds."""
+"""Clients of the listener that are no callers: refused with a reason where it helps, within limits."""
 
 from __future__ import annotations
 

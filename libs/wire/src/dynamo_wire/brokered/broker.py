@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from dynamo_core.backoff import jitter
+from dynamo_core.backoff import pauses
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import CannotConnect, ConfigError, Disconnected, DynamoError, Unavailable
 from dynamo_core.starting import wait_for_store
@@ -402,10 +402,10 @@ class Broker(ABC):
             await asyncio.wait([writer], timeout=CHECK)
 
     async def _reconnect(self) -> Session:
-        pause, told = RETRY_FIRST, set[str]()
+        retries, told = pauses(RETRY_FIRST, self._config.reconnect_wait), set[str]()
         while True:
             # Also before the first attempt: a thousand processes have lost the same server in the same moment.
-            await asyncio.sleep(jitter(pause))
+            await asyncio.sleep(next(retries))
             try:
                 session = await self._connect()
             except DynamoError as error:
@@ -419,7 +419,6 @@ class Broker(ABC):
             if self._closed:
                 # A library may swallow the cancelling of an attempt that ends in the same moment, well or badly.
                 raise asyncio.CancelledError
-            pause = min(2 * pause, self._config.reconnect_wait)
 
     async def _write(self, session: Session) -> None:
         low = self._config.write_high_water // 2

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 import msgspec
-from dynamo_core.backoff import jitter
+from dynamo_core.backoff import pauses
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
@@ -175,13 +175,13 @@ class _Subscriber:
             waiter.set_result(None)
 
     async def _watch(self, directory: Discovery) -> None:
-        retry = RETRY_FIRST
+        retries = pauses(RETRY_FIRST, RETRY_MOST)
         while True:
             try:
                 async with aclosing(directory.watch(f"{EVENT_SOURCES}{self._subject}/")) as changes:
                     snapshot: set[str] = set()
                     async for change in changes:
-                        retry = RETRY_FIRST
+                        retries = pauses(RETRY_FIRST, RETRY_MOST)
                         snapshot.add(change.key)
                         if change.kind is WatchKind.SYNCED:
                             # Records that were deleted while no watch was open.
@@ -191,8 +191,7 @@ class _Subscriber:
                             self._changed(change)
             except DynamoError as error:
                 log.warning("sources of events on %r cannot be watched: %s", self._subject, error)
-            await asyncio.sleep(jitter(retry))
-            retry = min(2 * retry, RETRY_MOST)
+            await asyncio.sleep(next(retries))
 
     def _changed(self, change: WatchEvent) -> None:
         if change.kind is WatchKind.DELETE:
@@ -233,17 +232,16 @@ class _Subscriber:
             self._events.append((source, number, payload))
             self._wake()
 
-        retry = RETRY_FIRST
+        retries = pauses(RETRY_FIRST, RETRY_MOST)
         while True:
             try:
                 subscription = (await self._peers.get(address)).subscribe(self._subject, source, put)
             except DynamoError as error:
                 log.debug("source %016x of %r: %s", source, self._subject, error)
             else:
-                retry = RETRY_FIRST
+                retries = pauses(RETRY_FIRST, RETRY_MOST)
                 try:
                     await subscription.over.wait()
                 finally:
                     subscription.close()
-            await asyncio.sleep(jitter(retry))
-            retry = min(2 * retry, RETRY_MOST)
+            await asyncio.sleep(next(retries))

@@ -44,6 +44,8 @@ bench_fixture = redis_bench.bench
 class Broken(BrokeredTransportKit):
     """The kit over Redis, with a part exchanged."""
 
+    WAIT: ClassVar[float] = 10.0
+    PATIENCE = (2.0, 10.0)
     #: Exchanges the part.
     fault: ClassVar[Any] = staticmethod(lambda patch: None)
     #: The checks that must fail.
@@ -58,8 +60,8 @@ class Broken(BrokeredTransportKit):
         if request.node.originalname not in self.FAILS:
             pytest.skip("this part does not break it")
         for module in (absence, bench, closing, events, outages, handlers):
-            monkeypatch.setattr(module, "WAIT", 2.0)
-        monkeypatch.setattr(Recorder.__init__, "__defaults__", (2.0,))
+            monkeypatch.setattr(module, "WAIT", self.PATIENCE[0])
+        monkeypatch.setattr(Recorder.__init__, "__defaults__", self.PATIENCE[:1])
         type(self).fault(monkeypatch)
 
     @pytest.fixture

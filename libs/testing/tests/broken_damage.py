@@ -25,6 +25,9 @@ class Broken(DamageChecks):
     MANY_FLIPS: ClassVar[int] = 300
     LEAST_WHOLE: ClassVar[int] = 10
 
+    #: The calls wait as long as their clients do.
+    WAIT: ClassVar[float] = 10.0
+    PATIENCE = (10.0, 10.0)
     checksum: ClassVar[bool] = True
     #: The checks that must fail, and no others may.
     FAILS: ClassVar[frozenset[str]] = frozenset()

@@ -55,7 +55,7 @@ class Seen:
 async def through_vllm(engine: VllmEngine, key: Iterator[int], prompt: list[int], limit: int) -> Asked:
     """Asks the AsyncLLM inside the plugin as a program around vLLM would."""
     vllm: Any = engine._engine
-    params, _ = engine._ask(request(prompt, limit))
+    params, _ = engine._sampling_params(request(prompt, limit))
     begun, first, tokens = time.perf_counter(), 0.0, 0
     async for output in vllm.generate({"type": "token", "prompt_token_ids": prompt}, params, f"bare-{next(key)}"):
         first = first or time.perf_counter()

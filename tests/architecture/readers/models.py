@@ -188,14 +188,16 @@ BATCH = pack([0.0, [{"type": "BlockStored", "block_hashes": [1], "token_ids": [1
 
 
 @reader(
-    "dynamo_plugin_engine_vllm.subscription:Tale.__init__ msgspec.msgpack.Decoder", bodies=msgpack_bodies, good=[BATCH]
+    "dynamo_plugin_engine_vllm.subscription:EventSequencer.__init__ msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+    good=[BATCH],
 )
 async def batches_of_vllm() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_engine_vllm.events import Translator
-    from dynamo_plugin_engine_vllm.subscription import Tale
+    from dynamo_plugin_engine_vllm.events import EventTranslator
+    from dynamo_plugin_engine_vllm.subscription import EventSequencer
 
     told: list[KvEvent] = []
-    tale = Tale(0, Translator(4), told.append)
+    tale = EventSequencer(0, EventTranslator(4), told.append)
     yield lambda data: tale.batch(tale.expected, data)
     assert isinstance(told[-1].data, KvStored)
 

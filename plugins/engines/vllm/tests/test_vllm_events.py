@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from dynamo_core import KvBlock, KvCleared, KvEvent, KvRemoved, KvStored
 from dynamo_core.kv import block_hashes
-from dynamo_plugin_engine_vllm.events import Change, Translator
-from dynamo_plugin_engine_vllm.subscription import Tale
+from dynamo_plugin_engine_vllm.events import Change, EventTranslator
+from dynamo_plugin_engine_vllm.subscription import EventSequencer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 def changes(*events: Any) -> list[Change]:
-    return Translator(SIZE).changes(events)
+    return EventTranslator(SIZE).changes(events)
 
 
 def test_a_stored_block_has_the_engines_name_and_the_hash_of_its_tokens() -> None:
@@ -94,7 +94,7 @@ def test_blocks_under_a_salt_are_hashed_under_it_and_so_are_those_that_follow() 
 
 
 def test_a_block_with_copies_is_removed_with_the_last_of_them() -> None:
-    translator = Translator(SIZE)
+    translator = EventTranslator(SIZE)
     translator.changes([stored([70], [1, 2]), stored([70], [1, 2])])
 
     assert translator.changes([removed(70)]) == []
@@ -123,9 +123,9 @@ def payload(events: list[Any], rank: int | None = 0) -> bytes:
 
 def told(*numbers: int, rank: int = 0) -> list[KvEvent]:
     events: list[KvEvent] = []
-    tale = Tale(rank, Translator(SIZE), events.append)
+    sequencer = EventSequencer(rank, EventTranslator(SIZE), events.append)
     for number in numbers:
-        tale.batch(number, payload(BATCHES[number]))
+        sequencer.batch(number, payload(BATCHES[number]))
     return events
 
 
@@ -148,12 +148,12 @@ def test_a_batch_that_is_lost_for_good_clears_the_cache_and_leaves_out_what_hang
 
 def test_the_end_of_the_engine_clears_what_it_held() -> None:
     events: list[KvEvent] = []
-    tale = Tale(0, Translator(SIZE), events.append)
-    tale.end()
+    sequencer = EventSequencer(0, EventTranslator(SIZE), events.append)
+    sequencer.end()
     assert events == []
 
-    tale.batch(0, payload(BATCHES[0]))
-    tale.end()
+    sequencer.batch(0, payload(BATCHES[0]))
+    sequencer.end()
     assert [type(event.data) for event in events] == [KvStored, KvCleared]
 
 

@@ -27,11 +27,11 @@ def told(rank: Rank) -> list[ActiveLoad]:
 
 def test_a_prompt_waits_until_its_first_token_is_there(rank: Rank) -> None:
     loads = told(rank)
-    with rank.request(40) as place:
+    with rank.request(40) as request_load:
         assert loads[-1].active_prefill_tokens == 40
-        place.prefilled()
+        request_load.prefilled()
         assert loads[-1].active_prefill_tokens == 0
-        place.prefilled()
+        request_load.prefilled()
     assert [load.active_prefill_tokens for load in loads] == [40, 0, 0]
     assert (loads[-1].worker_id, loads[-1].dp_rank) == (7, 2)
 

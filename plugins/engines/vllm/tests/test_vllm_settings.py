@@ -17,7 +17,7 @@ from dynamo_plugin_engine_vllm.arguments import (
     engine_arguments,
     events_arguments,
     transfer_arguments,
-    typed,
+    with_config_objects,
 )
 from dynamo_plugin_engine_vllm.config import REFUSED, VllmConfig
 from dynamo_plugin_engine_vllm.engine import VllmEngine
@@ -138,6 +138,6 @@ class Args:
 def test_mappings_in_the_config_file_become_vllms_own_config_objects_where_it_has_such() -> None:
     given = {"backend": {"name": "xgrammar"}, "overrides": {"a": 1}, "size": 2}
 
-    assert typed(given, Args.__dataclass_fields__) == {**given, "backend": Backend("xgrammar")}
+    assert with_config_objects(given, Args.__dataclass_fields__) == {**given, "backend": Backend("xgrammar")}
     with pytest.raises(BackendError.InvalidArgument, match=r"args\.backend: .*unknown"):
-        typed({"backend": {"unknown": 1}}, Args.__dataclass_fields__)
+        with_config_objects({"backend": {"unknown": 1}}, Args.__dataclass_fields__)

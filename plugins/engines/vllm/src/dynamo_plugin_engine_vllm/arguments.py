@@ -17,7 +17,7 @@ from dynamo_plugin_engine_vllm.config import VllmConfig
 CPU_CACHE = 1 << 30
 
 #: Settings that are vLLM's own, by the same name.
-_SAME = (
+_SAME_NAMES = (
     "max_model_len",
     "dtype",
     "quantization",
@@ -66,7 +66,7 @@ def engine_arguments(
         BackendError.InvalidArgument: `args` has a name that is not among those `known` to this vLLM.
     """
     arguments: dict[str, Any] = {"model": worker.model_path, "served_model_name": worker.model_name or None}
-    for name in _SAME:
+    for name in _SAME_NAMES:
         value = getattr(settings, name)
         if value is not None:
             arguments[name] = value
@@ -81,7 +81,7 @@ def engine_arguments(
     return arguments
 
 
-def typed(arguments: dict[str, Any], fields: Mapping[str, dataclasses.Field[Any]]) -> dict[str, Any]:
+def with_config_objects(arguments: dict[str, Any], fields: Mapping[str, dataclasses.Field[Any]]) -> dict[str, Any]:
     """The arguments with mappings in place of vLLM's own config objects made such objects.
 
     Raises:

@@ -35,22 +35,21 @@ from dynamo_core.errors import ConfigError, DynamoError
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_engine_vllm import arguments, handoff, library
-from dynamo_plugin_engine_vllm.answers import Answer
+from dynamo_plugin_engine_vllm.child_processes import ChildProcesses
 from dynamo_plugin_engine_vllm.config import VllmConfig
-from dynamo_plugin_engine_vllm.events import Translator
+from dynamo_plugin_engine_vllm.events import EventTranslator
 from dynamo_plugin_engine_vllm.library import Library
 from dynamo_plugin_engine_vllm.load import Rank, least_loaded, ranks_of, stat_logger
-from dynamo_plugin_engine_vllm.offspring import Offspring
-from dynamo_plugin_engine_vllm.outcome import outcome
-from dynamo_plugin_engine_vllm.reading import Reading
-from dynamo_plugin_engine_vllm.sampling import wishes
+from dynamo_plugin_engine_vllm.output_stream import OutputStream, result_or_error
+from dynamo_plugin_engine_vllm.outputs import OutputConverter
+from dynamo_plugin_engine_vllm.sampling import sampling_args
 from dynamo_plugin_engine_vllm.side_channel import side_channel
-from dynamo_plugin_engine_vllm.subscription import Tale, follow
+from dynamo_plugin_engine_vllm.subscription import EventSequencer, follow
 
 #: Seconds between two looks at whether vLLM's processes live, while no request would notice.
 WATCH_INTERVAL = 0.5
 #: Seconds beyond `shutdown_timeout` that the shutdown may take in all.
-_MARGIN = 10.0
+_SHUTDOWN_MARGIN = 10.0
 #: Seconds for streams that still run at the end to be told so.
 _LAST_OUTPUTS = 2.0
 
@@ -76,7 +75,7 @@ class VllmEngine(LLMEngine):
         self._started = False
         self._refusal: str | None = "generate called before start"
         self._death: asyncio.Event = asyncio.Event()
-        self._offspring: Offspring | None = None
+        self._children: ChildProcesses | None = None
         self._building: asyncio.Task[tuple[Any, Exception | None]] | None = None
         self._library: Library | None = None
         self._engine: Any = None
@@ -90,7 +89,7 @@ class VllmEngine(LLMEngine):
         self._traced = False
         self._numbers = itertools.count()
         #: What runs, by vLLM's names of the requests.
-        self._streams: dict[str, Reading] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -105,10 +104,10 @@ class VllmEngine(LLMEngine):
             raise BackendError.EngineShutdown("vllm engine already started")
         self._started = True
         self._library = library_ = await asyncio.to_thread(library.load)
-        self._offspring = offspring = await asyncio.to_thread(Offspring)
-        make, environment = self._plan(library_, offspring)
+        self._children = children = await asyncio.to_thread(ChildProcesses)
+        make, environment = self._engine_factory(library_, children)
         # Kept, for a start that is cut short leaves a thread that goes on.
-        building = outcome(asyncio.to_thread(offspring.build, make, environment))
+        building = result_or_error(asyncio.to_thread(children.build, make, environment))
         self._building = self._tasks.spawn(building, name="start vLLM")
         engine, error = await asyncio.shield(self._building)
         if isinstance(error, DynamoError):
@@ -117,17 +116,17 @@ class VllmEngine(LLMEngine):
             raise BackendError.EngineShutdown(f"vLLM did not start: {error}", cause=error) from error
         self._engine = engine
         tasks = await engine.get_supported_tasks()
-        config = self._learn(engine.vllm_config, worker_id, frozenset(tasks))
-        self._tasks.spawn(self._watch(), name="watch vLLM")
+        config = self._engine_config(engine.vllm_config, worker_id, frozenset(tasks))
+        self._tasks.spawn(self._watch_processes(), name="watch vLLM")
         self._refusal = None
         return config
 
-    def _plan(self, library_: Library, offspring: Offspring) -> tuple[Callable[[], Any], dict[str, str]]:
+    def _engine_factory(self, library_: Library, children: ChildProcesses) -> tuple[Callable[[], Any], dict[str, str]]:
         """How to make the engine, and what its processes are told in the environment."""
         settings, worker = self._settings, self.worker
         known = library_.AsyncEngineArgs.__dataclass_fields__
         given = arguments.engine_arguments(settings, worker, on_cpu=library_.on_cpu, known=known)
-        endpoints = arguments.Endpoints.in_folder(offspring.folder)
+        endpoints = arguments.Endpoints.in_folder(children.folder)
         events = arguments.events_arguments(settings, worker, endpoints)
         transfer = arguments.transfer_arguments(settings, worker, on_cpu=library_.on_cpu)
         environment: dict[str, str] = {}
@@ -144,12 +143,12 @@ class VllmEngine(LLMEngine):
                 given["kv_events_config"] = library_.KVEventsConfig(**events)
             if transfer is not None:
                 given["kv_transfer_config"] = library_.KVTransferConfig(**transfer)
-            engine_args = library_.AsyncEngineArgs(**arguments.typed(given, known))
+            engine_args = library_.AsyncEngineArgs(**arguments.with_config_objects(given, known))
             return library_.AsyncLLM.from_engine_args(engine_args, stat_loggers=[logger])
 
         return make, environment
 
-    def _learn(self, config: Any, worker_id: int, tasks: frozenset[str]) -> EngineConfig:
+    def _engine_config(self, config: Any, worker_id: int, tasks: frozenset[str]) -> EngineConfig:
         """Takes over what vLLM found out about the model and the machine."""
         cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
         numbers = ranks_of(parallel)
@@ -191,29 +190,29 @@ class VllmEngine(LLMEngine):
             BackendError.EngineShutdown: not started, draining, cleaned up, or vLLM's processes have died.
             BackendError.Disconnected: the KV cache did not come from the prefill worker.
         """
-        engine = self._running("generate")
-        rank = self._rank_for(request)
-        params, answer = self._ask(request)
+        engine = self._require_engine("generate")
+        rank = self._select_rank(request)
+        params, converter = self._sampling_params(request)
         if ctx.is_stopped() and self._role is not DisaggregationMode.DECODE:
             # A decode worker fetches the cache all the same, so that the prefill worker can let go of it.
-            yield answer.cancelled()
+            yield converter.cancelled()
             return
         key = f"{ctx.attempt_id}-{next(self._numbers)}"
-        with self._failures(), rank.request(len(request.token_ids)) as place:
-            reading = Reading(
-                engine.generate(self._prompt(request), params, key, **self._way(request, rank, ctx)),
+        with self._translate_errors(), rank.request(len(request.token_ids)) as request_load:
+            outputs = OutputStream(
+                engine.generate(self._prompt(request), params, key, **self._generate_options(request, rank, ctx)),
                 abort=partial(engine.abort, key),
                 tasks=self._tasks,
                 # Until it has come, vLLM may still be receiving the KV cache: an abort now can end its processes.
                 hold=self._role is DisaggregationMode.DECODE,
             )
-            self._streams[key] = reading
+            self._streams[key] = outputs
             self._idle.clear()
             try:
-                with reading.stopped_by(ctx):
-                    async for output in reading:
-                        place.prefilled()
-                        for item in answer.items(output):
+                with outputs.stopped_by(ctx):
+                    async for output in outputs:
+                        request_load.prefilled()
+                        for item in converter.items(output):
                             if ctx.is_stopped():
                                 break
                             if item.finish_reason is not None:
@@ -225,12 +224,12 @@ class VllmEngine(LLMEngine):
                             return
                 if not ctx.is_stopped():
                     raise BackendError.EngineShutdown(self._refusal or "vLLM ended a stream too soon")
-                yield answer.cancelled()
+                yield converter.cancelled()
             finally:
                 del self._streams[key]
                 if not self._streams:
                     self._idle.set()
-                await reading.aclose()
+                await outputs.aclose()
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
         """One vector per input.
@@ -240,18 +239,18 @@ class VllmEngine(LLMEngine):
             BackendError.Cancelled: the request was stopped.
             BackendError.EngineShutdown: as for `generate`.
         """
-        engine = self._running("embed")
+        engine = self._require_engine("embed")
         if ctx.is_stopped():
             raise BackendError.Cancelled("the request was stopped")
-        library_ = self._known_library()
-        with _refusals():
+        library_ = self._require_library()
+        with _as_invalid_argument():
             params = library_.PoolingParams(task="embed", dimensions=request.dimensions)
 
         async def vector(token_ids: list[int]) -> list[float]:
             if not token_ids:
                 raise invalid_argument("token_ids must not be empty")
             key = f"{ctx.attempt_id}-{next(self._numbers)}"
-            with self._failures():
+            with self._translate_errors():
                 async for output in engine.encode(library_.tokens_input(token_ids), params, key):
                     if output.finished:
                         values: list[float] = output.outputs.data.tolist()
@@ -259,7 +258,8 @@ class VllmEngine(LLMEngine):
             raise BackendError.StreamIncomplete("vLLM ended an embedding without a result")
 
         jobs = [
-            self._tasks.spawn(outcome(vector(token_ids)), name=f"embed for {ctx.id}") for token_ids in request.token_ids
+            self._tasks.spawn(result_or_error(vector(token_ids)), name=f"embed for {ctx.id}")
+            for token_ids in request.token_ids
         ]
 
         def stop() -> None:
@@ -296,11 +296,11 @@ class VllmEngine(LLMEngine):
         """Ends vLLM and all its processes; streams that still run end with `EngineShutdown`."""
         if not self._death.is_set():
             self._refusal = "the vLLM engine was stopped"
-        offspring, self._offspring = self._offspring, None
+        children, self._children = self._children, None
         building, self._building = self._building, None
         engine, self._engine = self._engine, None
         if engine is None and building is not None:
-            engine = await self._cut(building, offspring)
+            engine = await self._cancel_start(building, children)
         if engine is not None:
             await self._end_streams(engine)
         await self._tasks.aclose()
@@ -309,11 +309,11 @@ class VllmEngine(LLMEngine):
             # vLLM complains of an engine that is left to the end of the interpreter.
             del engine
         self._ranks.clear()
-        if offspring is not None:
-            left = await asyncio.to_thread(offspring.kill)
+        if children is not None:
+            left = await asyncio.to_thread(children.kill)
             if left:
                 log.warning("%d processes of vLLM did not end by themselves and were killed", left)
-            await asyncio.to_thread(offspring.close)
+            await asyncio.to_thread(children.close)
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
         """Registers gauges and counters of every rank, and shows those of vLLM itself."""
@@ -353,15 +353,15 @@ class VllmEngine(LLMEngine):
             "token_ids": [1],
             "stop_conditions": {"max_tokens": 1, "ignore_eos": True},
             "sampling_options": {"temperature": 0.0},
-            "prefill_result": {"disaggregated_params": handoff.given(None)},
+            "prefill_result": {"disaggregated_params": handoff.outgoing(None)},
         }
 
     # What a request becomes.
 
-    def _ask(self, request: PreprocessedRequest) -> tuple[Any, Answer]:
+    def _sampling_params(self, request: PreprocessedRequest) -> tuple[Any, OutputConverter]:
         """vLLM's sampling parameters, and what reads the answer."""
-        library_ = self._known_library()
-        wished = wishes(
+        library_ = self._require_library()
+        args = sampling_args(
             request,
             defaults=self._defaults,
             context_length=self._context_length,
@@ -370,41 +370,41 @@ class VllmEngine(LLMEngine):
         )
         transfer, cached = None, None
         if self._role is DisaggregationMode.PREFILL:
-            transfer = handoff.ASK
+            transfer = handoff.PREFILL_PARAMS
         elif self._role is DisaggregationMode.DECODE:
-            transfer, cached = handoff.taken(request), handoff.cached_tokens(request)
-        with _refusals():
-            guide = library_.StructuredOutputsParams(**wished.guided) if wished.guided is not None else None
+            transfer, cached = handoff.incoming(request), handoff.cached_tokens(request)
+        with _as_invalid_argument():
+            guide = library_.StructuredOutputsParams(**args.guided) if args.guided is not None else None
             params = library_.SamplingParams(
-                **wished.params,
+                **args.params,
                 structured_outputs=guide,
                 # Text is the frontend's work.
                 detokenize=False,
                 output_kind=library_.delta,
                 extra_args={handoff.KEY: transfer} if transfer is not None else None,
             )
-            if wished.bad_words_token_ids:
+            if args.bad_words_token_ids:
                 # vLLM makes them of words; we have no words.
-                params._bad_words_token_ids = wished.bad_words_token_ids
-        return params, Answer(request, cached)
+                params._bad_words_token_ids = args.bad_words_token_ids
+        return params, OutputConverter(request, cached)
 
     def _prompt(self, request: PreprocessedRequest) -> Any:
         salt = request.routing.cache_salt if request.routing is not None else None
-        return self._known_library().tokens_input(request.token_ids, cache_salt=salt)
+        return self._require_library().tokens_input(request.token_ids, cache_salt=salt)
 
-    def _way(self, request: PreprocessedRequest, rank: Rank, ctx: GenerateContext) -> dict[str, Any]:
+    def _generate_options(self, request: PreprocessedRequest, rank: Rank, ctx: GenerateContext) -> dict[str, Any]:
         """What `AsyncLLM.generate` is told beside the prompt and the parameters."""
-        way: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if len(self._ranks) > 1:
-            way["data_parallel_rank"] = rank.number - self._first_rank
+            options["data_parallel_rank"] = rank.number - self._first_rank
         if request.routing is not None and request.routing.priority:
             # To vLLM a low number is urgent, to our clients a high one.
-            way["priority"] = -request.routing.priority
+            options["priority"] = -request.routing.priority
         if self._traced:
-            way["trace_headers"] = dict(ctx.metadata)
-        return way
+            options["trace_headers"] = dict(ctx.metadata)
+        return options
 
-    def _rank_for(self, request: PreprocessedRequest) -> Rank:
+    def _select_rank(self, request: PreprocessedRequest) -> Rank:
         wanted = request.routing.dp_rank if request.routing is not None else None
         if wanted is None:
             return least_loaded([*self._ranks.values()])
@@ -419,57 +419,59 @@ class VllmEngine(LLMEngine):
             # Nobody stopped it: it is the engine that ends.
             raise BackendError.EngineShutdown(self._refusal or "vLLM gave the request up")
         if self._role is DisaggregationMode.PREFILL:
-            item.disaggregated_params = handoff.given(output.kv_transfer_params)
+            item.disaggregated_params = handoff.outgoing(output.kv_transfer_params)
 
     # Errors and the end.
 
-    def _running(self, call: str) -> Any:
+    def _require_engine(self, call: str) -> Any:
         if self._refusal is not None or self._engine is None:
             refusal = self._refusal or "the vLLM engine does not run"
             raise BackendError.EngineShutdown(refusal.replace("generate", call))
         return self._engine
 
-    def _known_library(self) -> Library:
+    def _require_library(self) -> Library:
         if self._library is None:
             raise BackendError.EngineShutdown("the vLLM engine does not run")
         return self._library
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Around calls of vLLM: what it raises, as errors of ours."""
         try:
             yield
         except (DynamoError, asyncio.CancelledError, GeneratorExit):
             raise
         except Exception as error:
-            known = self._known_library()
+            known = self._require_library()
             if isinstance(error, known.EngineDeadError):
-                self._dead()
+                self._mark_dead()
                 raise BackendError.EngineShutdown(self._refusal or "vLLM's processes have died", cause=error) from error
             if isinstance(error, known.ClientError):
                 raise BackendError.InvalidArgument(str(error), cause=error) from error
             raise
 
-    def _dead(self) -> None:
+    def _mark_dead(self) -> None:
         if not self._death.is_set():
             self._refusal = "vLLM's processes have died"
             self._death.set()
 
-    async def _watch(self) -> None:
+    async def _watch_processes(self) -> None:
         """Notices the death of vLLM's processes, which it tells only to those who ask."""
         while self._engine is not None and not self._engine.errored:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(WATCH_INTERVAL)
         if self._engine is not None:
-            self._dead()
+            self._mark_dead()
 
     @staticmethod
-    async def _cut(building: asyncio.Task[tuple[Any, Exception | None]], offspring: Offspring | None) -> Any:
+    async def _cancel_start(
+        building: asyncio.Task[tuple[Any, Exception | None]], children: ChildProcesses | None
+    ) -> Any:
         """Ends a start that was cut short; the engine if it had come up all the same."""
-        if offspring is not None and not building.done():
+        if children is not None and not building.done():
             # Without its processes the thread that waits for them gives up.
-            await asyncio.to_thread(offspring.kill)
+            await asyncio.to_thread(children.kill)
         try:
-            async with asyncio.timeout(_MARGIN):
+            async with asyncio.timeout(_SHUTDOWN_MARGIN):
                 return (await asyncio.shield(building))[0]
         except TimeoutError:
             return None
@@ -487,21 +489,21 @@ class VllmEngine(LLMEngine):
             # It would report the end of the processes as a failure.
             handler.cancel()
         try:
-            async with asyncio.timeout(self._settings.shutdown_timeout + _MARGIN):
+            async with asyncio.timeout(self._settings.shutdown_timeout + _SHUTDOWN_MARGIN):
                 await asyncio.to_thread(engine.shutdown, self._settings.shutdown_timeout)
         except TimeoutError:
             log.warning("vLLM did not shut down in time")
         except Exception:
             log.exception("vLLM could not be shut down in order")
 
-    def _subscribe(self, number: int, endpoint: str, replay: str, tell: Callable[[KvEvent], None]) -> None:
-        tale = Tale(number, Translator(self._block_size), tell)
-        following = follow(self._known_library().zmq, endpoint, replay, tale)
+    def _subscribe(self, number: int, endpoint: str, replay: str, emit: Callable[[KvEvent], None]) -> None:
+        sequencer = EventSequencer(number, EventTranslator(self._block_size), emit)
+        following = follow(self._require_library().zmq, endpoint, replay, sequencer)
         self._tasks.spawn(following, name=f"KV events of rank {number}")
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
+def _as_invalid_argument() -> Iterator[None]:
     """Around the making of vLLM's parameters: what it does not take is the request's fault."""
     try:
         yield

@@ -29,7 +29,7 @@ _WHOLE = (None, "full_attention", "mla_attention", "sink_full_attention")
 log = logging.getLogger(__name__)
 
 
-class Translator:
+class EventTranslator:
     """Follows the cache of one rank.
 
     A block is told once its whole prefix is: so blocks whose beginning was lost, or that cannot be hashed here, are

@@ -11,7 +11,7 @@ from dynamo_core import PreprocessedRequest, invalid_argument
 KEY = "kv_transfer_params"
 
 #: What a prefill worker asks its connector for: hold the blocks until somebody fetches them.
-ASK: dict[str, Any] = {
+PREFILL_PARAMS: dict[str, Any] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -21,13 +21,13 @@ ASK: dict[str, Any] = {
 }
 
 
-def given(params: Any) -> dict[str, Any]:
+def outgoing(params: Any) -> dict[str, Any]:
     """The handoff for `disaggregated_params`; None in it says that the decode worker computes the prompt itself."""
     plain = msgspec.to_builtins(params, enc_hook=str) if params is not None else None
     return {KEY: plain}
 
 
-def taken(request: PreprocessedRequest) -> Any:
+def incoming(request: PreprocessedRequest) -> Any:
     """The connector's parameters of the prefill worker; None if it had nothing to hand over.
 
     Raises:

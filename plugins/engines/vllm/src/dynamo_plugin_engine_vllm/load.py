@@ -12,7 +12,7 @@ from dynamo_core.contracts.metrics import CounterLike, GaugeLike
 
 
 @dataclass(slots=True)
-class Place:
+class RequestLoad:
     """One request's part of the load of a rank."""
 
     rank: Rank
@@ -23,11 +23,11 @@ class Place:
         tokens, self.prefill_tokens = self.prefill_tokens, 0
         if tokens:
             self.rank.waiting_tokens -= tokens
-            self.rank.tell()
+            self.rank.report()
 
 
 @dataclass(slots=True)
-class _Meters:
+class _Metrics:
     running: GaugeLike
     waiting: GaugeLike
     used: GaugeLike
@@ -43,7 +43,7 @@ class Rank:
         self._worker_id = worker_id
         self._blocks = blocks
         self._subscribers: list[Callable[[ActiveLoad], None]] = []
-        self._meters: _Meters | None = None
+        self._metrics: _Metrics | None = None
         #: Requests that were handed to vLLM and have not ended.
         self.requests = 0
         #: Their prompt tokens, of those that have no token yet.
@@ -56,21 +56,21 @@ class Rank:
         self.hit_tokens = 0
 
     @contextmanager
-    def request(self, prompt_tokens: int) -> Iterator[Place]:
+    def request(self, prompt_tokens: int) -> Iterator[RequestLoad]:
         """Around one request."""
-        place = Place(self, prompt_tokens)
+        request_load = RequestLoad(self, prompt_tokens)
         self.requests += 1
         self.waiting_tokens += prompt_tokens
-        self.tell()
+        self.report()
         try:
-            yield place
+            yield request_load
         finally:
             self.requests -= 1
-            place.prefilled()
+            request_load.prefilled()
             if not self.requests:
                 # Statistics come with steps, and there may be no further one.
                 self.used_blocks = 0
-                self.tell()
+                self.report()
 
     def record(self, stats: Any) -> None:
         """Takes the `SchedulerStats` of a step."""
@@ -80,17 +80,17 @@ class Rank:
         found = stats.prefix_cache_stats
         self.queried_tokens += found.queries
         self.hit_tokens += found.hits
-        if self._meters is not None:
-            self._meters.running.set(stats.num_running_reqs)
-            self._meters.waiting.set(stats.num_waiting_reqs)
-            self._meters.queried.inc(found.queries)
-            self._meters.hit.inc(found.hits)
-        self.tell()
+        if self._metrics is not None:
+            self._metrics.running.set(stats.num_running_reqs)
+            self._metrics.waiting.set(stats.num_waiting_reqs)
+            self._metrics.queried.inc(found.queries)
+            self._metrics.hit.inc(found.hits)
+        self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Tells those who want to know how things are."""
-        if self._meters is not None:
-            self._meters.used.set(self.used_blocks)
+        if self._metrics is not None:
+            self._metrics.used.set(self.used_blocks)
         if self._subscribers:
             load = ActiveLoad(
                 self._worker_id,
@@ -116,7 +116,7 @@ class Rank:
         def counter(name: str, help: str) -> CounterLike:
             return metrics.counter(f"dynamo_vllm_{name}", help, label).labels(rank)
 
-        self._meters = _Meters(
+        self._metrics = _Metrics(
             gauge("running_requests", "Requests that vLLM computes."),
             gauge("waiting_requests", "Requests that wait for a place in vLLM."),
             gauge("kv_used_blocks", "KV blocks that requests hold."),

@@ -18,7 +18,7 @@ ROUNDS = 50
 PAUSE = 0.1
 
 
-def marked(mark: str) -> list[int]:
+def marked_pids(mark: str) -> list[int]:
     """The processes of this user whose environment holds the mark, this one left out."""
     wanted = mark.encode()
     found = []
@@ -39,7 +39,7 @@ def kill_marked(mark: str, rounds: int = ROUNDS, spare: int | None = None) -> in
     """Kills them, again until none is left; how many there were. `spare` is a process that is left alone."""
     killed: set[int] = set()
     for _ in range(rounds):
-        there = [pid for pid in marked(mark) if pid != spare]
+        there = [pid for pid in marked_pids(mark) if pid != spare]
         if not there:
             break
         for pid in there:

@@ -11,7 +11,7 @@ from dynamo_core import DisaggregationMode, PreprocessedRequest, SamplingOptions
 from dynamo_core.protocol.request import GuidedDecodingOptions
 
 #: Options that have the same name and meaning in vLLM.
-_SAME = (
+_SAME_NAMES = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
@@ -28,7 +28,7 @@ _OTHER_MEDIA = ("multi_modal_data", "mm_processor_kwargs", "prompt_embeds")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class SamplingArgs:
     """The arguments of `SamplingParams`, and two that are not plain values there."""
 
     params: dict[str, Any]
@@ -37,14 +37,14 @@ class Wishes:
     bad_words_token_ids: list[list[int]] | None = None
 
 
-def wishes(
+def sampling_args(
     request: PreprocessedRequest,
     *,
     defaults: Mapping[str, Any],
     context_length: int,
     role: DisaggregationMode,
     guided_backend: str = "auto",
-) -> Wishes:
+) -> SamplingArgs:
     """What is asked of vLLM; `defaults` come from the model's generation config.
 
     Stop strings are the frontend's work: the engine makes no text. Values out of range are left to vLLM to refuse.
@@ -56,10 +56,10 @@ def wishes(
     _check(request, room, context_length, role)
     if role is DisaggregationMode.PREFILL:
         # One token that nobody sees. It must not end the answer: then nothing would be handed over.
-        return Wishes({"temperature": 0.0, "max_tokens": 1, "min_tokens": 1})
+        return SamplingArgs({"temperature": 0.0, "max_tokens": 1, "min_tokens": 1})
     options, stop = request.sampling_options, request.stop_conditions
     params = dict(defaults)
-    for name in _SAME:
+    for name in _SAME_NAMES:
         value = getattr(options, name)
         if value is not None:
             params[name] = value
@@ -79,7 +79,7 @@ def wishes(
     if request.output_options.logprobs is not None:
         params["logprobs"] = request.output_options.logprobs
     guided = _guided(options.guided_decoding, guided_backend)
-    return Wishes(params, guided, options.bad_words_token_ids)
+    return SamplingArgs(params, guided, options.bad_words_token_ids)
 
 
 def _check(request: PreprocessedRequest, room: int, context_length: int, role: DisaggregationMode) -> None:

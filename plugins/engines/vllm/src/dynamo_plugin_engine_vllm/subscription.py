@@ -11,7 +11,7 @@ from dynamo_core import KvCleared, KvEvent
 from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import UNREADABLE, read
 
-from dynamo_plugin_engine_vllm.events import Change, Translator
+from dynamo_plugin_engine_vllm.events import Change, EventTranslator
 
 #: Seconds for the publisher to answer a request for old batches.
 REPLAY_TIMEOUT = 5.0
@@ -21,16 +21,16 @@ _END = (2**64 - 1).to_bytes(8, "big")
 log = logging.getLogger(__name__)
 
 
-class Tale:
+class EventSequencer:
     """Batches by number, put in order: what comes twice is dropped, what is lost for good clears the cache.
 
-    `tell` is called with every event, numbered from 0 without a gap.
+    `emit` is called with every event, numbered from 0 without a gap.
     """
 
-    def __init__(self, rank: int, translator: Translator, tell: Callable[[KvEvent], None]) -> None:
+    def __init__(self, rank: int, translator: EventTranslator, emit: Callable[[KvEvent], None]) -> None:
         self._rank = rank
         self._translator = translator
-        self._tell = tell
+        self._emit_event = emit
         self._decoder = msgspec.msgpack.Decoder()
         self._unreadable = LeftOut(log, "a batch of KV events of rank")
         self._number = 0
@@ -47,7 +47,7 @@ class Tale:
             return
         if sequence > self.expected:
             log.warning("%d batches of KV events of rank %d were lost", sequence - self.expected, self._rank)
-            self._say(self._translator.clear())
+            self._emit(self._translator.clear())
         self.expected = sequence + 1
         try:
             changes = self._translator.changes(read(self._decoder, payload)[1])
@@ -58,21 +58,21 @@ class Tale:
         else:
             self._unreadable.readable(str(self._rank))
         for change in changes:
-            self._say(change)
+            self._emit(change)
 
     def end(self) -> None:
         """The cache is gone."""
         if len(self._translator):
-            self._say(self._translator.clear())
+            self._emit(self._translator.clear())
 
-    def _say(self, change: Change) -> None:
-        self._tell(KvEvent(self._number, change, self._rank))
+    def _emit(self, change: Change) -> None:
+        self._emit_event(KvEvent(self._number, change, self._rank))
         self._number += 1
         if isinstance(change, KvCleared):
             log.debug("the KV cache of rank %d was cleared", self._rank)
 
 
-async def follow(zmq: Any, endpoint: str, replay: str, tale: Tale) -> None:
+async def follow(zmq: Any, endpoint: str, replay: str, sequencer: EventSequencer) -> None:
     """Tells the tale until cancelled. `zmq` is pyzmq, whose `asyncio` part has been imported."""
     context = zmq.asyncio.Context()
     subscriber = context.socket(zmq.SUB)
@@ -82,30 +82,30 @@ async def follow(zmq: Any, endpoint: str, replay: str, tale: Tale) -> None:
         subscriber.connect(endpoint)
         subscriber.subscribe(b"")
         # What was published before, or while the subscription was under way.
-        await _catch_up(zmq, context, replay, tale)
+        await _catch_up(zmq, context, replay, sequencer)
         while True:
             _, sequence, payload = await subscriber.recv_multipart()
             number = int.from_bytes(sequence, "big")
-            if tale.gap(number):
-                await _catch_up(zmq, context, replay, tale)
-            tale.batch(number, payload)
+            if sequencer.gap(number):
+                await _catch_up(zmq, context, replay, sequencer)
+            sequencer.batch(number, payload)
     finally:
         subscriber.close(linger=0)
         context.term()
-        tale.end()
+        sequencer.end()
 
 
-async def _catch_up(zmq: Any, context: Any, replay: str, tale: Tale) -> None:
+async def _catch_up(zmq: Any, context: Any, replay: str, sequencer: EventSequencer) -> None:
     """Fetches every batch from the expected one on that the publisher still has."""
     asker = context.socket(zmq.DEALER)
     try:
         asker.connect(replay)
-        await asker.send_multipart([b"", tale.expected.to_bytes(8, "big")])
+        await asker.send_multipart([b"", sequencer.expected.to_bytes(8, "big")])
         while await asker.poll(REPLAY_TIMEOUT * 1000):
             *_, sequence, payload = await asker.recv_multipart()
             if sequence == _END:
                 return
-            tale.batch(int.from_bytes(sequence, "big"), payload)
+            sequencer.batch(int.from_bytes(sequence, "big"), payload)
         log.warning("vLLM did not send its old KV events within %g s", REPLAY_TIMEOUT)
     finally:
         asker.close(linger=0)

@@ -31,8 +31,8 @@ from dynamo_core.kv import block_hashes
 from dynamo_core.protocol.request import GuidedDecodingOptions
 from dynamo_core.tasks import TaskSet
 from dynamo_plugin_engine_vllm.engine import VllmEngine
-from dynamo_plugin_engine_vllm.events import Translator
-from dynamo_plugin_engine_vllm.subscription import Tale, follow
+from dynamo_plugin_engine_vllm.events import EventTranslator
+from dynamo_plugin_engine_vllm.subscription import EventSequencer, follow
 from dynamo_testing import mock_context
 from tokenizers import Tokenizer
 
@@ -48,7 +48,7 @@ class Running:
 
     def __init__(self, engine: VllmEngine, ask: Callable[..., Any]) -> None:
         self.engine = engine
-        self._ask = ask
+        self._sampling_params = ask
         self.events: list[KvEvent] = []
         self.loads: list[ActiveLoad] = []
 
@@ -56,7 +56,7 @@ class Running:
         stop = fields.pop("stop", None) or StopConditions(max_tokens=limit, ignore_eos=True)
         sampling = fields.pop("sampling", None) or SamplingOptions(temperature=0.0)
         request = PreprocessedRequest(token_ids=prompt, stop_conditions=stop, sampling_options=sampling, **fields)
-        items: list[LLMEngineOutput] = await self._ask(self.engine, request)
+        items: list[LLMEngineOutput] = await self._sampling_params(self.engine, request)
         return items
 
     async def tokens(self, prompt: list[int] = PROMPT, limit: int | None = 8, **fields: Any) -> list[int]:
@@ -136,11 +136,11 @@ async def test_another_salt_shares_no_blocks_and_is_hashed_apart(running: Runnin
     assert [block.tokens_hash for block in data.blocks][:2] == block_hashes(prompt, BLOCK, cache_salt="tenant")
 
 
-class Forgetful(Tale):
+class Forgetful(EventSequencer):
     """Does not get some batches the first time that they come; one at a time, for a replay brings others too."""
 
     def __init__(self, tell: Callable[[KvEvent], None]) -> None:
-        super().__init__(0, Translator(BLOCK), tell)
+        super().__init__(0, EventTranslator(BLOCK), tell)
         self.missed: set[int] = set()
 
     def batch(self, sequence: int, payload: bytes) -> None:
@@ -154,17 +154,17 @@ async def test_a_reader_that_came_late_and_missed_batches_fetches_them(running: 
     vllm: Any = running.engine._engine
     where = vllm.get_kv_event_sources()[0]
     events: list[KvEvent] = []
-    tale = Forgetful(events.append)
+    sequencer = Forgetful(events.append)
     tasks = TaskSet()
-    following = follow(running.engine._known_library().zmq, where.endpoint, where.replay_endpoint, tale)
+    following = follow(running.engine._require_library().zmq, where.endpoint, where.replay_endpoint, sequencer)
     await running.ask([5] * 40)
     tasks.spawn(following, name="a second reader")
     try:
         await running.until(lambda: len(events) == len(running.events) > 0)
-        tale.missed = {tale.expected + 1}
+        sequencer.missed = {sequencer.expected + 1}
         for number in range(6):
             await running.ask([number + 1] * 40)
-        await running.until(lambda: not tale.missed and len(events) == len(running.events))
+        await running.until(lambda: not sequencer.missed and len(events) == len(running.events))
         assert [event.data for event in events] == [event.data for event in running.events]
     finally:
         await tasks.aclose()

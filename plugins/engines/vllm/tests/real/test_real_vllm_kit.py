@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from dynamo_core import EmbedRequest
 from dynamo_core.errors import BackendError
+from dynamo_plugin_engine_vllm.child_processes import MARK
 from dynamo_plugin_engine_vllm.engine import VllmEngine
-from dynamo_plugin_engine_vllm.offspring import MARK
 from dynamo_testing import mock_context, run_conformance
 
 
@@ -62,7 +62,7 @@ async def test_an_embedding_model_makes_vectors_and_no_answers(make_engine: Call
 async def test_a_start_that_is_cut_short_leaves_nothing_behind(make_engine: Callable[..., VllmEngine]) -> None:
     engine = make_engine()
     starting = asyncio.create_task(engine.start(1))
-    while (offspring := engine._offspring) is None or not offspring.pids:  # noqa: ASYNC110 - nothing tells of it
+    while (children := engine._children) is None or not children.pids:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.05)
 
     starting.cancel()
@@ -70,8 +70,8 @@ async def test_a_start_that_is_cut_short_leaves_nothing_behind(make_engine: Call
         await starting
     await engine.cleanup()
 
-    assert not offspring.pids
-    assert not offspring.folder.exists()
+    assert not children.pids
+    assert not children.folder.exists()
 
 
 def test_an_engine_that_runs_is_killed_with_its_worker(model: Path) -> None:

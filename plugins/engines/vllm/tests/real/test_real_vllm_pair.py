@@ -74,7 +74,7 @@ class Pair:
 
     async def alone(self, prompt: Sequence[int]) -> list[int]:
         """What the decode engine says without any help."""
-        return await self.decoded(prompt, PrefillResult(disaggregated_params=handoff.given(None)))
+        return await self.decoded(prompt, PrefillResult(disaggregated_params=handoff.outgoing(None)))
 
     def lent(self, mode: DisaggregationMode) -> Any:
         return Lent(self.prefill if mode is PREFILL else self.decode, self.configs[mode])

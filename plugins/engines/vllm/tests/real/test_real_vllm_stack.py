@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_plugin_engine_vllm.offspring import MARK
+from dynamo_plugin_engine_vllm.child_processes import MARK
 from dynamo_text.load import HF, load_tokenizer
 
 #: A busy machine takes minutes for two engines.
@@ -145,7 +145,7 @@ class Server:
             self.process.stderr.close()
 
 
-def offspring(worker: int) -> dict[int, str]:
+def children(worker: int) -> dict[int, str]:
     """vLLM's processes of a worker, with their names, whether it lives or not."""
     found = {}
     for folder in Path("/proc").iterdir():
@@ -255,7 +255,7 @@ def test_a_stream_goes_on_elsewhere_when_vllms_process_is_killed_and_the_worker_
     cores = {
         worker: pid
         for worker in server.pids().values()
-        for pid, name in offspring(worker).items()
+        for pid, name in children(worker).items()
         if name.startswith("VLLM::Engine")
     }
     before = len(server.served_by())
@@ -270,7 +270,7 @@ def test_a_stream_goes_on_elsewhere_when_vllms_process_is_killed_and_the_worker_
     assert server.served_by()[-1] != worker
     server.until(lambda: worker not in server.pids().values())
     server.until(lambda: any("has died" in line["message"] for line in server.messages))
-    server.until(lambda: not offspring(worker))
+    server.until(lambda: not children(worker))
 
 
 def test_a_worker_that_is_killed_leaves_no_process_of_vllms(server: Server) -> None:
@@ -279,14 +279,14 @@ def test_a_worker_that_is_killed_leaves_no_process_of_vllms(server: Server) -> N
 
     def starting() -> int:
         pids = {server.running(f"workers.tiny-{replica}") for replica in range(2)} - {other}
-        return next((pid for pid in pids if len(offspring(pid)) > 1), 0)
+        return next((pid for pid in pids if len(children(pid)) > 1), 0)
 
     worker = server.until(starting, 120)
 
     os.kill(worker, signal.SIGKILL)
 
-    server.until(lambda: not offspring(worker))
-    assert len(offspring(other)) > 1
+    server.until(lambda: not children(worker))
+    assert len(children(other)) > 1
 
 
 def test_ctrl_c_lets_a_stream_finish_and_leaves_nothing_behind(server: Server) -> None:
@@ -299,6 +299,6 @@ def test_ctrl_c_lets_a_stream_finish_and_leaves_nothing_behind(server: Server) -
     workers = {int(match[1]) for line in server.messages if (match := re.search(r"runs as pid (\d+)", line["message"]))}
     server.process.wait(90)
     deadline = time.monotonic() + 15
-    while left := [pid for worker in workers for pid in offspring(worker)]:
+    while left := [pid for worker in workers for pid in children(worker)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 from dynamo_core import GenerateContext
 from dynamo_core.tasks import TaskSet
 
-from dynamo_plugin_engine_vllm.outcome import outcome
+T = TypeVar("T")
 
 
-class Reading:
+class OutputStream:
     """Iterates what vLLM gives out. Once stopped it ends soon, by itself; closing it frees the request in vLLM.
 
     The first output may take long (a queue, a prompt, a transfer), and a stop must not wait for it: it is read by a
@@ -47,7 +47,7 @@ class Reading:
         finally:
             forget()
 
-    def __aiter__(self) -> Reading:
+    def __aiter__(self) -> OutputStream:
         return self
 
     async def __anext__(self) -> Any:
@@ -64,7 +64,7 @@ class Reading:
 
     async def _read_first(self) -> Any:
         self._woken = woken = asyncio.get_running_loop().create_future()
-        first = self._tasks.spawn(outcome(anext(self._stream)), name="first output of vLLM")
+        first = self._tasks.spawn(result_or_error(anext(self._stream)), name="first output of vLLM")
         first.add_done_callback(lambda _: self._wake())
         try:
             if self._stopped:
@@ -75,7 +75,7 @@ class Reading:
         finally:
             self._woken = None
             if not first.done():
-                await self._leave(first)
+                await self._abandon(first)
         if not first.done() or first.cancelled():
             raise StopAsyncIteration
         output, error = first.result()
@@ -83,7 +83,7 @@ class Reading:
             raise error
         return output
 
-    async def _leave(self, first: asyncio.Task[Any]) -> None:
+    async def _abandon(self, first: asyncio.Task[Any]) -> None:
         """Lets go of a request that has no output yet."""
         if self._hold:
             self._handed_over = True
@@ -113,3 +113,11 @@ async def _free_later(first: asyncio.Task[Any], stream: AsyncGenerator[Any, None
             first.cancel()
             await asyncio.wait({first})
         await stream.aclose()
+
+
+async def result_or_error(awaited: Awaitable[T]) -> tuple[T | None, Exception | None]:
+    """The result, or the error in its place. A task whose result is never read then logs no unhandled error."""
+    try:
+        return await awaited, None
+    except Exception as error:
+        return None, error

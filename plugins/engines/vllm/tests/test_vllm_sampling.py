@@ -15,14 +15,14 @@ from dynamo_core import (
     StopConditions,
 )
 from dynamo_core.protocol.request import GuidedDecodingOptions
-from dynamo_plugin_engine_vllm.sampling import Wishes, wishes
+from dynamo_plugin_engine_vllm.sampling import SamplingArgs, sampling_args
 
 AGG, PREFILL, DECODE = DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE
 
 
-def asked(role: DisaggregationMode = AGG, *, defaults: dict[str, Any] | None = None, **fields: Any) -> Wishes:
+def asked(role: DisaggregationMode = AGG, *, defaults: dict[str, Any] | None = None, **fields: Any) -> SamplingArgs:
     request = PreprocessedRequest(**{"token_ids": [5, 6, 7]} | fields)
-    return wishes(request, defaults=defaults or {}, context_length=100, role=role)
+    return sampling_args(request, defaults=defaults or {}, context_length=100, role=role)
 
 
 def guided(**options: Any) -> dict[str, Any] | None:
@@ -30,7 +30,7 @@ def guided(**options: Any) -> dict[str, Any] | None:
 
 
 def test_a_bare_request_may_fill_the_context() -> None:
-    assert asked() == Wishes({"max_tokens": 97, "min_tokens": 0, "ignore_eos": False})
+    assert asked() == SamplingArgs({"max_tokens": 97, "min_tokens": 0, "ignore_eos": False})
 
 
 def test_every_sampling_option_keeps_its_name_and_value() -> None:
@@ -117,14 +117,14 @@ def test_a_guide_of_another_backend_than_the_workers_is_refused() -> None:
     request = PreprocessedRequest(token_ids=[1], sampling_options=options)
 
     with pytest.raises(BackendError.InvalidArgument, match=r"guided_decoding\.backend: this worker was started with"):
-        wishes(request, defaults={}, context_length=9, role=AGG, guided_backend="xgrammar")
+        sampling_args(request, defaults={}, context_length=9, role=AGG, guided_backend="xgrammar")
 
 
 def test_a_prefill_worker_makes_one_token_that_cannot_end_the_answer() -> None:
     stop = StopConditions(max_tokens=1, min_tokens=7)
     asking = asked(PREFILL, stop_conditions=stop, eos_token_ids=[2], sampling_options=SamplingOptions(temperature=1.0))
 
-    assert asking == Wishes({"temperature": 0.0, "max_tokens": 1, "min_tokens": 1})
+    assert asking == SamplingArgs({"temperature": 0.0, "max_tokens": 1, "min_tokens": 1})
 
 
 def test_a_decode_worker_gets_the_clients_own_wishes() -> None:

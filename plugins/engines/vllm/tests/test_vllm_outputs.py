@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from dynamo_core import BackendError, FinishReason, OutputOptions, PrefillResult, PreprocessedRequest, TopLogprob
 from dynamo_plugin_engine_vllm import handoff
-from dynamo_plugin_engine_vllm.answers import IMPOSSIBLE, Answer
+from dynamo_plugin_engine_vllm.outputs import MIN_LOGPROB, OutputConverter
 
 
 def completion(tokens: list[int], reason: str | None = None, **more: Any) -> SimpleNamespace:
@@ -22,11 +22,11 @@ def output(*completions: SimpleNamespace, cached: int | None = 0) -> SimpleNames
     return SimpleNamespace(outputs=list(completions), num_cached_tokens=cached)
 
 
-def answer(logprobs: int | None = None, **options: Any) -> Answer:
+def answer(logprobs: int | None = None, **options: Any) -> OutputConverter:
     request = PreprocessedRequest(
         token_ids=[1, 2, 3], eos_token_ids=[99], output_options=OutputOptions(logprobs=logprobs)
     )
-    return Answer(request, **options)
+    return OutputConverter(request, **options)
 
 
 def test_new_tokens_are_items_and_the_last_has_reason_and_usage() -> None:
@@ -101,7 +101,7 @@ def test_alternatives_are_the_likeliest_in_order_and_the_chosen_token_has_its_ow
     [item] = answer(logprobs=2).items(output(told))
 
     assert item.log_probs == [-4.0]
-    assert item.top_logprobs == [[TopLogprob(6, -0.5, 1), TopLogprob(7, IMPOSSIBLE, 2)]]
+    assert item.top_logprobs == [[TopLogprob(6, -0.5, 1), TopLogprob(7, MIN_LOGPROB, 2)]]
     assert item.cum_log_probs == -4.0
 
 
@@ -127,7 +127,7 @@ def test_a_stopped_request_says_how_many_tokens_there_were() -> None:
 def test_a_decode_worker_tells_what_the_prefill_worker_had_cached() -> None:
     result = PrefillResult(disaggregated_params={}, prompt_tokens_details={"cached_tokens": 64})
     request = PreprocessedRequest(token_ids=[1], prefill_result=result)
-    reading = Answer(request, handoff.cached_tokens(request))
+    reading = OutputConverter(request, handoff.cached_tokens(request))
 
     [item] = reading.items(output(completion([2], "length"), cached=128))
 
@@ -138,18 +138,18 @@ def test_a_decode_worker_tells_what_the_prefill_worker_had_cached() -> None:
 def test_a_handoff_comes_back_as_it_was_given() -> None:
     params = {"remote_block_ids": ([1, 2],), "remote_port": 5600, "remote_engine_id": "x"}
     # Over the wire, as it goes between workers.
-    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(handoff.given(params)))
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(handoff.outgoing(params)))
     result = PrefillResult(disaggregated_params=travelled)
 
-    taken = handoff.taken(PreprocessedRequest(token_ids=[1], prefill_result=result))
+    taken = handoff.incoming(PreprocessedRequest(token_ids=[1], prefill_result=result))
 
     assert taken == {"remote_block_ids": [[1, 2]], "remote_port": 5600, "remote_engine_id": "x"}
 
 
 def test_nothing_to_hand_over_is_a_handoff_too() -> None:
-    result = PrefillResult(disaggregated_params=handoff.given(None))
+    result = PrefillResult(disaggregated_params=handoff.outgoing(None))
 
-    assert handoff.taken(PreprocessedRequest(token_ids=[1], prefill_result=result)) is None
+    assert handoff.incoming(PreprocessedRequest(token_ids=[1], prefill_result=result)) is None
 
 
 @pytest.mark.parametrize(
@@ -157,4 +157,4 @@ def test_nothing_to_hand_over_is_a_handoff_too() -> None:
 )
 def test_a_decode_worker_refuses_what_no_vllm_worker_has_prefilled(result: PrefillResult | None) -> None:
     with pytest.raises(BackendError.InvalidArgument, match="prefill_result"):
-        handoff.taken(PreprocessedRequest(token_ids=[1], prefill_result=result))
+        handoff.incoming(PreprocessedRequest(token_ids=[1], prefill_result=result))

@@ -7,7 +7,7 @@ from typing import Any
 from dynamo_core import BackendError, FinishReason, LLMEngineOutput, PreprocessedRequest, TopLogprob, usage
 
 #: The log-probability of what is impossible: JSON has no infinity.
-IMPOSSIBLE = -9999.0
+MIN_LOGPROB = -9999.0
 
 _REASONS = {
     "stop": FinishReason.STOP,
@@ -17,7 +17,7 @@ _REASONS = {
 }
 
 
-class Answer:
+class OutputConverter:
     """Turns the outputs of one request into items; counts what has come."""
 
     __slots__ = ("_ends", "_prompt_tokens", "_tops", "cached_tokens", "produced")
@@ -46,9 +46,9 @@ class Answer:
             item = LLMEngineOutput(tokens, index=completion.index)
             produced = self.produced[completion.index] = self.produced.get(completion.index, 0) + len(tokens)
             if self._tops is not None and completion.logprobs is not None:
-                self._score(item, completion, self._tops)
+                self._add_logprobs(item, completion, self._tops)
             if reason is not None:
-                self._end(item, completion)
+                self._add_finish(item, completion)
             if reason is not None or produced == len(tokens):
                 # Also with the first: the reader may end the answer before the last, at a stop string.
                 item.completion_usage = counts = usage(self._prompt_tokens, produced)
@@ -62,22 +62,22 @@ class Answer:
         made = sum(self.produced.values())
         return LLMEngineOutput.cancelled().with_usage(usage(self._prompt_tokens, made))
 
-    def _score(self, item: LLMEngineOutput, completion: Any, tops: int) -> None:
+    def _add_logprobs(self, item: LLMEngineOutput, completion: Any, tops: int) -> None:
         item.log_probs = []
         item.top_logprobs = []
         for token, position in zip(item.token_ids, completion.logprobs, strict=True):
-            item.log_probs.append(max(position[token].logprob, IMPOSSIBLE))
+            item.log_probs.append(max(position[token].logprob, MIN_LOGPROB))
             # The chosen token is among them even if it is not one of the likeliest.
             likeliest = sorted(
                 (entry.rank, other, entry.logprob) for other, entry in position.items() if entry.rank <= tops
             )
             item.top_logprobs.append(
-                [TopLogprob(other, max(logprob, IMPOSSIBLE), rank) for rank, other, logprob in likeliest[:tops]]
+                [TopLogprob(other, max(logprob, MIN_LOGPROB), rank) for rank, other, logprob in likeliest[:tops]]
             )
         if completion.cumulative_logprob is not None:
-            item.cum_log_probs = max(completion.cumulative_logprob, IMPOSSIBLE)
+            item.cum_log_probs = max(completion.cumulative_logprob, MIN_LOGPROB)
 
-    def _end(self, item: LLMEngineOutput, completion: Any) -> None:
+    def _add_finish(self, item: LLMEngineOutput, completion: Any) -> None:
         reason = _REASONS.get(completion.finish_reason)
         if reason is None:
             raise BackendError.Disconnected(f"vLLM gave the request up: {completion.finish_reason}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from dynamo_plugin_engine_vllm import reaper
-from dynamo_plugin_engine_vllm.offspring import MARK, Offspring
+from dynamo_plugin_engine_vllm.child_processes import MARK, ChildProcesses
 
 SLEEP = "import signal, time; print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True); time.sleep(600)"
 
@@ -21,11 +21,11 @@ WORKER = """
 import signal, subprocess, sys, time
 # Whoever runs the tests in the background has it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from dynamo_plugin_engine_vllm.offspring import Offspring
+from dynamo_plugin_engine_vllm.child_processes import ChildProcesses
 deaf = "import signal, subprocess, sys, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
 grandchild = deaf + "time.sleep(600)"
 child = deaf + "subprocess.Popen([sys.executable, '-c', %r]); time.sleep(600)" % grandchild
-offspring = Offspring()
+offspring = ChildProcesses()
 offspring.build(lambda: subprocess.Popen([sys.executable, "-c", child], start_new_session=True), {})
 while len(offspring.pids) < 2:
     time.sleep(0.01)
@@ -51,7 +51,7 @@ def test_a_worker_that_is_killed_leaves_nothing_behind(number: signal.Signals) -
     try:
         assert worker.stdout is not None
         mark, folder = worker.stdout.readline().split()
-        assert len(reaper.marked(mark)) == 2
+        assert len(reaper.marked_pids(mark)) == 2
 
         worker.send_signal(number)
         worker.wait(20)
@@ -60,48 +60,48 @@ def test_a_worker_that_is_killed_leaves_nothing_behind(number: signal.Signals) -
         worker.kill()
         worker.wait(20)
 
-    assert until(lambda: not reaper.marked(mark))
+    assert until(lambda: not reaper.marked_pids(mark))
     assert until(lambda: not Path(folder).exists())
 
 
 def test_processes_are_marked_and_told_and_nothing_of_it_stays_in_the_environment() -> None:
-    offspring = Offspring()
+    children = ChildProcesses()
     try:
-        child = offspring.build(lambda: subprocess.Popen(["sleep", "600"]), {"TOLD_TO_VLLM": "yes"})
+        child = children.build(lambda: subprocess.Popen(["sleep", "600"]), {"TOLD_TO_VLLM": "yes"})
         told = Path(f"/proc/{child.pid}/environ")
 
         # For a moment a process that becomes another program has none.
         assert until(lambda: b"TOLD_TO_VLLM=yes\0" in told.read_bytes())
-        assert offspring.pids == [child.pid]
+        assert children.pids == [child.pid]
         assert MARK not in os.environ
         assert "TOLD_TO_VLLM" not in os.environ
 
-        assert offspring.kill() == 1
+        assert children.kill() == 1
         assert child.wait(10) == -signal.SIGKILL
     finally:
-        offspring.close()
-    offspring.close()
-    assert not offspring.folder.exists()
+        children.close()
+    children.close()
+    assert not children.folder.exists()
 
 
 def test_ctrl_c_is_not_for_vllms_processes() -> None:
-    offspring = Offspring()
+    children = ChildProcesses()
     try:
-        child = offspring.build(
+        child = children.build(
             lambda: subprocess.Popen([sys.executable, "-c", SLEEP], stdout=subprocess.PIPE, text=True), {}
         )
         assert child.stdout is not None
         assert "SIGINT" in child.stdout.readline()
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        offspring.kill()
+        children.kill()
         child.wait(10)
         child.stdout.close()
     finally:
-        offspring.close()
+        children.close()
 
 
 def test_each_engine_ends_its_own_only() -> None:
-    first, second = Offspring(), Offspring()
+    first, second = ChildProcesses(), ChildProcesses()
     try:
         mine = first.build(lambda: subprocess.Popen(["sleep", "600"]), {})
         other = second.build(lambda: subprocess.Popen(["sleep", "600"]), {})
@@ -117,9 +117,9 @@ def test_each_engine_ends_its_own_only() -> None:
 
 
 def test_the_folder_of_sockets_is_for_this_user_and_its_names_are_short_enough() -> None:
-    offspring = Offspring()
+    children = ChildProcesses()
     try:
-        assert offspring.folder.stat().st_mode & 0o077 == 0
-        assert len(str(offspring.folder / "inproc-events_dp1000")) < 107
+        assert children.folder.stat().st_mode & 0o077 == 0
+        assert len(str(children.folder / "inproc-events_dp1000")) < 107
     finally:
-        offspring.close()
+        children.close()

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 from dynamo_core import GenerateContext
 from dynamo_core.tasks import TaskSet
-from dynamo_plugin_engine_vllm.reading import Reading
+from dynamo_plugin_engine_vllm.output_stream import OutputStream
 from dynamo_testing import mock_context
 
 
@@ -44,11 +44,11 @@ async def tasks() -> AsyncIterator[TaskSet]:
     await tasks.aclose()
 
 
-def reading_of(request: Request, tasks: TaskSet, *, hold: bool = False) -> Reading:
-    return Reading(request.stream(), abort=request.abort, tasks=tasks, hold=hold)
+def reading_of(request: Request, tasks: TaskSet, *, hold: bool = False) -> OutputStream:
+    return OutputStream(request.stream(), abort=request.abort, tasks=tasks, hold=hold)
 
 
-async def read(reading: Reading, ctx: GenerateContext) -> list[int]:
+async def read(reading: OutputStream, ctx: GenerateContext) -> list[int]:
     try:
         with reading.stopped_by(ctx):
             return [output async for output in reading]

@@ -33,7 +33,7 @@ _LONGEST = 60
 _building = threading.Lock()
 
 
-class Offspring:
+class ChildProcesses:
     """The processes of one engine, and a folder for their sockets. Both end with this process at the latest."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Offspring:
     @property
     def pids(self) -> list[int]:
         """Those that run now."""
-        return reaper.marked(self._mark)
+        return reaper.marked_pids(self._mark)
 
     def build(self, make: Callable[[], T], environment: Mapping[str, str]) -> T:
         """Calls `make` so that the processes that it starts are marked, and see `environment`. Blocks."""

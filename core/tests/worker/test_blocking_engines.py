@@ -139,7 +139,7 @@ async def test_nothing_looks_on_when_the_worker_has_stopped(ground: Any) -> None
 
 
 def test_the_files_of_an_engine_are_those_of_its_package_and_of_the_engines_it_is_made_from() -> None:
-    from dynamo_plugin_engine_mocker import answers
+    from dynamo_plugin_engine_mocker import sequence_factory
     from dynamo_plugin_engine_mocker.engine import MockerEngine
 
     class Mine(MockerEngine):

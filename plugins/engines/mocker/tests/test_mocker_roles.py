@@ -33,7 +33,7 @@ from dynamo_plugin_engine_mocker import rendezvous
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
-from dynamo_plugin_engine_mocker.rendezvous import Rooms
+from dynamo_plugin_engine_mocker.rendezvous import BootstrapRooms
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -578,9 +578,9 @@ async def test_two_prefill_workers_of_a_process_cannot_have_one_address_until_th
         with pytest.raises(BackendError.InvalidArgument, match="bootstrap_port"):
             await second.start(8)
         await second.cleanup()
-        assert Rooms.at(host, port) is not None
+        assert BootstrapRooms.find(host, port) is not None
 
-    assert Rooms.at(host, port) is None
+    assert BootstrapRooms.find(host, port) is None
     async with running(PREFILL, **keys):
         pass
 
@@ -588,7 +588,7 @@ async def test_two_prefill_workers_of_a_process_cannot_have_one_address_until_th
 class Pair:
     """A prefill and a decode worker that meet; each lives on a clock of its own."""
 
-    def __init__(self, prefill: MockerEngine, decode: MockerEngine, clock: VirtualClock, rooms: Rooms) -> None:
+    def __init__(self, prefill: MockerEngine, decode: MockerEngine, clock: VirtualClock, rooms: BootstrapRooms) -> None:
         self.prefill = prefill
         self.decode = decode
         self.prefill_clock = clock
@@ -604,7 +604,7 @@ async def pair() -> AsyncIterator[Pair]:
             running(PREFILL, clock=clock, bootstrap_host=host, bootstrap_port=port, max_num_batched_tokens=8)
         )
         decode = await stack.enter_async_context(running(DECODE))
-        rooms = Rooms.at(host, port)
+        rooms = BootstrapRooms.find(host, port)
         assert rooms is not None
         yield Pair(prefill, decode, clock, rooms)
 
@@ -704,10 +704,10 @@ async def test_a_request_that_vanishes_in_a_room_leaves_it() -> None:
 
 
 async def test_nobody_waits_in_a_room_for_ever() -> None:
-    rooms = Rooms(*ADDRESS, patience=0.01)
+    rooms = BootstrapRooms(*ADDRESS, timeout=0.01)
     try:
         with pytest.raises(BackendError.ConnectionTimeout, match=r"room 5 did not end within 0\.01 s"):
-            await rooms.meet(5, context())
+            await rooms.wait_for_prefill(5, context())
         assert len(rooms) == 0
     finally:
         rooms.close()

@@ -26,12 +26,12 @@ from dynamo_core.protocol.events import ActiveLoad, KvCleared, KvEvent, KvRemove
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_core.protocol.request import RoutingHints
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_engine_mocker.answers import Answers
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_engine_mocker.handoff import Handoff
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG
+from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
 from dynamo_text.bytes import ByteTokenizer
 from hypothesis import given, settings
@@ -67,7 +67,7 @@ async def read(engine: MockerEngine, asked: PreprocessedRequest) -> LLMEngineOut
     return item
 
 
-ANSWERS = Answers(MockerConfig(), ByteTokenizer())
+ANSWERS = SequenceFactory(MockerConfig(), ByteTokenizer())
 
 
 def expected(asked: PreprocessedRequest) -> list[int]:
@@ -75,7 +75,7 @@ def expected(asked: PreprocessedRequest) -> list[int]:
     sequence = ANSWERS.sequence(asked)
     while not sequence.finished:
         sequence.produced = sequence.checkpoint
-        sequence.turn()
+        sequence.on_checkpoint()
     return sequence.take().token_ids
 
 

@@ -14,16 +14,16 @@ from dynamo_core import (
 )
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_core.protocol.request import OutputOptions
-from dynamo_plugin_engine_mocker.answers import Answers
 from dynamo_plugin_engine_mocker.config import MockerConfig, ScriptEntry
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG, Sequence
+from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
 from dynamo_text.bytes import EOS, ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
 TOKENIZER = ByteTokenizer()
-RANDOM = Answers(MockerConfig(), TOKENIZER)
-ECHO = Answers(MockerConfig(output="echo"), TOKENIZER)
+RANDOM = SequenceFactory(MockerConfig(), TOKENIZER)
+ECHO = SequenceFactory(MockerConfig(output="echo"), TOKENIZER)
 
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=200)
 seeds = st.none() | st.integers(-(2**70), 2**70)
@@ -33,7 +33,7 @@ def step(sequence: Sequence) -> bool:
     """What the scheduler does with a sequence in one step; whether it was the last."""
     sequence.produced += 1
     if sequence.produced == sequence.checkpoint:
-        sequence.turn()
+        sequence.on_checkpoint()
     return sequence.finished
 
 
@@ -48,7 +48,7 @@ def read(sequence: Sequence, *, every: int = 1) -> list[LLMEngineOutput]:
     return items
 
 
-def answer(answers: Answers, request: PreprocessedRequest, *, every: int = 1) -> LLMEngineOutput:
+def answer(answers: SequenceFactory, request: PreprocessedRequest, *, every: int = 1) -> LLMEngineOutput:
     """The whole answer as one item."""
     (item,) = merge_outputs(read(answers.sequence(request), every=every))
     return item
@@ -157,7 +157,7 @@ def test_a_random_answer_is_printable_and_uses_the_whole_vocabulary() -> None:
 
 
 def test_without_printable_any_token_but_the_end_is_drawn() -> None:
-    answers = Answers(MockerConfig(printable=False), TOKENIZER)
+    answers = SequenceFactory(MockerConfig(printable=False), TOKENIZER)
 
     tokens = answer(answers, ask(max_tokens=8000)).token_ids
 
@@ -247,7 +247,7 @@ def test_an_echo_of_exactly_the_allowed_length_is_complete() -> None:
 def test_a_scripted_answer_is_the_text(texts: list[str]) -> None:
     texts = [text for text in texts if text.isprintable()] or ["x"]
     script = tuple(ScriptEntry(match=f"<{number}>", text=text) for number, text in enumerate(texts))
-    answers = Answers(MockerConfig(output="script", script=script), TOKENIZER)
+    answers = SequenceFactory(MockerConfig(output="script", script=script), TOKENIZER)
 
     for number, text in enumerate(texts):
         item = answer(answers, ask(f"say <{number}> please"))
@@ -257,7 +257,7 @@ def test_a_scripted_answer_is_the_text(texts: list[str]) -> None:
 
 def test_the_first_matching_script_entry_counts_and_null_matches_all() -> None:
     script = (ScriptEntry(match="tool", text="call"), ScriptEntry(text="other"), ScriptEntry(text="never"))
-    answers = Answers(MockerConfig(output="script", script=script), TOKENIZER)
+    answers = SequenceFactory(MockerConfig(output="script", script=script), TOKENIZER)
 
     said = [TOKENIZER.decode(answer(answers, ask(prompt)).token_ids) for prompt in ("a tool", "hi")]
 
@@ -265,13 +265,15 @@ def test_the_first_matching_script_entry_counts_and_null_matches_all() -> None:
 
 
 def test_a_prompt_without_a_script_entry_gets_a_random_answer() -> None:
-    answers = Answers(MockerConfig(output="script", script=(ScriptEntry(match="tool", text="call"),)), TOKENIZER)
+    answers = SequenceFactory(
+        MockerConfig(output="script", script=(ScriptEntry(match="tool", text="call"),)), TOKENIZER
+    )
 
     assert answer(answers, ask("hi")) == answer(RANDOM, ask("hi"))
 
 
 def test_an_empty_scripted_answer_is_one_terminal() -> None:
-    answers = Answers(MockerConfig(output="script", script=(ScriptEntry(text=""),)), TOKENIZER)
+    answers = SequenceFactory(MockerConfig(output="script", script=(ScriptEntry(text=""),)), TOKENIZER)
 
     items = read(answers.sequence(ask("hi")))
 

@@ -70,7 +70,7 @@ class BlockPool:
             count += 1
         return count
 
-    def take(self, hashes: Sequence[int], private: int) -> bool:
+    def acquire(self, hashes: Sequence[int], private: int) -> bool:
         """Takes full blocks that are there, and so many to fill; all of them, or none if there are too few."""
         active, cached = self._active, self._cached
         revived = sum(block_hash in cached for block_hash in hashes)
@@ -107,9 +107,9 @@ class BlockPool:
                 parent = block_hash
         self._private -= len(blocks)
         if new:
-            self._tell(KvStored(blocks=new, parent_hash=parent))
+            self._publish(KvStored(blocks=new, parent_hash=parent))
 
-    def give_back(self, hashes: Sequence[int], private: int) -> None:
+    def release(self, hashes: Sequence[int], private: int) -> None:
         """Gives back what one sequence holds: the full blocks of its prefix, in order, and the private ones."""
         active = self._active
         for block_hash in reversed(hashes):
@@ -124,15 +124,15 @@ class BlockPool:
     def clear(self) -> None:
         """Forgets every cached block. Told as an event that stands for the whole rank: nothing may be held."""
         self._cached.clear()
-        self._tell(KvCleared())
+        self._publish(KvCleared())
 
     def _evict(self, count: int) -> None:
         if count <= 0:
             return
         evicted = [self._cached.popitem(last=False)[0] for _ in range(count)]
-        self._tell(KvRemoved(block_hashes=evicted))
+        self._publish(KvRemoved(block_hashes=evicted))
 
-    def _tell(self, data: KvStored | KvRemoved | KvCleared) -> None:
+    def _publish(self, data: KvStored | KvRemoved | KvCleared) -> None:
         if self._listener is not None:
             event = KvEvent(self._event_id, data, self._dp_rank)
             self._event_id += 1

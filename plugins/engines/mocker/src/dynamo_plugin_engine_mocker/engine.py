@@ -30,15 +30,15 @@ from dynamo_core.contracts.metrics import CounterLike, MetricsScope
 from dynamo_core.protocol.events import ActiveLoad
 from dynamo_core.tasks import TaskSet
 
-from dynamo_plugin_engine_mocker.answers import Answers
 from dynamo_plugin_engine_mocker.clock import Clock, MonotonicClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.embeddings import embedding
 from dynamo_plugin_engine_mocker.handoff import Handoff, cached_tokens, check_handoff
 from dynamo_plugin_engine_mocker.rank import Rank
-from dynamo_plugin_engine_mocker.rendezvous import Rooms
+from dynamo_plugin_engine_mocker.rendezvous import BootstrapRooms
 from dynamo_plugin_engine_mocker.scheduler import ActiveRequestGuard
 from dynamo_plugin_engine_mocker.sequence import Sequence
+from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
 from dynamo_plugin_engine_mocker.table import PrefixHashes
 
 
@@ -62,9 +62,9 @@ class MockerEngine(LLMEngine):
         self._started = False
         self._refusal: str | None = "generate called before start"
         self._ranks: list[Rank] = []
-        self._answers: Answers | None = None
+        self._sequences: SequenceFactory | None = None
         self._role = worker.disaggregation_mode
-        self._rooms: Rooms | None = None
+        self._rooms: BootstrapRooms | None = None
         self._abort_counter: CounterLike | None = None
         #: Times `abort` was called.
         self.aborts = 0
@@ -84,9 +84,11 @@ class MockerEngine(LLMEngine):
         host, port = settings.bootstrap_host, settings.bootstrap_port
         if prefill and host is not None and port is not None:
             port += self.worker.replica
-            self._rooms = Rooms(host, port)
+            self._rooms = BootstrapRooms(host, port)
         ready = self._clock.time() + settings.startup_time
-        self._answers = await asyncio.to_thread(Answers.load, settings, self.worker.model_path, 1 if prefill else None)
+        self._sequences = await asyncio.to_thread(
+            SequenceFactory.load, settings, self.worker.model_path, 1 if prefill else None
+        )
         await self._clock.sleep_until(ready)
         self._ranks = [
             Rank(number, settings, worker_id=worker_id, clock=self._clock, tasks=self._tasks)
@@ -121,12 +123,12 @@ class MockerEngine(LLMEngine):
             BackendError.EngineShutdown: not started, draining or cleaned up.
         """
         rank, sequence, hashes = self._prepare(request, ctx)
-        if sequence.prefilled and not await self._met(request, ctx):
+        if sequence.prefilled and not await self._wait_for_prefill(request, ctx):
             yield sequence.cancelled()
             return
         scheduler = rank.scheduler
         create_future = asyncio.get_running_loop().create_future
-        with self._hosted(request, sequence), ActiveRequestGuard(scheduler, sequence, hashes, ctx):
+        with self._serving_bootstrap(request, sequence), ActiveRequestGuard(scheduler, sequence, hashes, ctx):
             while True:
                 if sequence.produced == sequence.taken and not sequence.halted:
                     sequence.waiter = waiter = create_future()
@@ -189,7 +191,7 @@ class MockerEngine(LLMEngine):
             # A loop closes itself, unless it was cancelled before its first turn.
             rank.scheduler.close(self._refusal)
         self._ranks = []
-        self._answers = None
+        self._sequences = None
         if self._rooms is not None:
             self._rooms.close()
 
@@ -241,7 +243,7 @@ class MockerEngine(LLMEngine):
     def _prepare(
         self, request: PreprocessedRequest, ctx: GenerateContext
     ) -> tuple[Rank, Sequence, PrefixHashes | None]:
-        if self._refusal is not None or self._answers is None:
+        if self._refusal is not None or self._sequences is None:
             raise BackendError.EngineShutdown(self._refusal or "mocker backend is not running")
         settings = self._settings
         prompt = request.token_ids
@@ -253,8 +255,8 @@ class MockerEngine(LLMEngine):
                 f"token_ids needs {blocks} KV blocks of {settings.block_size} tokens, more than the "
                 f"{settings.num_gpu_blocks} there are"
             )
-        rank = self._rank_for(request)
-        sequence = self._answers.sequence(request)
+        rank = self._select_rank(request)
+        sequence = self._sequences.sequence(request)
         if self._role is DisaggregationMode.PREFILL:
             sequence.handoff = Handoff.of(request, ctx.attempt_id, rank.number).params()
         elif self._role is DisaggregationMode.DECODE:
@@ -268,22 +270,22 @@ class MockerEngine(LLMEngine):
             sequence.cached_tokens = cached_tokens(request)
         return rank, sequence, self._hashes(request, sequence)
 
-    def _hosted(self, request: PreprocessedRequest, sequence: Sequence) -> AbstractContextManager[None]:
+    def _serving_bootstrap(self, request: PreprocessedRequest, sequence: Sequence) -> AbstractContextManager[None]:
         """Around the prefill of a prompt: tells the decode worker that waits for it."""
         if self._rooms is None or request.bootstrap_info is None:
             return nullcontext()
-        return self._rooms.host(request.bootstrap_info.bootstrap_room, sequence)
+        return self._rooms.hosting(request.bootstrap_info.bootstrap_room, sequence)
 
     @staticmethod
-    async def _met(request: PreprocessedRequest, ctx: GenerateContext) -> bool:
+    async def _wait_for_prefill(request: PreprocessedRequest, ctx: GenerateContext) -> bool:
         """Waits for the prefill of the prompt, if that is under way in this process; False if stopped before."""
         where = request.bootstrap_info
         if request.prefill_result is not None or where is None:
             return True
-        rooms = Rooms.at(where.bootstrap_host, where.bootstrap_port)
-        return rooms is None or await rooms.meet(where.bootstrap_room, ctx)
+        rooms = BootstrapRooms.find(where.bootstrap_host, where.bootstrap_port)
+        return rooms is None or await rooms.wait_for_prefill(where.bootstrap_room, ctx)
 
-    def _rank_for(self, request: PreprocessedRequest) -> Rank:
+    def _select_rank(self, request: PreprocessedRequest) -> Rank:
         wanted = request.routing.dp_rank if request.routing is not None else None
         if wanted is None:
             return min(self._ranks, key=lambda rank: rank.requests)

@@ -18,4 +18,4 @@ class Limits:
     #: Whether a prompt may be computed in parts, over several steps.
     chunked_prefill: bool = True
     #: Whether the request that runs longest gives way when blocks run out, or the one that came last.
-    oldest_gives_way: bool = False
+    preempt_oldest: bool = False

@@ -50,7 +50,7 @@ class Rank:
                 max_num_seqs=settings.max_num_seqs,
                 max_num_batched_tokens=settings.max_num_batched_tokens,
                 chunked_prefill=settings.enable_chunked_prefill,
-                oldest_gives_way=settings.preemption_mode == "fifo",
+                preempt_oldest=settings.preemption_mode == "fifo",
             ),
             on_change=self._report,
         )

@@ -19,56 +19,56 @@ from dynamo_plugin_engine_mocker.sequence import Sequence
 MAX_ROOMS = 4096
 
 #: Seconds that a decode worker waits in a room.
-PATIENCE = 60.0
+PREFILL_TIMEOUT = 60.0
 
 # The engines of a process know nothing of each other; this is what an address is for.
-_doors: dict[tuple[str, int], Rooms] = {}
+_rooms_by_address: dict[tuple[str, int], BootstrapRooms] = {}
 
 
-class Rooms:
+class BootstrapRooms:
     """The rooms of one prefill worker, by the caller's number. In each, one prompt is told to be computed, or lost."""
 
-    def __init__(self, host: str, port: int, *, patience: float = PATIENCE) -> None:
+    def __init__(self, host: str, port: int, *, timeout: float = PREFILL_TIMEOUT) -> None:
         """Opens them to this process.
 
         Raises:
             BackendError.InvalidArgument: another prefill worker of this process has the address.
         """
         self._address = (host, port)
-        self._patience = patience
+        self._timeout = timeout
         self._rooms: OrderedDict[int, asyncio.Future[bool]] = OrderedDict()
-        if self._address in _doors:
+        if self._address in _rooms_by_address:
             raise BackendError.InvalidArgument(
                 f"bootstrap_port: {host}:{port} is that of another prefill worker of this process; choose another"
             )
-        _doors[self._address] = self
+        _rooms_by_address[self._address] = self
 
     @staticmethod
-    def at(host: str, port: int) -> Rooms | None:
+    def find(host: str, port: int) -> BootstrapRooms | None:
         """Those at an address; None if no prefill worker of this process has it."""
-        return _doors.get((host, port))
+        return _rooms_by_address.get((host, port))
 
     def __len__(self) -> int:
         return len(self._rooms)
 
     def close(self) -> None:
         """Takes the address away; whoever waits is told that the prompt is lost. Safe twice."""
-        if _doors.get(self._address) is self:
-            del _doors[self._address]
+        if _rooms_by_address.get(self._address) is self:
+            del _rooms_by_address[self._address]
         for number in [*self._rooms]:
-            self._settle(number, there=False)
+            self._resolve(number, computed=False)
         self._rooms.clear()
 
     @contextmanager
-    def host(self, number: int, sequence: Sequence) -> Iterator[None]:
+    def hosting(self, number: int, sequence: Sequence) -> Iterator[None]:
         """Around the prefill of a prompt: when it is left, the prompt is computed, or else lost."""
         self._room(number)
         try:
             yield
         finally:
-            self._settle(number, there=sequence.finished)
+            self._resolve(number, computed=sequence.finished)
 
-    async def meet(self, number: int, ctx: GenerateContext) -> bool:
+    async def wait_for_prefill(self, number: int, ctx: GenerateContext) -> bool:
         """Waits until the prompt of a room is computed; False if the request was stopped before.
 
         Raises:
@@ -85,11 +85,11 @@ class Rooms:
         room.add_done_callback(wake)
         forget = ctx.on_stop(wake)
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 await waiter
         except TimeoutError:
             raise BackendError.ConnectionTimeout(
-                f"the prefill of bootstrap room {number} did not end within {self._patience:g} s"
+                f"the prefill of bootstrap room {number} did not end within {self._timeout:g} s"
             ) from None
         finally:
             forget()
@@ -106,12 +106,12 @@ class Rooms:
         if room is None:
             room = self._rooms[number] = asyncio.get_running_loop().create_future()
             if len(self._rooms) > MAX_ROOMS:
-                self._settle(next(iter(self._rooms)), there=False)
+                self._resolve(next(iter(self._rooms)), computed=False)
                 self._rooms.popitem(last=False)
         return room
 
-    def _settle(self, number: int, *, there: bool) -> None:
+    def _resolve(self, number: int, *, computed: bool) -> None:
         # Nobody is left in a room that the decode half has come to and gone from.
         room = self._rooms.get(number)
         if room is not None and not room.done():
-            room.set_result(there)
+            room.set_result(computed)

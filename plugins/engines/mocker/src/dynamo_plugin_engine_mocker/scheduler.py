@@ -83,7 +83,7 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def kv_use(self) -> float:
+    def kv_usage(self) -> float:
         """Share of the KV cache that holds tokens of running sequences, from 0 to 1."""
         size = self._limits.block_size
         return (self._pool.active * size + self._private_tokens) / (self._pool.total * size)
@@ -103,7 +103,7 @@ class Scheduler:
                     self._pacer.restart()
                     continue
                 prefill_tokens = sum(tokens for _, tokens in chunks)
-                await self._pacer.wait(self._step_time(prefill_tokens, decoding, self.kv_use))
+                await self._pacer.wait(self._step_time(prefill_tokens, decoding, self.kv_usage))
                 self._step(chunks)
         except asyncio.CancelledError:
             reason = "mocker backend was stopped"
@@ -120,7 +120,7 @@ class Scheduler:
         if self._closed is not None:
             raise BackendError.EngineShutdown(self._closed)
         self._waiting[sequence] = BlockTable(self._pool, self._limits.block_size, hashes)
-        self.prefill_tokens += _owed(sequence)
+        self.prefill_tokens += _uncomputed_tokens(sequence)
         self._work.set()
         self._changed()
 
@@ -128,9 +128,9 @@ class Scheduler:
         """Forgets a sequence, wherever it is; repeating it does nothing."""
         if sequence in self._waiting:
             del self._waiting[sequence]
-            self.prefill_tokens -= _owed(sequence)
+            self.prefill_tokens -= _uncomputed_tokens(sequence)
         elif sequence in self._running:
-            self._leave(sequence)
+            self._vacate(sequence)
             if self._waiting:
                 self._work.set()
         else:
@@ -153,7 +153,7 @@ class Scheduler:
         left = [*self._waiting, *self._running]
         for sequence in left:
             self.release(sequence)
-            sequence.halt(reason)
+            sequence.end_early(reason)
         self._pool.clear()
         self._changed()
 
@@ -185,12 +185,12 @@ class Scheduler:
             del self._waiting[sequence]
             self._running[sequence] = table
             self._private_tokens += new
-            self.prefill_tokens -= _owed(sequence) - cost
+            self.prefill_tokens -= _uncomputed_tokens(sequence) - cost
             self.cached_tokens += length - new
             if sequence.cached_tokens is None:
                 sequence.cached_tokens = length - new
             admitted = True
-            if sequence.prefilled and self._bring(sequence, new):
+            if sequence.prefilled and self._start_transfer(sequence, new):
                 continue
             self._prefilling[sequence] = cost
             chunks.append((sequence, min(cost, budget) if limits.chunked_prefill else cost))
@@ -199,7 +199,7 @@ class Scheduler:
             self._changed()
         return chunks
 
-    def _bring(self, sequence: Sequence, tokens: int) -> bool:
+    def _start_transfer(self, sequence: Sequence, tokens: int) -> bool:
         """Has the KV cache of a prompt brought; whether that takes time, after which the sequence decodes."""
         self.received_tokens += tokens
         seconds = self._transfer_time(tokens)
@@ -232,7 +232,7 @@ class Scheduler:
                 if not waiter.done():
                     waiter.set_result(None)
         if due:
-            self._turn(due)
+            self._handle_checkpoints(due)
         if due or chunks:
             self._changed()
 
@@ -253,9 +253,9 @@ class Scheduler:
         self._decoding[sequence] = None
         size = self._limits.block_size
         # The token after the one that begins a block is computed in that block: the count at which it is needed.
-        sequence.look_at(-(-sequence.length // size) * size - sequence.prompt_tokens + 1)
+        sequence.set_boundary(-(-sequence.length // size) * size - sequence.prompt_tokens + 1)
 
-    def _turn(self, due: list[Sequence]) -> None:
+    def _handle_checkpoints(self, due: list[Sequence]) -> None:
         """Does what is due at a checkpoint: ends, pauses, closes blocks and opens new ones."""
         growing: list[Sequence] = []
         for sequence in due:
@@ -264,9 +264,9 @@ class Scheduler:
                 sequence.boundary += self._limits.block_size
                 # The newest token has not been computed.
                 self._complete(sequence, sequence.length - 1)
-            sequence.turn()
+            sequence.on_checkpoint()
             if sequence.finished:
-                self._leave(sequence)
+                self._vacate(sequence)
                 continue
             if filled:
                 growing.append(sequence)
@@ -286,14 +286,14 @@ class Scheduler:
         table = self._running[sequence]
         while not table.grow():
             running = self._running
-            victim = next(iter(running)) if self._limits.oldest_gives_way else next(reversed(running))
+            victim = next(iter(running)) if self._limits.preempt_oldest else next(reversed(running))
             self._preempt(victim)
             if victim is sequence:
                 return
 
     def _preempt(self, sequence: Sequence) -> None:
         table = self._running[sequence]
-        self._leave(sequence)
+        self._vacate(sequence)
         sequence.paused = False
         sequence.prefilled = False
         self._waiting[sequence] = table
@@ -301,7 +301,7 @@ class Scheduler:
         self.prefill_tokens += sequence.length
         self.preemptions += 1
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _vacate(self, sequence: Sequence) -> None:
         """Takes slot and blocks from a sequence that has them."""
         table = self._running.pop(sequence)
         self._private_tokens -= sequence.length - table.shared * self._limits.block_size
@@ -318,7 +318,7 @@ class Scheduler:
             self._on_change()
 
 
-def _owed(sequence: Sequence) -> int:
+def _uncomputed_tokens(sequence: Sequence) -> int:
     """Tokens of a waiting sequence that may have to be computed."""
     return 0 if sequence.prefilled else sequence.length
 
@@ -353,4 +353,4 @@ class ActiveRequestGuard:
 
     def _stop(self) -> None:
         self._scheduler.release(self._sequence)
-        self._sequence.halt()
+        self._sequence.end_early()

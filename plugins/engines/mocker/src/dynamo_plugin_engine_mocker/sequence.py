@@ -37,7 +37,7 @@ class Sequence:
     """One answer, shared by the scheduler, which counts `produced` up, and its reader, which takes.
 
     The tokens are a function of the request, so producing one is adding 1 to a counter: what waits for the reader is
-    ``tokens[taken:produced]``. The scheduler calls `turn` whenever `produced` reaches `checkpoint`, which is where
+    ``tokens[taken:produced]``. The scheduler calls `on_checkpoint` whenever `produced` reaches `checkpoint`, which is where
     anything but counting has to be done; `boundary` is one that the scheduler sets for itself.
     """
 
@@ -119,12 +119,12 @@ class Sequence:
         """Tokens of the prompt and of what was produced."""
         return self.prompt_tokens + self.produced
 
-    def look_at(self, boundary: int) -> None:
+    def set_boundary(self, boundary: int) -> None:
         """Sets the boundary to a count that has not been reached."""
         self.boundary = boundary
         self.checkpoint = self._next_checkpoint()
 
-    def turn(self) -> None:
+    def on_checkpoint(self) -> None:
         """Does what is due at the checkpoint: finishes, pauses, or finds out what comes next."""
         if self.produced == self._end:
             self.finished = True
@@ -169,7 +169,7 @@ class Sequence:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def halt(self, failure: str | None = None) -> None:
+    def end_early(self, failure: str | None = None) -> None:
         """Ends the answer early: because the engine fails, or else as cancelled."""
         if not self.halted:
             self.halted = True
@@ -183,7 +183,7 @@ class Sequence:
 
     def _extend(self) -> None:
         """Asks the source for more and looks for the end in it."""
-        block, last = self._source.more()
+        block, last = self._source.next_tokens()
         count = len(self.tokens)
         room = max(self._limit - count, 0)
         if self._stops.all:

@@ -17,12 +17,12 @@ _NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class _Scripted:
+class _ScriptedAnswer:
     match: str | None
     tokens: list[int]
 
 
-class Answers:
+class SequenceFactory:
     """Makes a sequence for each request, according to the settings and the model's tokenizer."""
 
     def __init__(self, settings: MockerConfig, tokenizer: Tokenizer, *, longest: int | None = None) -> None:
@@ -34,11 +34,12 @@ class Answers:
         self._longest = self._most_tokens if longest is None else longest
         self._vocabulary = Vocabulary.of(tokenizer, printable=settings.printable)
         self._script = [
-            _Scripted(entry.match, tokenizer.encode(entry.text, add_special_tokens=False)) for entry in settings.script
+            _ScriptedAnswer(entry.match, tokenizer.encode(entry.text, add_special_tokens=False))
+            for entry in settings.script
         ]
 
     @classmethod
-    def load(cls, settings: MockerConfig, model_path: str | None, longest: int | None = None) -> Answers:
+    def load(cls, settings: MockerConfig, model_path: str | None, longest: int | None = None) -> SequenceFactory:
         """With the tokenizer of a model folder, or the byte tokenizer. Blocks: call it in a thread."""
         return cls(settings, _tokenizer(model_path), longest=longest)
 

@@ -14,7 +14,7 @@ _TOKENS = b"tokens"
 class TokenSource(Protocol):
     """Gives the tokens of one answer in order."""
 
-    def more(self) -> tuple[Sequence[int], bool]:
+    def next_tokens(self) -> tuple[Sequence[int], bool]:
         """Some more tokens, and whether these are the last. Not asked again after the last."""
 
 
@@ -36,7 +36,7 @@ class RandomSource:
         self._excluded = excluded
         self._free_from = free_from
 
-    def more(self) -> tuple[Sequence[int], bool]:
+    def next_tokens(self) -> tuple[Sequence[int], bool]:
         """The tokens up to the end of the block of positions."""
         position = self._position
         block, offset = divmod(position, BLOCK)
@@ -59,6 +59,6 @@ class FixedSource:
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
 
-    def more(self) -> tuple[Sequence[int], bool]:
+    def next_tokens(self) -> tuple[Sequence[int], bool]:
         """All of it."""
         return self._tokens, True

@@ -80,14 +80,14 @@ class BlockTable:
         """Takes all blocks for so many tokens, of which `matched` are there; False if there are too few."""
         private = -(-tokens // self._block_size) - matched
         chain = self._hashes.chain[:matched] if self._hashes is not None else ()
-        if not self._pool.take(chain, private):
+        if not self._pool.acquire(chain, private):
             return False
         self.shared, self.private = matched, private
         return True
 
     def grow(self) -> bool:
         """Takes one block more; False if there is none."""
-        if not self._pool.take((), 1):
+        if not self._pool.acquire((), 1):
             return False
         self.private += 1
         return True
@@ -108,5 +108,5 @@ class BlockTable:
 
     def release(self) -> None:
         """Gives everything back; repeating it does nothing."""
-        self._pool.give_back(self.hashes, self.private)
+        self._pool.release(self.hashes, self.private)
         self.shared = self.private = 0

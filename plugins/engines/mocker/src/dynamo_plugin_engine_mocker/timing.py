@@ -21,9 +21,9 @@ def prefill_ms(tokens: int) -> float:
     return 4.209989e-07 * tokens * tokens + 1.518344e-02 * tokens + 16.50142
 
 
-def decode_ms(kv_use: float) -> float:
+def decode_ms(kv_usage: float) -> float:
     """Milliseconds for one token of every running request, with this share (0 to 1) of the KV cache in use."""
-    share = min(kv_use, 1.0)
+    share = min(kv_usage, 1.0)
     return max(1.0, -25.74 * share * share + 54.01 * share + 5.74)
 
 
@@ -31,14 +31,14 @@ def step_time(config: MockerConfig) -> StepTime:
     """The duration of steps under these settings."""
     if config.fixed_itl_ms is not None:
         fixed = config.fixed_itl_ms / 1000
-        return lambda prefill_tokens, decoding, kv_use: fixed
+        return lambda prefill_tokens, decoding, kv_usage: fixed
     if config.speedup_ratio == 0:
-        return lambda prefill_tokens, decoding, kv_use: 0.0
+        return lambda prefill_tokens, decoding, kv_usage: 0.0
     scale = 1000 * config.speedup_ratio
     decode_ratio = config.decode_speedup_ratio
 
-    def by_formula(prefill_tokens: int, decoding: int, kv_use: float) -> float:
-        decode = decode_ms(kv_use) / decode_ratio if decoding else 0.0
+    def by_formula(prefill_tokens: int, decoding: int, kv_usage: float) -> float:
+        decode = decode_ms(kv_usage) / decode_ratio if decoding else 0.0
         return (prefill_ms(prefill_tokens) + decode) / scale
 
     return by_formula

@@ -37,8 +37,8 @@ class Sequence:
     """One answer, shared by the scheduler, which counts `produced` up, and its reader, which takes.
 
     The tokens are a function of the request, so producing one is adding 1 to a counter: what waits for the reader is
-    ``tokens[taken:produced]``. The scheduler calls `on_checkpoint` whenever `produced` reaches `checkpoint`, which is where
-    anything but counting has to be done; `boundary` is one that the scheduler sets for itself.
+    ``tokens[taken:produced]``. The scheduler calls `on_checkpoint` whenever `produced` reaches `checkpoint`: only there
+    is more to do than to count. `boundary` is a checkpoint that the scheduler sets for itself.
     """
 
     __slots__ = (

@@ -63,9 +63,12 @@ async def templates() -> AsyncGenerator[Feed, None]:
     yield lambda data: load_template(cast(Any, _Model(data)))
 
 
-@reader("dynamo_plugin_engine_transformers.wish:model_defaults reading.read_json", good=[b'{"temperature": 0.5}'])
+@reader(
+    "dynamo_plugin_engine_transformers.request_sampling:model_defaults reading.read_json",
+    good=[b'{"temperature": 0.5}'],
+)
 async def generation_settings() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_engine_transformers.wish import model_defaults
+    from dynamo_plugin_engine_transformers.request_sampling import model_defaults
 
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -145,37 +148,37 @@ CHUNK = to_json(
 
 
 @reader(
-    "dynamo_plugin_engine_upstream.answer:_chunks msgspec.json.Decoder",
+    "dynamo_plugin_engine_upstream.response:_chunks msgspec.json.Decoder",
     good=[CHUNK],
     raises=[BackendError.StreamIncomplete],
 )
 async def chunks_of_servers() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_engine_upstream.answer import Answer, ServerError
+    from dynamo_plugin_engine_upstream.response import ResponseReader, ServerError
 
     def feed(data: bytes) -> None:
         with suppress(ServerError):
-            Answer(1).read(data)
+            ResponseReader(1).read(data)
 
     yield feed
 
 
 @reader(
     "dynamo_plugin_engine_upstream.client:_lists msgspec.json.Decoder",
-    "dynamo_plugin_engine_upstream.faults:_bodies msgspec.json.Decoder",
+    "dynamo_plugin_engine_upstream.server_errors:_bodies msgspec.json.Decoder",
     good=[b'{"data": [{"id": "m"}]}'],
     raises=[BackendError.CannotConnect],
 )
 async def servers_models_and_errors() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_engine_upstream.client import Client
     from dynamo_plugin_engine_upstream.config import UpstreamConfig
-    from dynamo_plugin_engine_upstream.faults import error_of, in_stream
+    from dynamo_plugin_engine_upstream.server_errors import error_object, stream_error
 
     async with says() as (url, say):
         client = Client(UpstreamConfig(url=url))
         listed: list[Any] = []
 
         async def feed(data: bytes) -> None:
-            in_stream(error_of(data), {})
+            stream_error(error_object(data), {})
             say(data)
             listed[:] = await client.models() or []
 
@@ -197,8 +200,8 @@ async def batches_of_vllm() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_engine_vllm.subscription import EventSequencer
 
     told: list[KvEvent] = []
-    tale = EventSequencer(0, EventTranslator(4), told.append)
-    yield lambda data: tale.batch(tale.expected, data)
+    sequencer = EventSequencer(0, EventTranslator(4), told.append)
+    yield lambda data: sequencer.batch(sequencer.expected, data)
     assert isinstance(told[-1].data, KvStored)
 
 

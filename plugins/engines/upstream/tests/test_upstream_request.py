@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from dynamo_core import BackendError, PreprocessedRequest
-from dynamo_plugin_engine_upstream.question import question
+from dynamo_plugin_engine_upstream.request import build_request
 
 
 def asked(body: Any) -> tuple[str, dict[str, Any]]:
-    return question(PreprocessedRequest(token_ids=[1], body=body), "its-model")
+    return build_request(PreprocessedRequest(token_ids=[1], body=body), "its-model")
 
 
 def test_the_clients_fields_go_on_as_they_are_under_the_servers_name_and_always_as_a_stream() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from dynamo_core import BackendError, FinishReason, LLMEngineOutput
-from dynamo_plugin_engine_upstream.answer import Answer, ServerError
+from dynamo_plugin_engine_upstream.response import ResponseReader, ServerError
 from hypothesis import given
 from hypothesis import strategies as st
 
 
 def read(*chunks: dict[str, Any], choices: int = 1) -> list[LLMEngineOutput]:
-    answer = Answer(choices)
+    answer = ResponseReader(choices)
     return [item for chunk in chunks for item in answer.read(json.dumps(chunk).encode())] + answer.end()
 
 
@@ -101,7 +101,7 @@ def test_an_ended_choice_may_be_repeated_without_content_while_others_go_on() ->
 
 
 def test_a_choice_without_a_reason_has_stopped_if_the_server_says_that_it_is_done() -> None:
-    answer = Answer(2)
+    answer = ResponseReader(2)
     items = answer.read(json.dumps(choice(delta={"content": "whole"})).encode())
     items += answer.read(json.dumps(choice("length", index=1, delta={"content": "cut"})).encode())
     items += answer.read(b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}')
@@ -115,7 +115,7 @@ def test_a_choice_without_a_reason_has_stopped_if_the_server_says_that_it_is_don
 
 
 def test_a_choice_that_the_server_never_spoke_of_is_missing_although_it_says_that_it_is_done() -> None:
-    answer = Answer(2)
+    answer = ResponseReader(2)
     answer.read(json.dumps(choice(delta={"content": "whole"})).encode())
 
     with pytest.raises(BackendError.StreamIncomplete, match="before the answer was complete"):
@@ -130,11 +130,11 @@ def test_a_stream_that_ends_too_early_is_no_answer() -> None:
 @pytest.mark.parametrize("data", [b"{", b"7", b'{"choices":[{"index":9,"delta":{}}]}', b'{"choices":[3]}'])
 def test_what_cannot_be_understood_ends_the_answer(data: bytes) -> None:
     with pytest.raises(BackendError.StreamIncomplete):
-        Answer(1).read(data)
+        ResponseReader(1).read(data)
 
 
 def test_text_after_the_end_of_a_choice_is_refused_and_an_empty_repetition_is_not() -> None:
-    answer = Answer(1)
+    answer = ResponseReader(1)
     answer.read(json.dumps(choice("stop", delta={})).encode())
 
     assert answer.read(json.dumps(choice(delta={"content": ""})).encode()) == []
@@ -144,6 +144,6 @@ def test_text_after_the_end_of_a_choice_is_refused_and_an_empty_repetition_is_no
 
 def test_an_error_in_the_stream_is_raised_with_what_it_says() -> None:
     with pytest.raises(ServerError) as caught:
-        Answer(1).read(b'{"error": {"message": "no", "code": 429}}')
+        ResponseReader(1).read(b'{"error": {"message": "no", "code": 429}}')
 
     assert caught.value.error == {"message": "no", "code": 429}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dynamo_core import BackendError
 from dynamo_core.errors import DynamoError, NotSupported, WorkerOverloaded
-from dynamo_plugin_engine_upstream.faults import LONGEST, error_of, in_stream, public, refusal
+from dynamo_plugin_engine_upstream.server_errors import LONGEST, error_object, sanitized, status_error, stream_error
 
 NAMES = {"org/secret-name": "ours", "sk-123456": "…"}
 
@@ -32,14 +32,14 @@ NAMES = {"org/secret-name": "ours", "sk-123456": "…"}
     ],
 )
 def test_each_status_has_its_type(status: int, kind: type[DynamoError]) -> None:
-    assert type(refusal(status, {"message": "because"}, NAMES)) is kind
+    assert type(status_error(status, {"message": "because"}, NAMES)) is kind
 
 
 @pytest.mark.parametrize(
     "error", [{"message": "The model `x` does not exist."}, {"param": "model"}, {"code": "model_not_found"}]
 )
 def test_a_model_that_is_gone_sends_the_request_elsewhere(error: dict[str, Any]) -> None:
-    assert type(refusal(404, error, NAMES)) is BackendError.CannotConnect
+    assert type(status_error(404, error, NAMES)) is BackendError.CannotConnect
 
 
 def test_a_clients_fault_has_the_servers_words_without_what_is_nobodys_business() -> None:
@@ -48,7 +48,7 @@ def test_a_clients_fault_has_the_servers_words_without_what_is_nobodys_business(
         " (key sk-123456)"
     )
 
-    error = refusal(400, {"message": told, "param": "temperature"}, NAMES)
+    error = status_error(400, {"message": told, "param": "temperature"}, NAMES)
 
     assert isinstance(error, BackendError.InvalidArgument)
     assert error.message == "temperature of ours must be below 2; see … or … (key …)"
@@ -56,22 +56,22 @@ def test_a_clients_fault_has_the_servers_words_without_what_is_nobodys_business(
 
 
 def test_a_long_message_is_cut_and_one_that_is_missing_is_made_up() -> None:
-    assert len(public("x" * 10_000, {})) == LONGEST
-    assert refusal(400, None, NAMES).message == "The server of this model refused the request (400)"
+    assert len(sanitized("x" * 10_000, {})) == LONGEST
+    assert status_error(400, None, NAMES).message == "The server of this model refused the request (400)"
 
 
 @pytest.mark.parametrize("param", [7, "a b", "x" * 200, None])
 def test_a_field_that_is_no_name_is_not_told(param: object) -> None:
-    error = refusal(400, {"message": "no", "param": param}, NAMES)
+    error = status_error(400, {"message": "no", "param": param}, NAMES)
 
     assert isinstance(error, BackendError.InvalidArgument)
     assert error.field is None
 
 
 def test_errors_in_streams_go_by_their_code() -> None:
-    assert type(in_stream({"message": "x", "code": 429}, NAMES)) is WorkerOverloaded
-    assert type(in_stream({"message": "x", "code": "server_error"}, NAMES)) is BackendError.Unknown
-    assert type(in_stream("it broke", NAMES)) is BackendError.Unknown
+    assert type(stream_error({"message": "x", "code": 429}, NAMES)) is WorkerOverloaded
+    assert type(stream_error({"message": "x", "code": "server_error"}, NAMES)) is BackendError.Unknown
+    assert type(stream_error("it broke", NAMES)) is BackendError.Unknown
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_errors_in_streams_go_by_their_code() -> None:
     ],
 )
 def test_the_error_is_found_in_whatever_form_servers_give_it(body: bytes, found: Any) -> None:
-    assert error_of(body) == found
+    assert error_object(body) == found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from dynamo_core import BackendError
-from dynamo_plugin_engine_upstream import events
-from dynamo_plugin_engine_upstream.events import Events
+from dynamo_plugin_engine_upstream import sse
+from dynamo_plugin_engine_upstream.sse import EventDecoder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size
 @given(st.lists(TEXT), st.sampled_from(["\n", "\r\n", "\r"]), st.lists(st.integers(1, 40), min_size=1))
 def test_every_cut_of_a_stream_gives_the_same_events(texts: list[str], end: str, cuts: list[int]) -> None:
     stream = "".join(f": a comment{end}event: message{end}data: {text}{end}{end}" for text in texts).encode()
-    reader, found, at = Events(), [], 0
+    reader, found, at = EventDecoder(), [], 0
     while at < len(stream):
         size = cuts[at % len(cuts)]
         found += reader.feed(stream[at : at + size])
@@ -25,11 +25,11 @@ def test_every_cut_of_a_stream_gives_the_same_events(texts: list[str], end: str,
 
 
 def test_lines_of_one_event_are_joined_and_a_blank_after_the_colon_is_optional() -> None:
-    assert Events().feed(b"data:a\ndata: b\n\n") == [b"a\nb"]
+    assert EventDecoder().feed(b"data:a\ndata: b\n\n") == [b"a\nb"]
 
 
 def test_a_line_end_of_two_bytes_may_be_cut_between_them() -> None:
-    reader = Events()
+    reader = EventDecoder()
 
     found = [data for byte in b"data: a\r\ndata: b\r\n\r\n" for data in reader.feed(bytes([byte]))]
 
@@ -37,15 +37,15 @@ def test_a_line_end_of_two_bytes_may_be_cut_between_them() -> None:
 
 
 def test_an_event_that_only_the_end_ended_counts() -> None:
-    reader = Events()
+    reader = EventDecoder()
 
     assert reader.feed(b"data: [DONE]") == []
-    assert reader.end() == [events.DONE]
+    assert reader.end() == [sse.DONE]
 
 
 def test_a_stream_without_line_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LARGEST", 100)
-    reader = Events()
+    monkeypatch.setattr(sse, "LARGEST", 100)
+    reader = EventDecoder()
     reader.feed(b"data: " + b"x" * 90)
 
     with pytest.raises(BackendError.StreamIncomplete, match="more than 100 bytes"):

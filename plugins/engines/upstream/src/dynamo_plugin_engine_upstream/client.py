@@ -26,7 +26,7 @@ from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_engine_upstream.config import TlsConfig, UpstreamConfig
-from dynamo_plugin_engine_upstream.faults import error_of, refusal
+from dynamo_plugin_engine_upstream.server_errors import error_object, status_error
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Client:
                     if response.status in (404, 405, 501):
                         return None
                     if response.status != 200:
-                        raise refusal(response.status, error_of(body), {})
+                        raise status_error(response.status, error_object(body), {})
         except (ClientError, OSError, ssl.SSLError) as error:
             raise unreachable(self.config.url, error) from error
         try:
@@ -120,9 +120,9 @@ class Client:
 
     def spawn(self, path: str, data: bytes, headers: Mapping[str, str]) -> asyncio.Task[ClientResponse | DynamoError]:
         """`post` as a task of this client, so that it can be cancelled by others; its error is its result."""
-        return self._tasks.spawn(self._posted(path, data, headers), name=f"upstream {path}")
+        return self._tasks.spawn(self._post_result(path, data, headers), name=f"upstream {path}")
 
-    async def _posted(self, path: str, data: bytes, headers: Mapping[str, str]) -> ClientResponse | DynamoError:
+    async def _post_result(self, path: str, data: bytes, headers: Mapping[str, str]) -> ClientResponse | DynamoError:
         try:
             return await self.post(path, data, headers)
         except DynamoError as error:
@@ -181,7 +181,7 @@ class Call:
         if self._is_stopped():
             raise Stopped
         if response.status != 200:
-            raise await self._refusal(response)
+            raise await self._status_error(response)
         if response.content_type != "text/event-stream":
             raise BackendError.Unknown(f"{self._client.config.url} answered with {response.content_type}, not a stream")
         self._arm()
@@ -199,7 +199,7 @@ class Call:
         try:
             received = await self._response.content.readany()
         except (ClientError, OSError) as error:
-            raise self._broken(error) from error
+            raise self._connection_error(error) from error
         finally:
             self._waiting_since = None
         if self._is_stopped():
@@ -240,7 +240,7 @@ class Call:
         # Asked again after each wait: what type checkers remember of an attribute is out of date by then.
         return self._stopped
 
-    async def _refusal(self, response: ClientResponse) -> DynamoError:
+    async def _status_error(self, response: ClientResponse) -> DynamoError:
         try:
             async with asyncio.timeout(self._client.config.connect_timeout):
                 body = await response.content.read(_ERROR_BODY)
@@ -248,9 +248,9 @@ class Call:
             body = b""
         if self._stopped:
             raise Stopped
-        return refusal(response.status, error_of(body), self._names)
+        return status_error(response.status, error_object(body), self._names)
 
-    def _broken(self, error: Exception) -> Exception:
+    def _connection_error(self, error: Exception) -> Exception:
         if self._stopped:
             return Stopped()
         config = self._client.config
@@ -263,12 +263,12 @@ class Call:
 
     def _arm(self) -> None:
         config = self._client.config
-        self._look_in(min(config.first_byte_timeout, config.silence_timeout))
+        self._schedule_check(min(config.first_byte_timeout, config.silence_timeout))
 
-    def _look_in(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+    def _schedule_check(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check_silence)
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         config = self._client.config
         limit = config.silence_timeout if self._begun else config.first_byte_timeout
         waited = 0.0
@@ -276,7 +276,7 @@ class Call:
             waited = asyncio.get_running_loop().time() - self._waiting_since
         # Timers may be a little early.
         if waited < limit - 0.001:
-            self._look_in(limit - waited)
+            self._schedule_check(limit - waited)
         elif self._response is not None:
             self._silent = True
             self._response.close()

@@ -21,21 +21,21 @@ from dynamo_core import (
 )
 from dynamo_core.errors import ConfigError, DynamoError
 
-from dynamo_plugin_engine_upstream.answer import Answer, ServerError
 from dynamo_plugin_engine_upstream.client import Client, Stopped
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
-from dynamo_plugin_engine_upstream.events import DONE, Events
-from dynamo_plugin_engine_upstream.faults import in_stream
-from dynamo_plugin_engine_upstream.question import question
+from dynamo_plugin_engine_upstream.request import build_request
+from dynamo_plugin_engine_upstream.response import ResponseReader, ServerError
+from dynamo_plugin_engine_upstream.server_errors import stream_error
+from dynamo_plugin_engine_upstream.sse import DONE, EventDecoder
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks for a server that is not up yet.
-_PAUSE = 0.5
+_POLL_INTERVAL = 0.5
 #: Headers of the client's request that are passed on, so that one trace shows both systems.
-_PASSED = ("traceparent", "tracestate")
+_FORWARDED_HEADERS = ("traceparent", "tracestate")
 #: Where servers say how long a context may be.
-_LENGTHS = ("max_model_len", "context_length", "context_window")
+_CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window")
 #: Names shown in a message.
 _SHOWN = 10
 
@@ -63,7 +63,7 @@ class UpstreamEngine(LLMEngine):
         if self.worker.disaggregation_mode is not DisaggregationMode.AGGREGATED:
             raise ConfigError("engine 'upstream' knows no prefill and decode roles: set disaggregation_mode to agg")
         self._client = client = Client(self.config)
-        listed = await self._listed(client)
+        listed = await self._list_models(client)
         found = self._choose(listed)
         self._model = found["id"]
         public = self.worker.served_model_name or self.worker.model_name or self._model
@@ -98,27 +98,27 @@ class UpstreamEngine(LLMEngine):
             self._choose(await client.models())
             yield LLMEngineOutput.stop()
             return
-        path, body = question(request, self._model)
-        headers = {name: ctx.metadata[name] for name in _PASSED if name in ctx.metadata}
+        path, body = build_request(request, self._model)
+        headers = {name: ctx.metadata[name] for name in _FORWARDED_HEADERS if name in ctx.metadata}
         call = client.call(path, body, {**headers, "x-request-id": ctx.id}, self._names)
-        answer = Answer(request.sampling_options.n or 1)
+        reader = ResponseReader(request.sampling_options.n or 1)
         forget = ctx.on_stop(call.stop)
         try:
             await call.open()
-            events = Events()
-            while not answer.complete:
+            events = EventDecoder()
+            while not reader.complete:
                 received = await call.read()
-                for item in _items(events, answer, received):
+                for item in _items(events, reader, received):
                     if ctx.is_stopped():
                         raise Stopped
                     yield item
         except Stopped:
             yield LLMEngineOutput.cancelled()
         except ServerError as error:
-            raise in_stream(error.error, self._names) from error
+            raise stream_error(error.error, self._names) from error
         finally:
             forget()
-            await call.aclose(complete=answer.complete and not ctx.is_stopped())
+            await call.aclose(complete=reader.complete and not ctx.is_stopped())
 
     async def cleanup(self) -> None:
         """Closes all connections; streams that still run end with `BackendError.Disconnected`."""
@@ -126,25 +126,25 @@ class UpstreamEngine(LLMEngine):
         if client is not None:
             await client.aclose()
 
-    async def _listed(self, client: Client) -> Sequence[dict[str, Any]] | None:
+    async def _list_models(self, client: Client) -> Sequence[dict[str, Any]] | None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self.config.start_timeout
-        told = False
+        logged = False
         while True:
             try:
                 return await client.models()
             except BackendError.CannotConnect as error:
                 raise ConfigError(f"workers.{self.worker.worker}.engine: {error}", cause=error) from error
             except DynamoError as error:
-                if isinstance(error, BackendError.InvalidArgument) or loop.time() + _PAUSE > until:
+                if isinstance(error, BackendError.InvalidArgument) or loop.time() + _POLL_INTERVAL > until:
                     raise
-                if not told:
-                    told = True
+                if not logged:
+                    logged = True
                     log.info("worker %s waits for its server: %s", self.worker.worker, error)
             except TimeoutError as error:
-                if loop.time() + _PAUSE > until:
+                if loop.time() + _POLL_INTERVAL > until:
                     raise BackendError.ResponseTimeout(f"{self.config.url}/models does not answer") from error
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_POLL_INTERVAL)
 
     def _choose(self, listed: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
         """The model to ask for, as the server lists it.
@@ -169,20 +169,20 @@ class UpstreamEngine(LLMEngine):
         raise ConfigError(f"{where}: {self.config.url} has no model {wanted!r}; it lists {names}: name one of them")
 
 
-def _items(events: Events, answer: Answer, received: bytes) -> Iterator[LLMEngineOutput]:
+def _items(events: EventDecoder, reader: ResponseReader, received: bytes) -> Iterator[LLMEngineOutput]:
     """What the bytes bring, one by one, so that what came before an error is not lost; no bytes are the end."""
     for data in events.feed(received) if received else events.end():
         if data == DONE:
-            yield from answer.end(done=True)
+            yield from reader.end(done=True)
             return
-        yield from answer.read(data)
+        yield from reader.read(data)
     if not received:
-        yield from answer.end()
+        yield from reader.end()
 
 
 def _length(model: dict[str, Any]) -> int | None:
     """The context of a listed model, in tokens, if the server says it."""
-    for name in _LENGTHS:
+    for name in _CONTEXT_FIELDS:
         value = model.get(name)
         if isinstance(value, int) and value > 1:
             return value

@@ -16,7 +16,7 @@ _SAME = ("ignore_eos", "top_k", "repetition_penalty")
 _SAMPLING = ("top_p", "top_k", "min_p")
 
 
-def question(request: PreprocessedRequest, model: str) -> tuple[str, dict[str, Any]]:
+def build_request(request: PreprocessedRequest, model: str) -> tuple[str, dict[str, Any]]:
     """The path below the base address, and the body.
 
     The answer is always asked for as a stream with usage, whatever the client wants: frontends put it together.

@@ -29,7 +29,7 @@ class ServerError(Exception):
         self.error = error
 
 
-class Answer:
+class ResponseReader:
     """Reads the chunks of one answer with `choices` choices.
 
     The usage comes after everything else, and nothing may follow a terminal: the last terminal waits for it.
@@ -103,7 +103,7 @@ class Answer:
         index = choice.get("index", 0) if isinstance(choice, dict) else None
         if not isinstance(index, int):
             index = None
-        made = _pieces(choice) if isinstance(choice, dict) else []
+        made = _split(choice) if isinstance(choice, dict) else []
         if index not in self._left:
             if not made and isinstance(index, int) and 0 <= index < self._choices:
                 # Some servers repeat a choice that has ended, without anything in it.
@@ -127,7 +127,7 @@ class Answer:
             self._terminal = terminal
 
 
-def _pieces(choice: dict[str, Any]) -> list[LLMEngineOutput]:
+def _split(choice: dict[str, Any]) -> list[LLMEngineOutput]:
     """What a choice says in one chunk: reasoning, then text, then the rest. Text alone is cheapest to pass on."""
     delta = choice.get("delta")
     rest = dict(delta) if isinstance(delta, dict) else {"content": choice.get("text")}
@@ -151,11 +151,11 @@ def _pieces(choice: dict[str, Any]) -> list[LLMEngineOutput]:
     return made
 
 
-def _usage(told: Any) -> CompletionUsage | None:
-    if not isinstance(told, dict):
+def _usage(reported: Any) -> CompletionUsage | None:
+    if not isinstance(reported, dict):
         return None
-    prompt, completion = _count(told.get("prompt_tokens")), _count(told.get("completion_tokens"))
-    details = told.get("prompt_tokens_details")
+    prompt, completion = _count(reported.get("prompt_tokens")), _count(reported.get("completion_tokens"))
+    details = reported.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return CompletionUsage(
         prompt_tokens=prompt,

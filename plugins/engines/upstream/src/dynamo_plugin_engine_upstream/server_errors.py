@@ -29,40 +29,40 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
 
-def refusal(status: int, error: Any, names: Mapping[str, str]) -> DynamoError:
+def status_error(status: int, error: Any, names: Mapping[str, str]) -> DynamoError:
     """The error for an HTTP status and what was found in the body as its ``error``.
 
     `names` are words of the server that clients are not to see, such as its own name of the model, and what to say
     instead.
     """
-    told = _told(error)
-    where = f"the server answered {status}: {told or 'without a message'}"
+    message = _message_of(error)
+    where = f"the server answered {status}: {message or 'without a message'}"
     if status in _BUSY:
         return WorkerOverloaded(where)
     if status in _BROKEN:
         return BackendError.Disconnected(where)
     if status in _CLOSED:
         return BackendError.CannotConnect(f"{where} (see `api_key` of this worker)")
-    if status in _ABSENT or (status == 404 and not _is_about_the_model(error, told)):
+    if status in _ABSENT or (status == 404 and not _is_about_the_model(error, message)):
         return NotSupported("The server of this model does not offer that")
     if status == 404:
         return BackendError.CannotConnect(where)
     if 400 <= status < 500:
         param = error.get("param") if isinstance(error, dict) else None
         field = param if isinstance(param, str) and re.fullmatch(r"[\w.\[\]]{1,100}", param) else None
-        message = public(told, names) if told else f"The server of this model refused the request ({status})"
+        message = sanitized(message, names) if message else f"The server of this model refused the request ({status})"
         return BackendError.InvalidArgument(message, field=field)
     return BackendError.Unknown(where)
 
 
-def in_stream(error: Any, names: Mapping[str, str]) -> DynamoError:
+def stream_error(error: Any, names: Mapping[str, str]) -> DynamoError:
     """The error for an ``error`` object in a stream; its ``code`` may be an HTTP status."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    return refusal(status, error, names)
+    return status_error(status, error, names)
 
 
-def error_of(body: bytes) -> Any:
+def error_object(body: bytes) -> Any:
     """The ``error`` of a body, or the body itself if it is a message; None if it is neither."""
     try:
         whole = read(_bodies, body)
@@ -73,7 +73,7 @@ def error_of(body: bytes) -> Any:
     return whole.get("error") or whole
 
 
-def public(message: str, names: Mapping[str, str]) -> str:
+def sanitized(message: str, names: Mapping[str, str]) -> str:
     """A server's message as clients may see it: one line without addresses, paths and the server's own names."""
     for name in sorted(names, key=len, reverse=True):
         message = message.replace(name, names[name])
@@ -82,7 +82,7 @@ def public(message: str, names: Mapping[str, str]) -> str:
     return message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
 
 
-def _told(error: Any) -> str:
+def _message_of(error: Any) -> str:
     if isinstance(error, str):
         return error
     if isinstance(error, dict):
@@ -93,6 +93,6 @@ def _told(error: Any) -> str:
     return ""
 
 
-def _is_about_the_model(error: Any, told: str) -> bool:
+def _is_about_the_model(error: Any, message: str) -> bool:
     about = isinstance(error, dict) and (error.get("param") == "model" or error.get("code") == "model_not_found")
-    return about or "model" in told.lower()
+    return about or "model" in message.lower()

@@ -14,7 +14,7 @@ LARGEST = 16 * 1024 * 1024
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
-class Events:
+class EventDecoder:
     """Collects bytes and gives the data of the events that are whole. Comments and fields but data are left out."""
 
     __slots__ = ("_data", "_rest")

@@ -170,20 +170,20 @@ async def test_each_request_has_options_of_its_own(engine: TransformersEngine, l
 async def test_log_probabilities_come_with_their_tokens(engine: TransformersEngine) -> None:
     items = await said(engine, PROMPT, **greedy(8), output_options=OutputOptions(logprobs=3))
 
-    told = [
+    log_probs_by_row = [
         (token, tops) for item in items for token, tops in zip(item.token_ids, item.top_logprobs or (), strict=True)
     ]
     scores = [score for item in items for score in item.log_probs or ()]
-    assert len(told) == len(scores) == 8
-    assert all(tops[0].token_id == token and len(tops) == 3 for token, tops in told)
-    assert all(tops[0].logprob == score <= 0 for (_, tops), score in zip(told, scores, strict=True))
+    assert len(log_probs_by_row) == len(scores) == 8
+    assert all(tops[0].token_id == token and len(tops) == 3 for token, tops in log_probs_by_row)
+    assert all(tops[0].logprob == score <= 0 for (_, tops), score in zip(log_probs_by_row, scores, strict=True))
 
 
 async def test_requests_that_leave_give_their_places_back(engine: TransformersEngine) -> None:
     contexts = [EngineContext(f"leaving{at}") for at in range(8)]
-    library = engine._library
-    assert library is not None
-    manager = library._manager
+    runner = engine._runner
+    assert runner is not None
+    manager = runner._manager
     processor = manager.batch_processor
     running = [asyncio.ensure_future(said(engine, PROMPT, ctx, **greedy(400))) for ctx in contexts]
     async with asyncio.timeout(10):
@@ -200,26 +200,26 @@ async def test_requests_that_leave_give_their_places_back(engine: TransformersEn
             await asyncio.sleep(0.01)
     # Had they gone on to their ends, there would have been a step for each of their tokens.
     assert manager.current_batch < 300
-    assert (library._wishes, library._router.receivers) == ({}, {})
+    assert (runner._samplings, runner._router.receivers) == ({}, {})
 
 
 async def test_when_the_librarys_thread_dies_requests_end_and_new_ones_are_refused(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = engine._library
-    assert library is not None
+    runner = engine._runner
+    assert runner is not None
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("out of memory")
 
     asking = asyncio.ensure_future(said(engine, PROMPT, **greedy(400)))
     await asyncio.sleep(0.05)
-    monkeypatch.setattr(library._manager.batch_processor, "prepare_next_batch", broken)
+    monkeypatch.setattr(runner._manager.batch_processor, "prepare_next_batch", broken)
 
     with pytest.raises(BackendError, match="out of memory"):
         await asking
     async with asyncio.timeout(10):
-        while library.running:  # noqa: ASYNC110 - what is waited for has no event
+        while runner.running:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
     with pytest.raises(BackendError.EngineShutdown, match="thread does not run"):
         await said(engine, PROMPT)

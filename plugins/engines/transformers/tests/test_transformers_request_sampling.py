@@ -16,12 +16,12 @@ from dynamo_core import (
     SamplingOptions,
     StopConditions,
 )
-from dynamo_plugin_engine_transformers.wish import Wish, model_defaults, wish_of
+from dynamo_plugin_engine_transformers.request_sampling import RequestSampling, model_defaults, request_sampling
 
 
-def wish(caching: bool = True, defaults: dict[str, float] | None = None, **request: Any) -> Wish:
+def sampling(caching: bool = True, defaults: dict[str, float] | None = None, **request: Any) -> RequestSampling:
     asked = PreprocessedRequest(**{"token_ids": [1, 2, 3]} | request)
-    return wish_of(asked, vocabulary=10, defaults=defaults or {}, caching=caching)
+    return request_sampling(asked, vocabulary=10, defaults=defaults or {}, caching=caching)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def wish(caching: bool = True, defaults: dict[str, float] | None = None, **reque
 )
 def test_what_cannot_be_honoured_is_refused_by_name(request_fields: dict[str, Any], field: str) -> None:
     with pytest.raises(BackendError.InvalidArgument, match=f"`{field}` cannot be honoured") as caught:
-        wish(**request_fields)
+        sampling(**request_fields)
 
     assert caught.value.field == field
 
 
 def test_a_salt_is_no_matter_where_nothing_is_shared() -> None:
-    assert wish(caching=False, routing=RoutingHints(cache_salt="x")).prompt == [1, 2, 3]
+    assert sampling(caching=False, routing=RoutingHints(cache_salt="x")).prompt == [1, 2, 3]
 
 
 def test_what_is_not_said_is_as_the_models_own_file_says_and_a_request_wins(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_what_is_not_said_is_as_the_models_own_file_says_and_a_request_wins(tmp_
     defaults = model_defaults(str(tmp_path))
 
     silent, outspoken = (
-        wish(defaults=defaults),
-        wish(defaults=defaults, sampling_options=SamplingOptions(temperature=0.0, top_k=-1)),
+        sampling(defaults=defaults),
+        sampling(defaults=defaults, sampling_options=SamplingOptions(temperature=0.0, top_k=-1)),
     )
 
     assert defaults == {"temperature": 0.6, "top_k": 20}
@@ -84,12 +84,12 @@ def test_a_file_that_is_not_there_or_is_broken_says_nothing(tmp_path: Path, text
 def test_every_kind_of_stop_token_ends_the_answer_unless_the_end_is_to_be_ignored() -> None:
     stops = StopConditions(stop_token_ids=[1], stop_token_ids_hidden=[2])
 
-    assert wish(stop_conditions=stops, eos_token_ids=[3]).stop_ids == {1, 2, 3}
-    assert wish(stop_conditions=StopConditions(ignore_eos=True), eos_token_ids=[3]).stop_ids == frozenset()
+    assert sampling(stop_conditions=stops, eos_token_ids=[3]).stop_ids == {1, 2, 3}
+    assert sampling(stop_conditions=StopConditions(ignore_eos=True), eos_token_ids=[3]).stop_ids == frozenset()
 
 
 def test_bans_go_by_what_has_been_said() -> None:
-    asked = Wish(prompt=[1], stop_ids=frozenset({5}), min_tokens=2, bad_words=[[7], [3, 4]])
+    asked = RequestSampling(prompt=[1], stop_ids=frozenset({5}), min_tokens=2, bad_words=[[7], [3, 4]])
     first = asked.banned()
     asked.produced += [9, 3]
 

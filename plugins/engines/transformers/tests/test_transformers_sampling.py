@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_plugin_engine_transformers.sampling import choose
-from dynamo_plugin_engine_transformers.wish import Wish
+from dynamo_plugin_engine_transformers.request_sampling import RequestSampling
+from dynamo_plugin_engine_transformers.sampling import sample
 
 torch: Any = pytest.importorskip("torch")
 
@@ -15,16 +15,16 @@ pytestmark = pytest.mark.full
 SCORES = [2.0, 1.0, 0.5, 0.0, -1.0, -9.0]
 
 
-def rows(*wishes: Wish) -> Any:
-    return torch.tensor([SCORES] * len(wishes))
+def rows(*samplings: RequestSampling) -> Any:
+    return torch.tensor([SCORES] * len(samplings))
 
 
 def drawn(times: int, **how: Any) -> list[int]:
     """Tokens of as many requests, all in one step."""
-    wishes = [Wish(prompt=[0], **how) for _ in range(times)]
-    made = choose(torch, rows(*wishes), wishes)
-    assert [wish.produced for wish in wishes] == [[token] for token in made.argmax(dim=-1).tolist()]
-    return [wish.produced[0] for wish in wishes]
+    samplings = [RequestSampling(prompt=[0], **how) for _ in range(times)]
+    made = sample(torch, rows(*samplings), samplings)
+    assert [sampling.produced for sampling in samplings] == [[token] for token in made.argmax(dim=-1).tolist()]
+    return [sampling.produced[0] for sampling in samplings]
 
 
 def test_without_chance_the_most_likely_token_is_chosen() -> None:
@@ -64,28 +64,30 @@ def test_only_what_the_options_leave_is_drawn(how: dict[str, Any], possible: set
 
 
 def test_requests_of_one_step_do_not_touch_each_other() -> None:
-    wishes = [
-        Wish(prompt=[0], temperature=0),
-        Wish(prompt=[0], bias={5: 100.0}),
-        Wish(prompt=[0], temperature=0, allowed=[2]),
-        Wish(prompt=[0], top_k=1),
+    samplings = [
+        RequestSampling(prompt=[0], temperature=0),
+        RequestSampling(prompt=[0], bias={5: 100.0}),
+        RequestSampling(prompt=[0], temperature=0, allowed=[2]),
+        RequestSampling(prompt=[0], top_k=1),
     ]
 
-    choose(torch, rows(*wishes), wishes)
+    sample(torch, rows(*samplings), samplings)
 
-    assert [wish.produced for wish in wishes] == [[0], [5], [2], [0]]
+    assert [sampling.produced for sampling in samplings] == [[0], [5], [2], [0]]
 
 
 def test_a_seed_says_the_same_whatever_else_is_in_the_step_and_however_far_the_prompt_has_grown() -> None:
-    def say(count: int, wish: Wish, *others: Wish) -> list[int]:
+    def say(count: int, sampling: RequestSampling, *others: RequestSampling) -> list[int]:
         for _ in range(count):
-            choose(torch, rows(wish, *others), [wish, *others])
-        return wish.produced
+            sample(torch, rows(sampling, *others), [sampling, *others])
+        return sampling.produced
 
-    whole = say(12, Wish(prompt=[1, 2], seed=7))
-    beside = say(12, Wish(prompt=[1, 2], seed=7), Wish(prompt=[3]), Wish(prompt=[4], seed=8))
-    continued = say(8, Wish(prompt=[1, 2, *whole[:4]], seed=7))
-    other = say(12, Wish(prompt=[1, 2], seed=9))
+    whole = say(12, RequestSampling(prompt=[1, 2], seed=7))
+    beside = say(
+        12, RequestSampling(prompt=[1, 2], seed=7), RequestSampling(prompt=[3]), RequestSampling(prompt=[4], seed=8)
+    )
+    continued = say(8, RequestSampling(prompt=[1, 2, *whole[:4]], seed=7))
+    other = say(12, RequestSampling(prompt=[1, 2], seed=9))
 
     assert beside == whole
     assert continued == whole[4:]
@@ -93,23 +95,23 @@ def test_a_seed_says_the_same_whatever_else_is_in_the_step_and_however_far_the_p
 
 
 def test_penalties_make_what_was_said_less_likely() -> None:
-    presence = Wish(prompt=[5], temperature=0, presence_penalty=1.5, produced=[0])
-    frequency = Wish(prompt=[5], temperature=0, frequency_penalty=0.6, produced=[0, 0])
-    repetition = Wish(prompt=[0], temperature=0, repetition_penalty=3.0)
-    prompt_only = Wish(prompt=[0], temperature=0, presence_penalty=1.5)
-    wishes = [presence, frequency, repetition, prompt_only]
+    presence = RequestSampling(prompt=[5], temperature=0, presence_penalty=1.5, produced=[0])
+    frequency = RequestSampling(prompt=[5], temperature=0, frequency_penalty=0.6, produced=[0, 0])
+    repetition = RequestSampling(prompt=[0], temperature=0, repetition_penalty=3.0)
+    prompt_only = RequestSampling(prompt=[0], temperature=0, presence_penalty=1.5)
+    samplings = [presence, frequency, repetition, prompt_only]
 
-    choose(torch, rows(*wishes), wishes)
+    sample(torch, rows(*samplings), samplings)
 
     # Only the repetition penalty counts the prompt.
-    assert [wish.produced[-1] for wish in wishes] == [1, 1, 1, 0]
+    assert [sampling.produced[-1] for sampling in samplings] == [1, 1, 1, 0]
 
 
 def test_log_probabilities_are_the_models_own_before_any_option() -> None:
-    wish = Wish(prompt=[0], temperature=0, allowed=[1], logprobs=2)
-    choose(torch, rows(wish), [wish])
+    sampling = RequestSampling(prompt=[0], temperature=0, allowed=[1], logprobs=2)
+    sample(torch, rows(sampling), [sampling])
 
     expected = torch.log_softmax(torch.tensor(SCORES), dim=-1).tolist()
-    assert wish.log_probs == [pytest.approx(expected[1])]
-    assert [(top.token_id, top.rank) for top in wish.top_logprobs[0]] == [(0, 1), (1, 2)]
-    assert wish.top_logprobs[0][0].logprob == pytest.approx(expected[0])
+    assert sampling.log_probs == [pytest.approx(expected[1])]
+    assert [(top.token_id, top.rank) for top in sampling.top_logprobs[0]] == [(0, 1), (1, 2)]
+    assert sampling.top_logprobs[0][0].logprob == pytest.approx(expected[0])

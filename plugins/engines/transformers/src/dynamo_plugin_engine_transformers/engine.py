@@ -23,8 +23,8 @@ from dynamo_core import (
 from dynamo_core.errors import ConfigError
 
 from dynamo_plugin_engine_transformers.config import TransformersConfig
-from dynamo_plugin_engine_transformers.library import Facts, Library, Output
-from dynamo_plugin_engine_transformers.wish import Wish, model_defaults, wish_of
+from dynamo_plugin_engine_transformers.model_runner import ModelInfo, ModelRunner, Output
+from dynamo_plugin_engine_transformers.request_sampling import RequestSampling, model_defaults, request_sampling
 
 
 class TransformersEngine(LLMEngine):
@@ -36,8 +36,8 @@ class TransformersEngine(LLMEngine):
 
     def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
         super().__init__(config, worker)
-        self._library: Library | None = None
-        self._facts: Facts | None = None
+        self._runner: ModelRunner | None = None
+        self._info: ModelInfo | None = None
         self._defaults: Mapping[str, float] = {}
         self._draining = False
 
@@ -56,18 +56,18 @@ class TransformersEngine(LLMEngine):
                 f"workers.{self.worker.worker}.model.path: engine 'transformers' needs the model's folder: set it, "
                 "or give --model PATH"
             )
-        self._library = library = Library(self.config)
-        facts = await asyncio.to_thread(library.load, folder, asyncio.get_running_loop())
-        self._facts = facts
+        self._runner = runner = ModelRunner(self.config)
+        info = await asyncio.to_thread(runner.load, folder, asyncio.get_running_loop())
+        self._info = info
         self._defaults = await asyncio.to_thread(model_defaults, folder)
         return EngineConfig(
             model=self.worker.model_name or PurePath(folder).name,
             served_model_name=self.worker.served_model_name,
-            context_length=facts.context_length,
-            kv_cache_block_size=facts.block_size,
-            total_kv_blocks=facts.blocks,
+            context_length=info.context_length,
+            kv_cache_block_size=info.block_size,
+            total_kv_blocks=info.blocks,
             max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=facts.batch_tokens,
+            max_num_batched_tokens=info.batch_tokens,
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
@@ -78,44 +78,44 @@ class TransformersEngine(LLMEngine):
                 is not, or an option that this engine does not have.
             BackendError.EngineShutdown: not started, draining, or the library has failed.
         """
-        library, facts = self._library, self._facts
-        if library is None or facts is None or self._draining:
+        runner, info = self._runner, self._info
+        if runner is None or info is None or self._draining:
             raise BackendError.EngineShutdown("the engine does not run")
-        wish = wish_of(
+        sampling = request_sampling(
             request,
-            vocabulary=facts.vocabulary,
+            vocabulary=info.vocabulary,
             defaults=self._defaults,
             caching=self.config.enable_prefix_caching,
         )
-        limit = _limit(request, facts.context_length)
+        limit = _limit(request, info.context_length)
         if ctx.is_stopped():
-            yield LLMEngineOutput.cancelled().with_usage(usage(len(wish.prompt), 0))
+            yield LLMEngineOutput.cancelled().with_usage(usage(len(sampling.prompt), 0))
             return
         stream = _Stream()
         finished = False
-        library.submit(ctx.attempt_id, wish, limit, stream.put)
+        runner.submit(ctx.attempt_id, sampling, limit, stream.put)
         forget = ctx.on_stop(stream.wake)
         sent = 0
         try:
             while not finished:
                 output = await stream.take()
                 if ctx.is_stopped():
-                    yield LLMEngineOutput.cancelled().with_usage(usage(len(wish.prompt), sent))
+                    yield LLMEngineOutput.cancelled().with_usage(usage(len(sampling.prompt), sent))
                     return
                 if output is None:
                     continue
                 if output.error is not None:
                     finished = True
-                    raise _failure(output.error, library)
+                    raise _failure(output.error, runner)
                 finished = output.finished
-                item = _item(request, wish, output, sent)
+                item = _item(request, sampling, output, sent)
                 sent += len(item.token_ids)
                 if item.finish_reason is not None:
-                    item.completion_usage = usage(len(wish.prompt), sent)
+                    item.completion_usage = usage(len(sampling.prompt), sent)
                 yield item
         finally:
             forget()
-            library.release(ctx.attempt_id, finished=finished)
+            runner.release(ctx.attempt_id, finished=finished)
 
     async def drain(self) -> None:
         """Refuses new requests; those that run go on."""
@@ -124,9 +124,9 @@ class TransformersEngine(LLMEngine):
     async def cleanup(self) -> None:
         """Ends the library's thread; streams that still run end with `EngineShutdown`."""
         self._draining = True
-        library, self._library = self._library, None
-        if library is not None:
-            await asyncio.to_thread(library.stop)
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await asyncio.to_thread(runner.stop)
 
 
 class _Stream:
@@ -176,11 +176,11 @@ def _limit(request: PreprocessedRequest, context_length: int) -> int:
             f"the prompt has {length} tokens and leaves no room for an answer: the context is {context_length} tokens",
             field="prompt",
         )
-    wished = request.stop_conditions.max_tokens
-    return room if wished is None else max(1, min(wished, room))
+    requested = request.stop_conditions.max_tokens
+    return room if requested is None else max(1, min(requested, room))
 
 
-def _item(request: PreprocessedRequest, wish: Wish, output: Output, sent: int) -> LLMEngineOutput:
+def _item(request: PreprocessedRequest, sampling: RequestSampling, output: Output, sent: int) -> LLMEngineOutput:
     """What is new in an output; the last one with its reason. A hidden stop token is left out."""
     tokens = list(output.tokens[sent:])
     item = LLMEngineOutput(tokens)
@@ -188,7 +188,7 @@ def _item(request: PreprocessedRequest, wish: Wish, output: Output, sent: int) -
     if output.finished:
         item.finish_reason = FinishReason.LENGTH
         last = output.tokens[-1] if output.tokens else None
-        if last in wish.stop_ids:
+        if last in sampling.stop_ids:
             visible = last in (request.stop_conditions.stop_token_ids or ())
             item.finish_reason = FinishReason.STOP if visible else FinishReason.EOS
             if visible:
@@ -197,13 +197,13 @@ def _item(request: PreprocessedRequest, wish: Wish, output: Output, sent: int) -
                 tokens.pop()
                 end -= 1
             item.token_ids = tokens
-    if wish.logprobs is not None:
-        item.log_probs = wish.log_probs[sent:end]
-        item.top_logprobs = wish.top_logprobs[sent:end]
+    if sampling.logprobs is not None:
+        item.log_probs = sampling.log_probs[sent:end]
+        item.top_logprobs = sampling.top_logprobs[sent:end]
     return item
 
 
-def _failure(error: str, library: Library) -> BackendError:
-    if not library.running:
+def _failure(error: str, runner: ModelRunner) -> BackendError:
+    if not runner.running:
         return BackendError.EngineShutdown(f"the library's batching thread has ended: {error}")
     return BackendError.Unknown(f"the library failed on the request: {error}")

@@ -15,8 +15,8 @@ from dynamo_core import BackendError
 from dynamo_core.errors import ConfigError
 
 from dynamo_plugin_engine_transformers.config import TransformersConfig
-from dynamo_plugin_engine_transformers.sampling import choose
-from dynamo_plugin_engine_transformers.wish import Wish
+from dynamo_plugin_engine_transformers.request_sampling import RequestSampling
+from dynamo_plugin_engine_transformers.sampling import sample
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ CPU_BATCH_TOKENS = 512
 #: Seconds that the batching thread has to end its step and itself.
 STOP_TIMEOUT = 20.0
 #: Seconds between two looks at a thread that is starting.
-_LOOK = 0.02
+_POLL_INTERVAL = 0.02
 
 _BATCHING = "transformers.generation.continuous_batching"
 
@@ -41,11 +41,11 @@ class Output:
 
 
 #: Told in the event loop's thread.
-Deliver = Callable[[Output], None]
+OutputCallback = Callable[[Output], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelInfo:
     """What there is to know of a model that runs. Lengths are in tokens."""
 
     vocabulary: int
@@ -77,16 +77,16 @@ def load_libraries() -> tuple[Any, Any]:
     return torch, transformers
 
 
-class Library:
+class ModelRunner:
     """A loaded model and the thread that runs it. `load` and `stop` block; the rest is for the event loop's thread."""
 
     def __init__(self, settings: TransformersConfig) -> None:
         self._settings = settings
         self._manager: Any = None
         self._router: Any = None
-        self._wishes: dict[str, Wish] = {}
+        self._samplings: dict[str, RequestSampling] = {}
 
-    def load(self, folder: str, loop: asyncio.AbstractEventLoop) -> Facts:
+    def load(self, folder: str, loop: asyncio.AbstractEventLoop) -> ModelInfo:
         """Loads the model and starts the thread.
 
         Raises:
@@ -129,7 +129,7 @@ class Library:
         # A request alone must fit into the cache.
         room = max(2, (limits.num_blocks - 1) * settings.block_size)
         lengths = (settings.context_length, getattr(sizes, "max_position_embeddings", None), room)
-        return Facts(
+        return ModelInfo(
             vocabulary=sizes.vocab_size,
             context_length=min(length for length in lengths if length),
             block_size=settings.block_size,
@@ -137,20 +137,20 @@ class Library:
             batch_tokens=limits.max_batch_tokens,
         )
 
-    def submit(self, key: str, wish: Wish, limit: int, deliver: Deliver) -> None:
+    def submit(self, key: str, sampling: RequestSampling, limit: int, deliver: OutputCallback) -> None:
         """Starts a request of at most `limit` tokens. `release` must follow.
 
         Raises:
             BackendError.EngineShutdown: the thread does not run.
         """
-        self._wishes[key] = wish
+        self._samplings[key] = sampling
         self._router.receivers[key] = deliver
         manager = self._manager
         added = None
         if manager is not None and manager.is_running():
-            stops = sorted(wish.stop_ids) or [-1]
+            stops = sorted(sampling.stop_ids) or [-1]
             added = manager.add_request(
-                list(wish.prompt), request_id=key, max_new_tokens=limit, streaming=True, eos_token_id=stops
+                list(sampling.prompt), request_id=key, max_new_tokens=limit, streaming=True, eos_token_id=stops
             )
         if added is None:
             self.release(key, finished=True)
@@ -158,7 +158,7 @@ class Library:
 
     def release(self, key: str, *, finished: bool) -> None:
         """Forgets a request; one that has not finished is cancelled."""
-        known = self._wishes.pop(key, None)
+        known = self._samplings.pop(key, None)
         if self._router is not None:
             self._router.receivers.pop(key, None)
         if not finished and known is not None and self._manager is not None:
@@ -201,7 +201,7 @@ class Library:
         """Puts our sampler in the place of the library's, and takes its outputs without its queue."""
         processors = import_module(f"{_BATCHING}.cb_logits_processors")
         transformers = import_module("transformers")
-        sampler = _sampler_class(torch, processors.ContinuousBatchingLogitsProcessor)(self._wishes)
+        sampler = _sampler_class(torch, processors.ContinuousBatchingLogitsProcessor)(self._samplings)
         manager.logit_processor = processors.ContinuousBatchingLogitsProcessorList(
             transformers.LogitsProcessorList([sampler])
         )
@@ -219,7 +219,7 @@ class Library:
                 raise BackendError.EngineShutdown(f"the KV cache could not be made: {_first_line(failed)}")
             if time.monotonic() > until:
                 raise BackendError.EngineShutdown(f"no KV cache within {self._settings.start_timeout:g} s")
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
 
 
 def _sampler_class(torch: Any, base: Any) -> Any:
@@ -229,9 +229,9 @@ def _sampler_class(torch: Any, base: Any) -> Any:
         supported_kwargs: dict[str, type] = {}  # noqa: RUF012 - the library's own attribute
         ignored_kwargs: tuple[str, ...] = ()
 
-        def __init__(self, wishes: dict[str, Wish]) -> None:
-            self._wishes = wishes
-            self._rows: list[Wish] = []
+        def __init__(self, samplings: dict[str, RequestSampling]) -> None:
+            self._samplings = samplings
+            self._rows: list[RequestSampling] = []
 
         def fill_defaults(self, int32_tensor: Any) -> None:
             int32_tensor.zero_()
@@ -239,14 +239,14 @@ def _sampler_class(torch: Any, base: Any) -> Any:
         def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Any:
             # A request that was given up a moment ago still has its row in this step.
             self._rows = [
-                self._wishes.get(request.state.request_id) or Wish(prompt=(), temperature=0)
+                self._samplings.get(request.state.request_id) or RequestSampling(prompt=(), temperature=0)
                 for request in requests_with_new_token
             ]
             return torch.zeros(len(self._rows), dtype=torch.int32)
 
         def __call__(self, scores: Any, tensor_arg: Any) -> Any:
             rows = len(self._rows)
-            scores[:rows] = choose(torch, scores[:rows], self._rows)
+            scores[:rows] = sample(torch, scores[:rows], self._rows)
             return scores
 
     return Sampler
@@ -259,19 +259,19 @@ def _router_class(base: Any) -> Any:
         def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
             super().__init__()
             self._loop = loop
-            self.receivers: dict[str, Deliver] = {}
+            self.receivers: dict[str, OutputCallback] = {}
 
         def deliver(self, output: Any) -> None:
             self.deliver_batch([output])
 
         def deliver_batch(self, outputs: list[Any]) -> None:
             try:
-                self._loop.call_soon_threadsafe(self._hand_out, outputs)
+                self._loop.call_soon_threadsafe(self._dispatch, outputs)
             except RuntimeError:
                 # The event loop has ended, and with it everybody who waits.
                 log.debug("outputs of requests came after the end of the event loop")
 
-        def _hand_out(self, outputs: list[Any]) -> None:
+        def _dispatch(self, outputs: list[Any]) -> None:
             for output in outputs:
                 receiver = self.receivers.get(output.request_id)
                 if receiver is not None:

@@ -18,7 +18,7 @@ _GENERATION_CONFIG = "generation_config.json"
 
 
 @dataclass(slots=True)
-class Wish:
+class RequestSampling:
     """How the tokens of one request are chosen. Written by the request's task, then read by the generating thread.
 
     `produced`, `log_probs` and `top_logprobs` are the thread's: one entry per token, added before the token is told.
@@ -75,15 +75,15 @@ def model_defaults(folder: str) -> dict[str, float]:
     return {name: said[name] for name in _DEFAULTED if isinstance(said.get(name), int | float)}
 
 
-def wish_of(
+def request_sampling(
     request: PreprocessedRequest, *, vocabulary: int, defaults: Mapping[str, float], caching: bool = True
-) -> Wish:
+) -> RequestSampling:
     """The wish in a request.
 
     Raises:
         BackendError.InvalidArgument: it asks for what this engine cannot do, or for tokens that there are not.
     """
-    _refuse_foreign(request, caching)
+    _reject_unsupported(request, caching)
     options, stop = request.sampling_options, request.stop_conditions
     _check_tokens(request.token_ids, vocabulary, "prompt")
 
@@ -96,16 +96,16 @@ def wish_of(
         stops.update(stop.stop_token_ids or (), stop.stop_token_ids_hidden or (), request.eos_token_ids)
     logprobs = request.output_options.logprobs
     if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:
-        raise refused(f"at most {MOST_LOGPROBS} alternatives per token can be told, not {logprobs}", "top_logprobs")
+        raise unsupported(f"at most {MOST_LOGPROBS} alternatives per token can be told, not {logprobs}", "top_logprobs")
     bias = {_token(key, vocabulary): amount for key, amount in (options.logit_bias or {}).items()}
     if options.allowed_token_ids is not None:
         _check_tokens(options.allowed_token_ids, vocabulary, "allowed_token_ids")
         if not options.allowed_token_ids:
-            raise refused("no token is allowed", "allowed_token_ids")
+            raise unsupported("no token is allowed", "allowed_token_ids")
     words = [word for word in options.bad_words_token_ids or () if word]
     for word in words:
         _check_tokens(word, vocabulary, "bad_words")
-    return Wish(
+    return RequestSampling(
         prompt=request.token_ids,
         temperature=value("temperature", 1.0),
         top_p=value("top_p", 1.0),
@@ -124,12 +124,12 @@ def wish_of(
     )
 
 
-def refused(why: str, name: str) -> BackendError:
+def unsupported(why: str, name: str) -> BackendError:
     """The error for a field that cannot be honoured."""
     return BackendError.InvalidArgument(f"`{name}` cannot be honoured by this model's engine: {why}", field=name)
 
 
-def _refuse_foreign(request: PreprocessedRequest, caching: bool) -> None:
+def _reject_unsupported(request: PreprocessedRequest, caching: bool) -> None:
     options, routing = request.sampling_options, request.routing
     absent: list[tuple[Any, str, str]] = [
         (options.guided_decoding, "response_format", "it cannot constrain its output"),
@@ -148,15 +148,15 @@ def _refuse_foreign(request: PreprocessedRequest, caching: bool) -> None:
     ]
     for asked, name, why in absent:
         if asked:
-            raise refused(why, name)
+            raise unsupported(why, name)
 
 
 def _check_tokens(tokens: Sequence[int], vocabulary: int, name: str) -> None:
     if tokens and (min(tokens) < 0 or max(tokens) >= vocabulary):
-        raise refused(f"a token id is not among the model's {vocabulary}", name)
+        raise unsupported(f"a token id is not among the model's {vocabulary}", name)
 
 
 def _token(text: str, vocabulary: int) -> int:
     if not text.isdecimal() or int(text) >= vocabulary:
-        raise refused(f"a token id is not among the model's {vocabulary}", "logit_bias")
+        raise unsupported(f"a token id is not among the model's {vocabulary}", "logit_bias")
     return int(text)

@@ -148,7 +148,7 @@ def test_the_files_of_an_engine_are_those_of_its_package_and_of_the_engines_it_i
     files = EngineFiles(Mine(MockerEngine.Config(), WorkerConfig(model_name="m")))
 
     assert __file__ in files
-    assert answers.__file__ in files
+    assert sequence_factory.__file__ in files
     assert asyncio.__file__ not in files
     assert inspect.getfile(LLMEngine) not in files
     assert inspect.getfile(PluginConfig) not in files

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 class Told:
     """Keeps what it is told."""
 
-    def __init__(self, *, whole: bool = False) -> None:
+    def __init__(self, *, buffered: bool = False) -> None:
         self.calls: list[tuple[str, str]] = []
-        self.whole = whole
+        self.buffered = buffered
 
     def begin_call(self, name: str, id: str | None = None) -> None:
         self.calls.append((name, ""))
@@ -31,17 +31,17 @@ Make = Callable[[CallSink], CallReader]
 
 
 def read(
-    make: Make, text: str, size: int = 1000, *, whole: bool = False
+    make: Make, text: str, size: int = 1000, *, buffered: bool = False
 ) -> tuple[list[tuple[str, str]], Progress, str]:
     """The calls, how far the reading came, and what of the text is to be shown as it is."""
-    told = Told(whole=whole)
-    reader = make(told)
+    sink = Told(buffered=buffered)
+    reader = make(sink)
     at = 0
     while at < len(text) and reader.progress is Progress.OPEN:
         at += reader.feed(text[at : at + size])
     if reader.progress is Progress.OPEN:
-        return told.calls, reader.progress, reader.leftover()
-    return told.calls, reader.progress, reader.untold() + text[at:]
+        return sink.calls, reader.progress, reader.leftover()
+    return sink.calls, reader.progress, reader.unreported() + text[at:]
 
 
 ARGS = '{"a": [1, {"b": "}"}]}'
@@ -99,15 +99,15 @@ def test_a_name_that_is_not_accepted_is_no_call() -> None:
 
 
 def test_a_call_is_told_as_soon_as_its_arguments_begin_and_they_come_as_they_are_written() -> None:
-    told = Told()
-    reader = CallObject(told)
+    sink = Told()
+    reader = CallObject(sink)
 
     reader.feed('{"name": "f", "arguments": ')
-    assert told.calls == []
+    assert sink.calls == []
     reader.feed("{")
-    assert told.calls == [("f", "{")]
+    assert sink.calls == [("f", "{")]
     reader.feed('"a": "x')
-    assert told.calls == [("f", '{"a": "x')]
+    assert sink.calls == [("f", '{"a": "x')]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_follows_the_break_of_a_call_that_was_told_is_shown(text: str, argu
     ],
 )
 def test_who_wants_whole_calls_is_told_none_whose_arguments_break_off(make: Make, text: str, size: int) -> None:
-    calls, _, shown = read(make, text, size, whole=True)
+    calls, _, shown = read(make, text, size, buffered=True)
 
     assert calls == []
     assert shown.removeprefix("f[ARGS]") == text
@@ -144,7 +144,7 @@ def test_who_wants_whole_calls_is_told_none_whose_arguments_break_off(make: Make
 @pytest.mark.parametrize("size", [1, 4, 1000])
 @pytest.mark.parametrize(("text", "arguments"), SOUND)
 def test_who_wants_whole_calls_is_told_the_same_sound_ones(text: str, arguments: str, size: int) -> None:
-    assert read(CallObject, text, size, whole=True) == read(CallObject, text, size)
+    assert read(CallObject, text, size, buffered=True) == read(CallObject, text, size)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_who_wants_whole_calls_is_told_the_same_sound_ones(text: str, arguments:
     ],
 )
 def test_arguments_are_whole_although_the_call_around_them_is_not(text: str, shown: str) -> None:
-    calls, _, left = read(CallObject, text, 1, whole=True)
+    calls, _, left = read(CallObject, text, 1, buffered=True)
 
     assert (calls, left) == ([("f", '{"a": 1}')], shown)
 
@@ -188,9 +188,9 @@ def test_a_list_holds_several_calls(size: int) -> None:
     ],
 )
 def test_a_list_that_breaks_off_keeps_its_calls_and_shows_the_rest(text: str, calls: int, shown: str) -> None:
-    told, _, left = read(CallArray, text, 1)
+    sink, _, left = read(CallArray, text, 1)
 
-    assert (len(told), left) == (calls, shown)
+    assert (len(sink), left) == (calls, shown)
 
 
 def test_bare_arguments_belong_to_a_name_that_is_known() -> None:

@@ -18,7 +18,7 @@ from dynamo_text.bytes import ByteTokenizer
 from dynamo_text.encode import INLINE, encode_async
 from dynamo_text.hf import HFTokenizer
 from dynamo_text.load import load_tokenizer
-from dynamo_text.prefix_cache import TokenMemory
+from dynamo_text.prefix_cache import TokenCacheStore
 from dynamo_text.split_pattern import ends_words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -229,7 +229,7 @@ MADE: dict[str, tuple[Callable[[], Library], bool]] = {
 }
 
 
-def hf(library: Library, memory: TokenMemory | None = None) -> HFTokenizer:
+def hf(library: Library, memory: TokenCacheStore | None = None) -> HFTokenizer:
     return HFTokenizer({"tokenizer.json": library.to_str().encode()}, memory)
 
 
@@ -237,9 +237,9 @@ def hf(library: Library, memory: TokenMemory | None = None) -> HFTokenizer:
 def pair(name: str, piece: int) -> tuple[HFTokenizer, HFTokenizer]:
     """The tokenizer without a memory, and with one in which long texts are those over `piece` characters."""
     library = MADE[name][0]()
-    cached = hf(library, TokenMemory(MB // 4))
+    cached = hf(library, TokenCacheStore(MB // 4))
     assert cached._cache is not None
-    cached._cache._cuts.piece = piece
+    cached._cache._splitter.piece = piece
     return hf(library), cached
 
 
@@ -318,7 +318,7 @@ def test_words_are_cut_apart_only_where_that_is_known_to_be_safe(name: str) -> N
     _, cached = pair(name, 1)
     assert cached._cache is not None
 
-    pieces = cached._cache._cuts.pieces("one and the other")
+    pieces = cached._cache._splitter.pieces("one and the other")
 
     assert (len(pieces) > 1) is MADE[name][1]
 
@@ -328,7 +328,7 @@ def test_every_tokenizer_is_cut_before_special_tokens(name: str) -> None:
     _, cached = pair(name, 1)
     assert cached._cache is not None
 
-    pieces = cached._cache._cuts.pieces("A<|im_start|>B<|im_end|>")
+    pieces = cached._cache._splitter.pieces("A<|im_start|>B<|im_end|>")
 
     assert pieces == ["A", "<|im_start|>B", "<|im_end|>"]
 
@@ -337,18 +337,18 @@ def test_a_special_token_that_others_hold_or_overlap_is_not_a_place_to_cut() -> 
     _, cached = pair("tokens that clash", 1)
     assert cached._cache is not None
 
-    pieces = cached._cache._cuts.pieces("A<|im_start|>the<|im_end|>A<s>A</s>A")
+    pieces = cached._cache._splitter.pieces("A<|im_start|>the<|im_end|>A<s>A</s>A")
 
     assert pieces == ["A<|im_start|>the<|im_end|>A<s>A</s>A"]
 
 
 def test_spare_tokens_are_not_looked_for() -> None:
     added = [AddedToken(text, normalized=False) for text in ("<spare_1>", "<used>")]
-    cached = hf(trained(byte_level(), added=added), TokenMemory(MB))
+    cached = hf(trained(byte_level(), added=added), TokenCacheStore(MB))
     assert cached._cache is not None
-    cached._cache._cuts.piece = 1
+    cached._cache._splitter.piece = 1
 
-    assert cached._cache._cuts.pieces("A<spare_1>A<used>A") == ["A<spare_1>A", "<used>A"]
+    assert cached._cache._splitter.pieces("A<spare_1>A<used>A") == ["A<spare_1>A", "<used>A"]
 
 
 # Splitting patterns
@@ -454,7 +454,7 @@ def test_what_is_said_of_any_pattern_is_what_the_library_does(pattern: str, left
 
 
 def test_what_a_caller_does_to_its_ids_changes_nobody_elses(tiny_files: dict[str, bytes]) -> None:
-    tokenizer = HFTokenizer(tiny_files, TokenMemory(MB))
+    tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
     for text in ("short", "a long text " * 500):
         expected = HFTokenizer(tiny_files).encode(text)
 
@@ -465,7 +465,7 @@ def test_what_a_caller_does_to_its_ids_changes_nobody_elses(tiny_files: dict[str
 
 
 def test_two_models_never_share_ids(tiny_files: dict[str, bytes]) -> None:
-    memory = TokenMemory(MB)
+    memory = TokenCacheStore(MB)
     shifted = json.loads(tiny_files["tokenizer.json"])
     vocabulary: dict[str, int] = shifted["model"]["vocab"]
     shifted["model"]["vocab"] = {token: index if index < 4 else 4003 - index for token, index in vocabulary.items()}
@@ -478,7 +478,7 @@ def test_two_models_never_share_ids(tiny_files: dict[str, bytes]) -> None:
 
 
 def test_with_and_without_special_tokens_are_told_apart(tiny_files: dict[str, bytes]) -> None:
-    tokenizer = HFTokenizer(tiny_files, TokenMemory(MB))
+    tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
     bos = tokenizer.bos_token_id
 
     for text in ("short", "a long text " * 500):
@@ -489,7 +489,7 @@ def test_with_and_without_special_tokens_are_told_apart(tiny_files: dict[str, by
 @given(sizes=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2000), st.integers(0, 50)), max_size=80))
 def test_the_memory_holds_the_last_used_and_never_more_than_its_limit(sizes: list[tuple[int, int, int]]) -> None:
     levels: list[float] = []
-    memory = TokenMemory(8000, level=levels.append)
+    memory = TokenCacheStore(8000, level=levels.append)
     owner = memory.owner()
     last: dict[str, tuple[int, ...]] = {}
 
@@ -506,7 +506,7 @@ def test_the_memory_holds_the_last_used_and_never_more_than_its_limit(sizes: lis
 
 
 def test_a_text_that_would_fill_the_memory_leaves_most_of_it(tiny_files: dict[str, bytes]) -> None:
-    memory = TokenMemory(400_000)
+    memory = TokenCacheStore(400_000)
     tokenizer = HFTokenizer(tiny_files, memory)
     tokenizer.encode("remember me")
     hits = memory.hits
@@ -520,10 +520,10 @@ def test_a_text_that_would_fill_the_memory_leaves_most_of_it(tiny_files: dict[st
 
 def test_pieces_that_are_used_again_stay(tiny_files: dict[str, bytes]) -> None:
     some = [" ".join(f"{first}{number} word" for number in range(900)) for first in "abcde"]
-    one = TokenMemory(MB)
+    one = TokenCacheStore(MB)
     HFTokenizer(tiny_files, one).encode(some[0])
     # One more than there is room for, as the one that comes again is kept whole too.
-    tokenizer = HFTokenizer(tiny_files, TokenMemory(one.size * 11 // 2))
+    tokenizer = HFTokenizer(tiny_files, TokenCacheStore(one.size * 11 // 2))
 
     for at in (0, 1, 2, 3, 0, 4):
         tokenizer.encode(some[at])
@@ -535,7 +535,7 @@ def test_pieces_that_are_used_again_stay(tiny_files: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("special", [False, True])
 def test_a_long_text_that_comes_again_is_found_in_one_look(tiny_files: dict[str, bytes], special: bool) -> None:
-    memory = TokenMemory(MB)
+    memory = TokenCacheStore(MB)
     tokenizer = HFTokenizer(tiny_files, memory)
     text = "these are words that stay " * 400
     expected = HFTokenizer(tiny_files).encode(text, add_special_tokens=special)
@@ -551,7 +551,7 @@ def test_a_long_text_that_comes_again_is_found_in_one_look(tiny_files: dict[str,
 
 
 def test_a_text_found_whole_is_a_new_list_each_time(tiny_files: dict[str, bytes]) -> None:
-    tokenizer = HFTokenizer(tiny_files, TokenMemory(MB))
+    tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
     text = "these are words that stay " * 400
     for _ in range(3):
         expected = tokenizer.encode(text)
@@ -562,7 +562,7 @@ def test_a_text_found_whole_is_a_new_list_each_time(tiny_files: dict[str, bytes]
 
 
 def test_a_text_is_kept_whole_only_once_it_has_come_again(tiny_files: dict[str, bytes]) -> None:
-    memory = TokenMemory(MB)
+    memory = TokenCacheStore(MB)
     tokenizer = HFTokenizer(tiny_files, memory)
     text = "these are words that stay " * 400
 
@@ -584,7 +584,7 @@ def test_a_conversation_is_tokenized_from_where_it_went_on(tiny_files: dict[str,
 
         return add
 
-    memory = TokenMemory(MB, hit=count("hits"), miss=count("misses"))
+    memory = TokenCacheStore(MB, hit=count("hits"), miss=count("misses"))
     tokenizer = HFTokenizer(tiny_files, memory)
     said = "<|im_start|>user\n" + "these are words that stay " * 400
 
@@ -600,7 +600,7 @@ def test_a_conversation_is_tokenized_from_where_it_went_on(tiny_files: dict[str,
 
 
 def test_a_lone_surrogate_is_told_by_its_place_in_the_whole_text(tiny_files: dict[str, bytes]) -> None:
-    tokenizer = HFTokenizer(tiny_files, TokenMemory(MB))
+    tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
     text = "these are words that stay " * 400
     tokenizer.encode(text)
 
@@ -613,7 +613,7 @@ def test_a_lone_surrogate_is_told_by_its_place_in_the_whole_text(tiny_files: dic
 def test_a_model_that_draws_lots_is_not_remembered() -> None:
     library = trained(byte_level())
     library.model.dropout = 0.5
-    memory = TokenMemory(MB)
+    memory = TokenCacheStore(MB)
     tokenizer = hf(library, memory)
 
     tokenizer.encode("the other words")
@@ -640,7 +640,7 @@ def test_a_model_that_draws_lots_is_not_remembered() -> None:
 def test_ids_around_a_text_are_those_of_the_tokenizer(post: Any) -> None:
     library = trained(byte_level(), post=post)
     text = "one and the other " * 200
-    cached = hf(library, TokenMemory(MB))
+    cached = hf(library, TokenCacheStore(MB))
 
     for _ in range(2):
         assert cached.encode(text) == hf(library).encode(text)
@@ -648,7 +648,7 @@ def test_ids_around_a_text_are_those_of_the_tokenizer(post: Any) -> None:
 
 
 def test_threads_that_share_a_memory_get_the_right_ids(tiny_files: dict[str, bytes]) -> None:
-    memory = TokenMemory(60_000)  # so small that what one thread reads another pushes out
+    memory = TokenCacheStore(60_000)  # so small that what one thread reads another pushes out
     plain, tokenizer = HFTokenizer(tiny_files), HFTokenizer(tiny_files, memory)
     some = [f"{number} and some words " * (number * 9) for number in range(1, 40)]
     expected = [plain.encode(text) for text in some]
@@ -667,7 +667,7 @@ def test_threads_that_share_a_memory_get_the_right_ids(tiny_files: dict[str, byt
 class Watched(HFTokenizer):
     """Tells in which threads something was tokenized."""
 
-    def __init__(self, files: dict[str, bytes], memory: TokenMemory) -> None:
+    def __init__(self, files: dict[str, bytes], memory: TokenCacheStore) -> None:
         self.threads: list[int] = []
         super().__init__(files, memory)
 
@@ -679,7 +679,7 @@ class Watched(HFTokenizer):
 async def test_a_long_text_is_tokenized_in_a_thread_once_and_then_answered_at_once(
     tiny_files: dict[str, bytes],
 ) -> None:
-    tokenizer = Watched(tiny_files, TokenMemory(MB))
+    tokenizer = Watched(tiny_files, TokenCacheStore(MB))
     text = "these are words that stay " * 400
     here = threading.get_ident()
 
@@ -694,7 +694,7 @@ async def test_a_long_text_is_tokenized_in_a_thread_once_and_then_answered_at_on
 
 
 async def test_the_new_end_of_a_long_text_is_tokenized_at_once(tiny_files: dict[str, bytes]) -> None:
-    tokenizer = Watched(tiny_files, TokenMemory(MB))
+    tokenizer = Watched(tiny_files, TokenCacheStore(MB))
     text = "these are words that stay " * 400
     await encode_async(tokenizer, text)
 
@@ -708,7 +708,7 @@ async def test_a_text_too_long_to_be_looked_up_at_once_leaves_the_event_loop(
     tiny_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode_module, "LOOK_UP", INLINE)
-    tokenizer = Watched(tiny_files, TokenMemory(MB))
+    tokenizer = Watched(tiny_files, TokenCacheStore(MB))
     text = "these are words that stay " * 400
     await encode_async(tokenizer, text)
 
@@ -721,7 +721,7 @@ async def test_a_text_too_long_to_be_looked_up_at_once_leaves_the_event_loop(
 
 
 def test_the_byte_tokenizer_needs_no_memory() -> None:
-    memory = TokenMemory(MB)
+    memory = TokenCacheStore(MB)
     tokenizer = load_tokenizer("bytes", {}, memory)
 
     assert isinstance(tokenizer, ByteTokenizer)
@@ -730,11 +730,11 @@ def test_the_byte_tokenizer_needs_no_memory() -> None:
 
 
 def test_pieces_of_a_text_are_the_text(tiny_files: dict[str, bytes]) -> None:
-    tokenizer = HFTokenizer(tiny_files, TokenMemory(MB))
+    tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
     assert tokenizer._cache is not None
     text = "<|im_start|>user\n" + "these are words that stay " * 400 + "<|im_end|>"
 
-    pieces = tokenizer._cache._cuts.pieces(text)
+    pieces = tokenizer._cache._splitter.pieces(text)
 
     assert "".join(pieces) == text
     assert all(512 <= len(piece) < 600 for piece in pieces[:-1])

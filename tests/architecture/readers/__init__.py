@@ -16,7 +16,7 @@ TRUSTED = {
     "dynamo_core.contracts.boundary:check_engine_config msgspec.convert": "what an engine says of itself",
     "dynamo_core.worker.validate:vocabulary_of reading.read_json": "the config.json of the worker's own model folder",
     "dynamo_core.protocol.reading:read_json json.loads": "the helper itself; the places that use it are fed",
-    "dynamo_text.cuts:_state json.loads": "what the library of tokenizers says of itself, at most 128 deep",
+    "dynamo_text.splitting:_state json.loads": "what the library of tokenizers says of itself, at most 128 deep",
     "dynamo_text.hf:HFTokenizer.__init__ json.loads": "what the library of tokenizers says of itself",
     "dynamo_plugin_discovery_etcd.wire:Keys.name base64.b64decode": "etcd's own encoding of a key",
     "dynamo_plugin_discovery_etcd.wire:record base64.b64decode": "etcd's own encoding of a value",

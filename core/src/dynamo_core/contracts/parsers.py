@@ -64,7 +64,7 @@ class ToolCallParser(Plugin, ABC):
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.tools = tools
 
-    def want_whole(self) -> None:
+    def buffer_calls(self) -> None:
         """Called before the first `feed` if the client sees nothing of the answer before its end.
 
         A call may then wait until its arguments are complete; one that breaks off is content, as all unsound markup.
@@ -115,13 +115,13 @@ NO_PARSERS = Parsers()
 class DeltaWriter:
     """Gathers deltas; neighbours of one kind are joined. `new_id` makes the ids of calls that have none."""
 
-    __slots__ = ("_deltas", "_make", "_new_id", "_parts", "calls", "whole")
+    __slots__ = ("_deltas", "_make", "_new_id", "_parts", "buffered", "calls")
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         #: How many calls have begun.
         self.calls = 0
         #: Whether readers are to wait with a call until its arguments are complete.
-        self.whole = False
+        self.buffered = False
         self._new_id = new_id
         self._deltas: list[ParserDelta] = []
         self._parts: list[str] = []

@@ -2,7 +2,7 @@
 
 A reader takes characters until the call is complete or cannot be one. A call is *told* to the sink as soon as its name
 is known and its arguments have begun; from then on the arguments go to the sink as they come. A sink that wants calls
-`whole` is told once the arguments are complete. What of the text the sink has not been told is kept, so that markup
+`buffered` is told once the arguments are complete. What of the text the sink has not been told is kept, so that markup
 that turns out not to be any can be shown as it was written.
 """
 
@@ -23,7 +23,7 @@ class CallSink(Protocol):
     """Who is told of calls."""
 
     #: Whether a call may wait until its arguments are complete: what breaks off before is then no call.
-    whole: bool
+    buffered: bool
 
     def begin_call(self, name: str, id: str | None = None) -> None:
         """A call begins."""
@@ -37,12 +37,12 @@ class CallReader(Protocol):
 
     progress: Progress
     #: Whether the sink has been told of a call.
-    told: bool
+    reported: bool
 
     def feed(self, text: str, at: int = 0) -> int:
         """Reads on from `at`; returns where it stopped: at the end, after the markup, or at what breaks it."""
 
-    def untold(self) -> str:
+    def unreported(self) -> str:
         """What was read and is not part of what the sink was told."""
 
     def leftover(self) -> str:
@@ -54,7 +54,7 @@ class CallArguments:
 
     def __init__(self, sink: CallSink, name: str, id: str | None = None, before: str = "") -> None:
         self.progress = Progress.OPEN
-        self.told = False
+        self.reported = False
         self._sink = sink
         self._name, self._id = name, id
         self._raw = [before]
@@ -73,33 +73,33 @@ class CallArguments:
             if text[at] != "{":
                 self.progress = Progress.BROKEN
                 return at
-            if not self._sink.whole:
-                self._tell()
+            if not self._sink.buffered:
+                self._report()
             self._begun = True
             self._before = len(self._raw)
         start, at = at, self._value.feed(text, at)
         self.progress = self._value.progress
         self._raw.append(text[start:at])
-        if self.told:
+        if self.reported:
             self._sink.arguments(self._raw.pop())
         elif self.progress is Progress.DONE:
             arguments = "".join(self._raw[self._before :])
-            self._tell()
+            self._report()
             self._sink.arguments(arguments)
         return at
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._sink.begin_call(self._name, self._id)
-        self.told = True
+        self.reported = True
         self._raw.clear()
 
-    def untold(self) -> str:
-        """See `CallReader.untold`."""
+    def unreported(self) -> str:
+        """See `CallReader.unreported`."""
         return "".join(self._raw)
 
     def leftover(self) -> str:
         """See `CallReader.leftover`."""
-        return self.untold()
+        return self.unreported()
 
 
 class _Next(enum.Enum):
@@ -135,7 +135,7 @@ class CallObject:
 
     def __init__(self, sink: CallSink, before: str = "", accepts: Callable[[str], bool] = bool) -> None:
         self.progress = Progress.OPEN
-        self.told = False
+        self.reported = False
         self._sink = sink
         self._accepts = accepts
         self._raw = [before]
@@ -157,13 +157,13 @@ class CallObject:
             at = self._structure(text, at) if self._value is None else self._inside(self._value, text, at)
         return at
 
-    def untold(self) -> str:
-        """See `CallReader.untold`."""
+    def unreported(self) -> str:
+        """See `CallReader.unreported`."""
         return "".join(self._raw)
 
     def leftover(self) -> str:
         """See `CallReader.leftover`."""
-        return "" if self.told else self.untold()
+        return "" if self.reported else self.unreported()
 
     def _structure(self, text: str, at: int) -> int:
         start, at = at, skip_space(text, at)
@@ -184,8 +184,8 @@ class CallObject:
         elif char == "," and expected is _Next.MORE:
             self._next = _Next.KEY
         elif char == "}" and expected in (_Next.MORE, _Next.KEY_OR_END) and self._name is not None:
-            if not self.told:
-                self._tell("{}")
+            if not self.reported:
+                self._report("{}")
             self._raw.clear()
             self.progress = Progress.DONE
             return at + 1
@@ -207,8 +207,8 @@ class CallObject:
                 return
             self._has_arguments = True
             self._read(_Role.ARGUMENTS if char == "{" else _Role.OTHER_ARGUMENTS)
-            if char == "{" and self._name is not None and not self._sink.whole:
-                self._tell("")
+            if char == "{" and self._name is not None and not self._sink.buffered:
+                self._report("")
         else:
             self._read(_Role.SKIPPED)
 
@@ -219,7 +219,7 @@ class CallObject:
     def _inside(self, value: JsonValue, text: str, at: int) -> int:
         start, at = at, value.feed(text, at)
         piece = text[start:at]
-        if self._role is _Role.ARGUMENTS and self.told:
+        if self._role is _Role.ARGUMENTS and self.reported:
             self._sink.arguments(piece)
         else:
             self._raw.append(piece)
@@ -246,10 +246,10 @@ class CallObject:
                 return False
             self._name = name
             if self._early:
-                self._tell("".join(self._early))
+                self._report("".join(self._early))
         elif self._role is _Role.ARGUMENTS:
-            if self._name is not None and not self.told:
-                self._tell("".join(self._early))
+            if self._name is not None and not self.reported:
+                self._report("".join(self._early))
         elif self._role is _Role.OTHER_ARGUMENTS:
             arguments = _object(piece)
             if arguments is None:
@@ -257,15 +257,15 @@ class CallObject:
             if self._name is None:
                 self._early.append(arguments)
             else:
-                self._tell(arguments)
+                self._report(arguments)
         return True
 
-    def _tell(self, arguments: str) -> None:
+    def _report(self, arguments: str) -> None:
         assert self._name is not None  # noqa: S101 - callers have looked
         self._sink.begin_call(self._name)
         if arguments:
             self._sink.arguments(arguments)
-        self.told = True
+        self.reported = True
         self._raw.clear()
 
 
@@ -274,7 +274,7 @@ class CallArray:
 
     def __init__(self, sink: CallSink, before: str = "") -> None:
         self.progress = Progress.OPEN
-        self.told = False
+        self.reported = False
         self._sink = sink
         self._raw = [before]
         self._opened = False
@@ -290,7 +290,7 @@ class CallArray:
                 at = self._between(text, at)
                 continue
             at = call.feed(text, at)
-            self.told = self.told or call.told
+            self.reported = self.reported or call.reported
             if call.progress is Progress.DONE:
                 self._object = None
                 self._comma = True
@@ -298,15 +298,15 @@ class CallArray:
                 self.progress = call.progress
         return at
 
-    def untold(self) -> str:
-        """See `CallReader.untold`."""
-        return "".join(self._raw) if self._object is None else self._object.untold()
+    def unreported(self) -> str:
+        """See `CallReader.unreported`."""
+        return "".join(self._raw) if self._object is None else self._object.unreported()
 
     def leftover(self) -> str:
         """See `CallReader.leftover`."""
         if self._object is not None:
             return self._object.leftover()
-        return "" if self.told else self.untold()
+        return "" if self.reported else self.unreported()
 
     def _between(self, text: str, at: int) -> int:
         start, at = at, skip_space(text, at)

@@ -11,7 +11,7 @@ from typing import cast
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import ServiceOverloaded
 
-from dynamo_text.prefix_cache import Remembers
+from dynamo_text.prefix_cache import CachingTokenizer
 
 #: Up to this many characters a text is encoded at once: handing it to a thread would take longer.
 INLINE = 4096
@@ -36,7 +36,7 @@ async def encode_async(tokenizer: Tokenizer, text: str, *, add_special_tokens: b
     work = None
     # As `isinstance` with a protocol takes as long as the look-up.
     if len(text) <= LOOK_UP and hasattr(tokenizer, "begin"):
-        work = cast(Remembers, tokenizer).begin(text, add_special_tokens=add_special_tokens)
+        work = cast(CachingTokenizer, tokenizer).begin(text, add_special_tokens=add_special_tokens)
     if work is not None and work.left <= INLINE:
         return work.finish()
     if _waiting >= MAX_WAITING:

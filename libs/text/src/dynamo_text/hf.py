@@ -18,10 +18,10 @@ from dynamo_core.contracts.tokenizer import StreamDecoder
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.reading import Unreadable, read_json, shown
 
-from dynamo_text.cuts import affixes, repeats, safe_cuts
 from dynamo_text.generic import LibraryStream
 from dynamo_text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
-from dynamo_text.prefix_cache import TokenCache, TokenMemory, Work
+from dynamo_text.prefix_cache import EncodeJob, TokenCache, TokenCacheStore
+from dynamo_text.splitting import affixes, is_deterministic, safe_splitter
 from dynamo_text.utf8 import to_utf8
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class HFTokenizer:
         ConfigError: a file is missing or broken, or the extra `hf` is not installed.
     """
 
-    def __init__(self, files: Mapping[str, bytes], memory: TokenMemory | None = None) -> None:
+    def __init__(self, files: Mapping[str, bytes], memory: TokenCacheStore | None = None) -> None:
         library = _parse(files)
         library.no_truncation()
         library.no_padding()
@@ -59,8 +59,8 @@ class HFTokenizer:
         self.bos_token_id: int | None = next(config.ids("bos", vocabulary, self.vocab_size), None)
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(config.ids("eos", vocabulary, self.vocab_size)))
         self._cache: TokenCache | None = None
-        if memory is not None and repeats(library):
-            self._cache = TokenCache(memory, self._encode_many, safe_cuts(library), affixes(library))
+        if memory is not None and is_deterministic(library):
+            self._cache = TokenCache(memory, self._encode_many, safe_splitter(library), affixes(library))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text. Special tokens written out in the text become their ids.
@@ -73,7 +73,7 @@ class HFTokenizer:
         to_utf8(text)  # refuses what the library would refuse with a puzzling TypeError
         return self._encode_many((text,), add_special_tokens)[0]
 
-    def begin(self, text: str, *, add_special_tokens: bool = True) -> Work | None:
+    def begin(self, text: str, *, add_special_tokens: bool = True) -> EncodeJob | None:
         """What is known of a text already, and what is left to do; None if nothing is remembered."""
         return None if self._cache is None else self._cache.begin(text, add_special_tokens)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import ConfigError
 
-from dynamo_text.prefix_cache import TokenMemory
+from dynamo_text.prefix_cache import TokenCacheStore
 
 #: `ModelCard.tokenizer` of models without files.
 BYTES = "bytes"
@@ -15,7 +15,7 @@ BYTES = "bytes"
 HF = "hf"
 
 
-def load_tokenizer(kind: str, files: Mapping[str, bytes], memory: TokenMemory | None = None) -> Tokenizer:
+def load_tokenizer(kind: str, files: Mapping[str, bytes], memory: TokenCacheStore | None = None) -> Tokenizer:
     """Makes the tokenizer of a model. Takes up to seconds of CPU for a large vocabulary: call it in a thread.
 
     `kind` is "bytes" or "hf"; `files` maps bare names to contents, as `load_folder` gives them. What the tokenizer

@@ -1,6 +1,6 @@
 """Remembers the ids of texts that were encoded before, whole or in pieces.
 
-A short text is remembered whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_text.cuts`),
+A short text is remembered whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_text.splitting`),
 and each piece is remembered for itself. As the cuts depend only on the text before them, texts that begin alike share
 their first pieces, and what was said before in a long conversation is not tokenized again. Pieces are found by their
 whole content, never by a digest, and their ids put together are the ids of the text: what comes out is what the
@@ -17,7 +17,7 @@ from operator import itemgetter
 from sys import getsizeof
 from typing import Protocol
 
-from dynamo_text.cuts import Cuts
+from dynamo_text.splitting import TextSplitter
 from dynamo_text.utf8 import to_utf8
 
 #: Encodes texts, each to its ids.
@@ -35,7 +35,7 @@ def _ignore(_: float) -> None:
     """Where nobody keeps a metric."""
 
 
-class TokenMemory:
+class TokenCacheStore:
     """The ids of texts, up to `limit` bytes, for any number of tokenizers; what was not used for longest goes first.
 
     Safe from any thread. `hits` and `misses` count texts and pieces, `size` is in bytes. `hit` and `miss` are called
@@ -125,7 +125,7 @@ class TokenMemory:
         return size
 
 
-class Work(Protocol):
+class EncodeJob(Protocol):
     """A text of which some ids are known already."""
 
     @property
@@ -136,10 +136,10 @@ class Work(Protocol):
         """All ids. Takes long if much is left. Raises as `Tokenizer.encode` does."""
 
 
-class Remembers(Protocol):
+class CachingTokenizer(Protocol):
     """A tokenizer that can tell how much there is to do for a text: one that has a method `begin`."""
 
-    def begin(self, text: str, *, add_special_tokens: bool = True) -> Work | None:
+    def begin(self, text: str, *, add_special_tokens: bool = True) -> EncodeJob | None:
         """Looks up what is known of a text, fast even for long ones; None if nothing is remembered."""
 
 
@@ -152,18 +152,18 @@ class TokenCache:
 
     def __init__(
         self,
-        memory: TokenMemory,
+        memory: TokenCacheStore,
         encode: EncodeMany,
-        cuts: Cuts,
+        splitter: TextSplitter,
         affixes: tuple[list[int], list[int]] | None,
     ) -> None:
         self._memory = memory
         self._encode = encode
-        self._cuts = cuts
+        self._splitter = splitter
         self._affixes = affixes
         #: Without special tokens, and with them. Pieces are texts without.
         self._owners = (memory.owner(), memory.owner())
-        self._numbers = _Numbers()
+        self._numbers = _InternedIds()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The ids of a text. The list is the caller's own.
@@ -171,7 +171,7 @@ class TokenCache:
         Raises:
             InvalidArgument: the text holds a lone surrogate.
         """
-        if len(text) > self._cuts.piece:
+        if len(text) > self._splitter.piece:
             return self.begin(text, add_special_tokens).finish()
         owner = self._owners[add_special_tokens]
         known = self._memory.get(owner, text)
@@ -182,24 +182,24 @@ class TokenCache:
         self._memory.put(owner, text, tuple(ids))
         return ids
 
-    def begin(self, text: str, add_special_tokens: bool) -> Work:
+    def begin(self, text: str, add_special_tokens: bool) -> EncodeJob:
         """Looks up what is known of a text."""
         owner = self._owners[add_special_tokens]
         affixes = self._affixes if add_special_tokens else _NOTHING
-        if affixes is None or not self._cuts:
-            return _Work(self, owner, text, [text], _NOTHING, add_special_tokens)
+        if affixes is None or not self._splitter:
+            return _PartialJob(self, owner, text, [text], _NOTHING, add_special_tokens)
         # Before it is cut up, which takes longer than all the rest if everything is known.
         known = self._memory.get(owner, text, whole=False)
         if known is not None:
-            return _Known(known)
-        pieces = self._cuts.pieces(text)
-        return _Work(self, self._owners[False], text, pieces, affixes, False, whole_owner=owner)
+            return _CachedJob(known)
+        pieces = self._splitter.pieces(text)
+        return _PartialJob(self, self._owners[False], text, pieces, affixes, False, whole_owner=owner)
 
     def look_up(self, owner: int, pieces: list[str]) -> list[tuple[int, ...] | None]:
         """The ids of each piece, or None."""
         return self._memory.get_many(owner, pieces)
 
-    def keep(self, owner: int, text: str, ids: list[int]) -> None:
+    def store(self, owner: int, text: str, ids: list[int]) -> None:
         """Remembers a text whose pieces were all known."""
         # The numbers are those of the pieces already.
         self._memory.put(owner, text, tuple(ids), shared=True)
@@ -219,8 +219,8 @@ class TokenCache:
 _NOTHING: tuple[list[int], list[int]] = ([], [])
 
 
-class _Known:
-    """See `Work`: a text that is remembered whole."""
+class _CachedJob:
+    """See `EncodeJob`: a text that is remembered whole."""
 
     __slots__ = ("_ids",)
 
@@ -234,8 +234,8 @@ class _Known:
         return list(self._ids)
 
 
-class _Work:
-    """See `Work`. A text of several pieces that are all known is remembered for `whole_owner`."""
+class _PartialJob:
+    """See `EncodeJob`. A text of several pieces that are all known is remembered for `whole_owner`."""
 
     __slots__ = ("_add", "_affixes", "_cache", "_found", "_owner", "_pieces", "_text", "_whole_owner", "left")
 
@@ -277,11 +277,11 @@ class _Work:
                 result += ids or ()
         result += after
         if new is None and self._whole_owner is not None and len(found) > 1:
-            self._cache.keep(self._whole_owner, self._text, result)
+            self._cache.store(self._whole_owner, self._text, result)
         return result
 
 
-class _Numbers(dict[int, int]):
+class _InternedIds(dict[int, int]):
     """One object for each number, so that entries hold references only. Grows to the vocabulary's size at most."""
 
     def __missing__(self, number: int) -> int:

@@ -14,7 +14,7 @@ _FOREIGN = frozenset({"han", "hiragana", "katakana", "hangul", "thai", "cyrillic
 
 
 @dataclass(frozen=True, slots=True)
-class _Chars:
+class _CharSet:
     """A set of characters, as far as it matters: letters a to z, and the space.
 
     `some` and `may` are cautious: false only if surely none of these letters, or not the space, is in the set. `every`
@@ -26,19 +26,19 @@ class _Chars:
     may: bool = False
     must: bool = False
 
-    def __or__(self, other: _Chars) -> _Chars:
-        return _Chars(
+    def __or__(self, other: _CharSet) -> _CharSet:
+        return _CharSet(
             self.some or other.some, self.every or other.every, self.may or other.may, self.must or other.must
         )
 
-    def __invert__(self) -> _Chars:
-        return _Chars(not self.every, not self.some, not self.must, not self.may)
+    def __invert__(self) -> _CharSet:
+        return _CharSet(not self.every, not self.some, not self.must, not self.may)
 
 
-_NONE = _Chars()
-_ALL = _Chars(True, True, True, True)
-_UNKNOWN = _Chars(some=True, may=True)
-_LETTERS = _Chars(some=True, every=True)
+_NONE = _CharSet()
+_ALL = _CharSet(True, True, True, True)
+_UNKNOWN = _CharSet(some=True, may=True)
+_LETTERS = _CharSet(some=True, every=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _Shape:
     steps_aside: bool = True
 
 
-def _one(chars: _Chars) -> _Shape:
+def _one(chars: _CharSet) -> _Shape:
     return _Shape(chars.some, chars.may, chars.some, empty=False, single=chars.every, steps_aside=False)
 
 
@@ -100,7 +100,7 @@ def _repeated(a: _Shape, low: int, high: int | None, *, possessive: bool) -> _Sh
     )
 
 
-class _NotUnderstoodError(Exception):
+class _UnsupportedPatternError(Exception):
     """The pattern holds something that this reader does not know."""
 
 
@@ -118,7 +118,7 @@ def ends_words(pattern: str, space: str) -> bool | None:
     """
     try:
         shape = _Reader(pattern, space).read()
-    except _NotUnderstoodError:
+    except _UnsupportedPatternError:
         return None
     if shape.crosses or shape.empty:
         return None
@@ -136,7 +136,7 @@ class _Reader:
     def read(self) -> _Shape:
         shape = self._alternatives(ignore_case=False)
         if self._at != len(self._text):
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         return shape
 
     def _peek(self) -> str:
@@ -145,7 +145,7 @@ class _Reader:
     def _take(self) -> str:
         char = self._peek()
         if not char:
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         self._at += 1
         return char
 
@@ -184,7 +184,7 @@ class _Reader:
         lazy = self._taken("?")
         possessive = not lazy and self._taken("+")
         if self._peek() in ("?", "*", "+", "{"):
-            raise _NotUnderstoodError  # which of them are marks is a matter of taste
+            raise _UnsupportedPatternError  # which of them are marks is a matter of taste
         shape = _repeated(shape, low, high, possessive=possessive)
         if counted and possessive:
             shape = _repeated(shape, 1, None, possessive=True)
@@ -195,7 +195,7 @@ class _Reader:
     def _bounds(self) -> tuple[int, int | None]:
         found = re.compile(r"\{(\d+)(?:(,)(\d*))?\}").match(self._text, self._at)
         if found is None:
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         self._at = found.end()
         low, comma, high = found.groups()
         if not comma:
@@ -213,7 +213,7 @@ class _Reader:
         if char == ".":
             return _one(_ALL)
         if char in "^$*+?{":
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         return _one(self._literal(char, ignore_case))
 
     def _group(self, ignore_case: bool) -> _Shape:
@@ -225,28 +225,28 @@ class _Reader:
             elif kind == "[":
                 chars = self._class(ignore_case)
             else:
-                raise _NotUnderstoodError
+                raise _UnsupportedPatternError
             if chars.may or not self._taken(")"):
-                raise _NotUnderstoodError
+                raise _UnsupportedPatternError
             return _Shape(steps_aside=False)
         if self._taken("?i:"):
             ignore_case = True
         elif not self._taken("?:") and self._peek() == "?":
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         shape = self._alternatives(ignore_case=ignore_case)
         if not self._taken(")"):
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         return shape
 
-    def _class(self, ignore_case: bool) -> _Chars:
+    def _class(self, ignore_case: bool) -> _CharSet:
         negated = self._taken("^")
         chars = _NONE
         if self._peek() == "]":
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         while not self._taken("]"):
             char = self._take()
             if char == "[" or (char == "&" and self._peek() == "&"):
-                raise _NotUnderstoodError
+                raise _UnsupportedPatternError
             if char == "\\":
                 if self._peek() in "nrtfv\\-[](){}^$.|*+?/ \"'#&~":
                     char = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}.get(self._peek(), self._peek())
@@ -258,30 +258,30 @@ class _Reader:
                 self._at += 1
                 last = self._take()
                 if last in "\\[":
-                    raise _NotUnderstoodError
+                    raise _UnsupportedPatternError
                 chars |= self._range(char, last, ignore_case)
             else:
                 chars |= self._literal(char, ignore_case)
         return ~chars if negated else chars
 
-    def _literal(self, char: str, ignore_case: bool) -> _Chars:
+    def _literal(self, char: str, ignore_case: bool) -> _CharSet:
         return self._range(char, char, ignore_case)
 
-    def _range(self, first: str, last: str, ignore_case: bool) -> _Chars:
+    def _range(self, first: str, last: str, ignore_case: bool) -> _CharSet:
         every = first <= "a" and last >= "z"
         some = first <= "z" and last >= "a"
         if ignore_case and not (first.isascii() and last.isascii() and last < "A"):
             some = True
         space = first <= self._space <= last
-        return _Chars(some, every, space, space)
+        return _CharSet(some, every, space, space)
 
-    def _escape(self, ignore_case: bool) -> _Chars:
+    def _escape(self, ignore_case: bool) -> _CharSet:
         char = self._take()
         if char in "pP":
             return self._property(ignore_case, negated=char == "P")
         if char in "sS":
             space = self._space == " "
-            chars = _Chars(may=space, must=space)
+            chars = _CharSet(may=space, must=space)
             return ~chars if char == "S" else chars
         if char in "dD":
             return ~_NONE if char == "D" else _NONE
@@ -290,25 +290,25 @@ class _Reader:
         if char in "nrtfv":
             return _NONE
         if char.isalnum():
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         return self._literal(char, ignore_case)
 
-    def _property(self, ignore_case: bool, *, negated: bool) -> _Chars:
+    def _property(self, ignore_case: bool, *, negated: bool) -> _CharSet:
         found = re.compile(r"\{(\^?)([A-Za-z_ ]+)\}").match(self._text, self._at)
         if found is None:
-            raise _NotUnderstoodError
+            raise _UnsupportedPatternError
         self._at = found.end()
         name = found[2].replace("_", "").replace(" ", "").lower()
         if name in ("l", "ll", "letter", "lowercaseletter"):
             chars = _LETTERS
         elif name in ("lu", "lt", "lm", "lo"):
-            chars = _Chars(some=ignore_case)
+            chars = _CharSet(some=ignore_case)
         elif name[0] in "mnpc" and len(name) <= 2:
             chars = _NONE
         elif name in ("z", "zs"):
-            chars = _Chars(may=self._space == " ", must=self._space == " ")
+            chars = _CharSet(may=self._space == " ", must=self._space == " ")
         elif name in ("s", "so"):
-            chars = _Chars(may=self._space != " ", must=self._space != " ")
+            chars = _CharSet(may=self._space != " ", must=self._space != " ")
         elif name in ("sm", "sc", "sk", "zl", "zp") or name in _FOREIGN:
             chars = _NONE
         else:

@@ -43,7 +43,7 @@ _BLOCK = "▁"
 _BYTE_SPACE = "Ġ"
 
 
-class Cuts:
+class TextSplitter:
     """Cuts texts of one tokenizer. Where it cuts depends on the text before the cut and two characters after it."""
 
     def __init__(self, anchors: Iterable[str], *, words: bool, drop_space: bool = False) -> None:
@@ -74,7 +74,7 @@ class Cuts:
         return parts
 
 
-def repeats(library: Library) -> bool:
+def is_deterministic(library: Library) -> bool:
     """Whether the same text always gives the same ids. A BPE model with dropout draws lots."""
     model: Any = library.model
     if type(model).__name__ not in ("BPE", "WordPiece", "WordLevel", "Unigram"):
@@ -82,12 +82,12 @@ def repeats(library: Library) -> bool:
     return not getattr(model, "dropout", None) and not getattr(model, "alpha", None)
 
 
-def safe_cuts(library: Library) -> Cuts:
+def safe_splitter(library: Library) -> TextSplitter:
     """The places at which texts may be cut for this tokenizer. Takes up to a few tenths of a second."""
     tokens = list(library.get_added_tokens_decoder().values())
     raw = [token.content for token in tokens if not token.normalized]
-    words = _Words(library, tokens)
-    return Cuts(_anchors(tokens, raw), words=words.safe, drop_space=words.prepends)
+    words = _WordBoundaries(library, tokens)
+    return TextSplitter(_anchors(tokens, raw), words=words.safe, drop_space=words.prepends)
 
 
 def affixes(library: Library) -> tuple[list[int], list[int]] | None:
@@ -148,7 +148,7 @@ def _overlaps(content: str, other: str) -> bool:
     return any(other.endswith(content[:size]) for size in range(1, min(len(content), len(other))))
 
 
-class _Words:
+class _WordBoundaries:
     """Whether texts may be cut where a word ends. Follows such a place through the steps of a tokenizer."""
 
     def __init__(self, library: Library, tokens: list[AddedToken]) -> None:

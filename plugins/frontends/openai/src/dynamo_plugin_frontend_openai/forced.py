@@ -24,11 +24,11 @@ class ForcedCalls:
         #: None once it has turned out that this is not what was asked for.
         self._reader: CallReader | None = CallArray(self._out) if name is None else CallArguments(self._out, name)
 
-    def want_whole(self) -> None:
+    def buffer_calls(self) -> None:
         """A call waits until its arguments are complete."""
-        self._out.whole = True
+        self._out.buffered = True
         if self._own is not None:
-            self._own.want_whole()
+            self._own.buffer_calls()
 
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
@@ -42,18 +42,18 @@ class ForcedCalls:
         """What is left at the end."""
         reader, own = self._reader, self._own
         left = reader.leftover() if reader is not None and reader.progress is Progress.OPEN else ""
-        if own is not None and (reader is None or not reader.told):
+        if own is not None and (reader is None or not reader.reported):
             return [*own.feed(left), *own.finish()]
         self._out.content(left)
         return self._out.take()
 
     def _rest(self, reader: CallReader, text: str, at: int) -> list[ParserDelta]:
         """Text that is not part of the JSON."""
-        if not reader.told:
+        if not reader.reported:
             self._reader = None
-            return self._pass_on(reader.untold() + text[at:])
+            return self._pass_on(reader.unreported() + text[at:])
         if reader.progress is Progress.BROKEN and not self._after:
-            self._out.content(reader.untold())
+            self._out.content(reader.unreported())
             self._after = True
         if not self._after:
             at = skip_space(text, at)

@@ -28,7 +28,7 @@ TOOL_CALLS = "tool_calls"
 class TextParser(Protocol):
     """What tool call parsers of all kinds have in common."""
 
-    def want_whole(self) -> None:
+    def buffer_calls(self) -> None:
         """A call may wait until its arguments are complete."""
 
     def feed(self, text: str) -> list[ParserDelta]:
@@ -53,7 +53,7 @@ class AnswerParser:
         self._parallel = parallel
         self._whole = whole
         if whole and tools is not None:
-            tools.want_whole()
+            tools.buffer_calls()
         #: Whether a tool was called.
         self.called = False
         #: The calls that have been told before they were complete: names, and pieces of arguments.

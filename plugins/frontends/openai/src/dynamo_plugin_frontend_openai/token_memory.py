@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dynamo_core.contracts.frontend import FrontendServices
-from dynamo_text.prefix_cache import TokenMemory
+from dynamo_text.prefix_cache import TokenCacheStore
 
 
-def token_memory(services: FrontendServices) -> TokenMemory | None:
+def token_memory(services: FrontendServices) -> TokenCacheStore | None:
     """What tokenizers remember of prompts, with its metrics; None if nothing is to be remembered."""
     if not services.token_cache:
         return None
@@ -14,4 +14,6 @@ def token_memory(services: FrontendServices) -> TokenMemory | None:
     hits = metrics.counter(f"{name}_hits_total", "Prompts and pieces of prompts whose tokens were known.")
     misses = metrics.counter(f"{name}_misses_total", "Prompts and pieces of prompts that were tokenized.")
     level = metrics.gauge(f"{name}_bytes", "Bytes of the prompts that are remembered, with their tokens.")
-    return TokenMemory(services.token_cache, hit=hits.labels().inc, miss=misses.labels().inc, level=level.labels().set)
+    return TokenCacheStore(
+        services.token_cache, hit=hits.labels().inc, miss=misses.labels().inc, level=level.labels().set
+    )

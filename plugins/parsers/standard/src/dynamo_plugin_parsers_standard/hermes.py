@@ -26,17 +26,17 @@ class HermesParser(MarkupParser):
         self._read(CallObject(self._out, before=self._take_header()))
 
     def _complete(self) -> None:
-        self._go(self._close)
+        self._enter(self._close)
 
     def _close(self, text: str, at: int, last: bool) -> int:
-        at = self._keep_space(text, at)
+        at = self._hold_space(text, at)
         if at == len(text):
             return at
         if text.startswith(_CLOSE, at):
             self._space.clear()
-            self._go(self._blank)
+            self._enter(self._blank)
             return at + len(_CLOSE)
         if last or not may_begin(text, at, _CLOSE):
-            self._show_space()
-            self._go(self._content)
+            self._emit_space()
+            self._enter(self._content)
         return at

@@ -24,7 +24,7 @@ class Llama3JsonParser(MarkupParser):
     OPEN = "<|python_tag|>"
 
     def _begin(self) -> None:
-        self._go(self._tagged)
+        self._enter(self._tagged)
 
     def _blank(self, text: str, at: int, last: bool) -> int:
         if self._called:
@@ -32,7 +32,7 @@ class Llama3JsonParser(MarkupParser):
             start, at = at, at if match is None else match.end()
             self._space.append(text[start:at])
         else:
-            at = self._keep_space(text, at)
+            at = self._hold_space(text, at)
         if at == len(text):
             return at
         if text[at] == "{":
@@ -41,8 +41,8 @@ class Llama3JsonParser(MarkupParser):
         elif text.startswith(self.OPEN, at):
             return self._open(at)
         elif last or not may_begin(text, at, self.OPEN):
-            self._show_space()
-            self._go(self._content)
+            self._emit_space()
+            self._enter(self._content)
         return at
 
     def _tagged(self, text: str, at: int, last: bool) -> int:

@@ -40,11 +40,11 @@ class MarkupParser(ToolCallParser):
 
     def _complete(self) -> None:
         """Goes to the state after what a reader has read."""
-        self._go(self._blank)
+        self._enter(self._blank)
 
-    def want_whole(self) -> None:
+    def buffer_calls(self) -> None:
         """A call waits until its arguments are complete."""
-        self._out.whole = True
+        self._out.buffered = True
 
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
@@ -57,20 +57,20 @@ class MarkupParser(ToolCallParser):
         if self._reader is not None:
             self._out.content(self._reader.leftover())
         if not self._called:
-            self._show_space()
+            self._emit_space()
         self._out.content(self._take_header())
         return self._out.take()
 
     def _blank(self, text: str, at: int, last: bool) -> int:
         """Before the first text, and after a call: white space may belong to the markup."""
-        at = self._keep_space(text, at)
+        at = self._hold_space(text, at)
         if at == len(text):
             return at
         if text.startswith(self.OPEN, at):
             return self._open(at)
         if last or not may_begin(text, at, self.OPEN):
-            self._show_space()
-            self._go(self._content)
+            self._emit_space()
+            self._enter(self._content)
         return at
 
     def _content(self, text: str, at: int, last: bool) -> int:
@@ -82,13 +82,13 @@ class MarkupParser(ToolCallParser):
         reader = self._reader
         assert reader is not None  # noqa: S101 - `_read` has set it
         at = reader.feed(text, at)
-        self._called = self._called or reader.told
+        self._called = self._called or reader.reported
         if reader.progress is Progress.DONE:
             self._reader = None
             self._complete()
         elif reader.progress is Progress.BROKEN:
             self._reader = None
-            self._give_up(reader.untold())
+            self._give_up(reader.unreported())
         return at
 
     def _open(self, at: int) -> int:
@@ -99,26 +99,26 @@ class MarkupParser(ToolCallParser):
 
     def _read(self, reader: CallReader) -> None:
         self._reader = reader
-        self._go(self._reading)
+        self._enter(self._reading)
 
     def _give_up(self, shown: str) -> None:
         """There is no call here: what was read is content, and so is what follows."""
         self._out.content(shown)
-        self._go(self._content)
+        self._enter(self._content)
 
     def _take_header(self) -> str:
         header = "".join(self._header)
         self._header.clear()
         return header
 
-    def _keep_space(self, text: str, at: int) -> int:
+    def _hold_space(self, text: str, at: int) -> int:
         start, at = at, skip_white(text, at)
         self._space.append(text[start:at])
         return at
 
-    def _show_space(self) -> None:
+    def _emit_space(self) -> None:
         self._out.content("".join(self._space))
         self._space.clear()
 
-    def _go(self, state: State) -> None:
+    def _enter(self, state: State) -> None:
         self._scanner.state = state

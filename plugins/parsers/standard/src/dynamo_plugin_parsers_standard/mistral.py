@@ -41,7 +41,7 @@ class MistralParser(MarkupParser):
     def _begin(self) -> None:
         self._name.clear()
         self._id.clear()
-        self._go(self._form)
+        self._enter(self._form)
 
     def _form(self, text: str, at: int, last: bool) -> int:
         at = self._header_space(text, at)
@@ -52,7 +52,7 @@ class MistralParser(MarkupParser):
         elif text[at] == "{":
             self._read(CallObject(self._out, self._take_header()))
         else:
-            self._go(self._in_name)
+            self._enter(self._in_name)
         return at
 
     def _in_name(self, text: str, at: int, last: bool) -> int:
@@ -69,7 +69,7 @@ class MistralParser(MarkupParser):
         if sum(map(len, into)) > _LONGEST:
             self._give_up(self._take_header())
         elif at < len(text):
-            self._go(self._after_word)
+            self._enter(self._after_word)
         return at
 
     def _after_word(self, text: str, at: int, last: bool) -> int:
@@ -79,7 +79,7 @@ class MistralParser(MarkupParser):
         name, known = "".join(self._name), "".join(self._id)
         if name and text.startswith(_ID_TAG, at) and not self._id:
             self._header.append(_ID_TAG)
-            self._go(self._in_id)
+            self._enter(self._in_id)
             return at + len(_ID_TAG)
         if name and text.startswith(_ARGUMENTS_TAG, at):
             self._header.append(_ARGUMENTS_TAG)

@@ -33,13 +33,13 @@ class PythonicParser(MarkupParser):
     OPEN = "["
 
     def _begin(self) -> None:
-        self._go(self._call)
+        self._enter(self._call)
 
     def _complete(self) -> None:
-        self._go(self._after_call)
+        self._enter(self._after_call)
 
     def _call(self, text: str, at: int, last: bool) -> int:
-        at = self._keep_space(text, at)
+        at = self._hold_space(text, at)
         if at < len(text):
             before = self._take_header() + "".join(self._space)
             self._space.clear()
@@ -47,26 +47,26 @@ class PythonicParser(MarkupParser):
         return at
 
     def _after_call(self, text: str, at: int, last: bool) -> int:
-        at = self._keep_space(text, at)
+        at = self._hold_space(text, at)
         if at == len(text):
             return at
         if text[at] == ",":
             self._space.append(",")
-            self._go(self._call)
+            self._enter(self._call)
         elif text[at] == "]":
             self._space.clear()
-            self._go(self._closed)
+            self._enter(self._closed)
         else:
-            self._show_space()
-            self._go(self._content)
+            self._emit_space()
+            self._enter(self._content)
             return at
         return at + 1
 
     def _closed(self, text: str, at: int, last: bool) -> int:
-        at = self._keep_space(text, at)
+        at = self._hold_space(text, at)
         if at < len(text):
-            self._show_space()
-            self._go(self._content)
+            self._emit_space()
+            self._enter(self._content)
         return at
 
     def _content(self, text: str, at: int, last: bool) -> int:
@@ -79,7 +79,7 @@ class PythonCall:
 
     def __init__(self, sink: CallSink, before: str, accepts: Callable[[str], bool]) -> None:
         self.progress = Progress.OPEN
-        self.told = False
+        self.reported = False
         self._sink = sink
         self._before = before
         self._accepts = accepts
@@ -99,16 +99,16 @@ class PythonCall:
             at = self._in_quotes(text, at) if self._quote else self._outside(text, at)
         self._parts.append(text[start:at])
         if self.progress is Progress.DONE:
-            self._tell()
+            self._report()
         return at
 
-    def untold(self) -> str:
-        """See `CallReader.untold`."""
-        return "" if self.told else "".join([self._before, self._name, *self._parts])
+    def unreported(self) -> str:
+        """See `CallReader.unreported`."""
+        return "" if self.reported else "".join([self._before, self._name, *self._parts])
 
     def leftover(self) -> str:
         """See `CallReader.leftover`."""
-        return self.untold()
+        return self.unreported()
 
     def _in_name(self, text: str, at: int) -> int:
         match = _NAME.match(text, at)
@@ -156,14 +156,14 @@ class PythonCall:
             self._quote = ""
         return at + 1
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         arguments = _arguments("".join(self._parts))
         if arguments is None:
             self.progress = Progress.BROKEN
             return
         self._sink.begin_call(self._name)
         self._sink.arguments(arguments)
-        self.told = True
+        self.reported = True
 
 
 def _arguments(call: str) -> str | None:

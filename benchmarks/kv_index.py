@@ -147,10 +147,10 @@ def _ingest(fleet: Fleet, stored: int, draw: random.Random) -> float:
         blocks = [KvBlock(draw.getrandbits(64), draw.getrandbits(64)) for _ in range(64)]
         worker = workers[number % len(workers)]
         events.append(RouterEvent(worker, KvEvent(number // len(workers), KvStored(blocks=blocks)), 1))
-    hear = fleet.router._follower.hear
+    on_event = fleet.router._follower.on_event
     begun = thread_time()
     for event in events:
-        hear(event)
+        on_event(event)
     return len(events) * 64 / (thread_time() - begun)
 
 
@@ -160,7 +160,7 @@ def _ingest_messages(fleet: Fleet, draw: random.Random, size: int, together: int
     total = 50_000 // size * size
     router, worker = fleet.router, 1
     router._follower.remove(worker)
-    router._follower.add(worker, tells=False)
+    router._follower.add(worker, has_history=False)
     events = []
     parent: int | None = None
     for number in range(total // size):
@@ -170,7 +170,7 @@ def _ingest_messages(fleet: Fleet, draw: random.Random, size: int, together: int
     messages = [encode(events[at : at + together]) for at in range(0, len(events), together)]
     begun = thread_time()
     for message in messages:
-        router._hear(0, message)
+        router._on_message(0, message)
     return total / (thread_time() - begun)
 
 

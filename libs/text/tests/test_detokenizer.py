@@ -27,30 +27,30 @@ def reference(text: str, stops: list[str], include: bool) -> tuple[str, str | No
     return text[: end if include else start], stop
 
 
-def chunks(ids: list[int], splitter: list[int]) -> list[list[int]]:
-    edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in splitter)})
+def chunks(ids: list[int], cuts: list[int]) -> list[list[int]]:
+    edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     return [ids[start:end] for start, end in pairwise(edges)]
 
 
 @given(texts, stop_lists, st.booleans(), cut_lists)
 def test_any_cut_gives_what_a_search_in_the_whole_text_gives(
-    text: str, stops: list[str], include: bool, splitter: list[int]
+    text: str, stops: list[str], include: bool, cuts: list[int]
 ) -> None:
     detokenizer = Detokenizer(BYTES.stream(), stops, include)
 
-    given = "".join([detokenizer.feed(chunk) for chunk in chunks(BYTES.encode(text), splitter)]) + detokenizer.finish()
+    given = "".join([detokenizer.feed(chunk) for chunk in chunks(BYTES.encode(text), cuts)]) + detokenizer.finish()
 
     assert (given, detokenizer.stopped) == reference(text, stops, include)
 
 
-@given(text=texts, stops=stop_lists, include=st.booleans(), splitter=cut_lists)
+@given(text=texts, stops=stop_lists, include=st.booleans(), cuts=cut_lists)
 def test_any_cut_gives_the_same_with_a_trained_tokenizer(
-    tiny: HFTokenizer, text: str, stops: list[str], include: bool, splitter: list[int]
+    tiny: HFTokenizer, text: str, stops: list[str], include: bool, cuts: list[int]
 ) -> None:
     detokenizer = Detokenizer(tiny.stream(), stops, include)
     ids = tiny.encode(text, add_special_tokens=False)
 
-    given = "".join([detokenizer.feed(chunk) for chunk in chunks(ids, splitter)]) + detokenizer.finish()
+    given = "".join([detokenizer.feed(chunk) for chunk in chunks(ids, cuts)]) + detokenizer.finish()
 
     assert (given, detokenizer.stopped) == reference(text, stops, include)
 
@@ -74,12 +74,12 @@ def test_no_more_is_held_back_than_may_become_a_stop_string(text: str, stops: li
 
 @given(texts, stop_lists, cut_lists)
 def test_the_token_that_completes_the_stop_string_is_counted_as_used(
-    text: str, stops: list[str], splitter: list[int]
+    text: str, stops: list[str], cuts: list[int]
 ) -> None:
     detokenizer = Detokenizer(BYTES.stream(), stops)
     used = 0
 
-    for chunk in chunks(BYTES.encode(text), splitter):
+    for chunk in chunks(BYTES.encode(text), cuts):
         detokenizer.feed(chunk)
         if detokenizer.stopped is not None:
             used += detokenizer.stop_token_index

@@ -71,7 +71,7 @@ async def kv_events() -> AsyncGenerator[Feed, None]:
     fleet = Fleet(lambda services: KvRouter(KvConfig(), services), 5.0)
     fleet.add(1)
     router = cast(KvRouter, fleet.router)
-    yield lambda data: router._hear(1, data)
+    yield lambda data: router._on_message(1, data)
     assert router._index.blocks > 0
     await router.aclose()
 

@@ -24,7 +24,7 @@ from dynamo_core.protocol.events import (
 from dynamo_core.worker import kv_history
 from dynamo_core.worker.kv_history import KvHistory
 from dynamo_plugin_router_kv import follower as follower_module
-from dynamo_plugin_router_kv.follower import Follower
+from dynamo_plugin_router_kv.follower import EventFollower
 from dynamo_plugin_router_kv.index import KvIndex, Status
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -95,7 +95,7 @@ class FollowerMachine(RuleBasedStateMachine):
         super().__init__()
         self.index = KvIndex()
         self.warnings: Counter[str] = Counter()
-        self.follower = Follower(self.index, lambda kind, status: None, lambda kind: self.warnings.update([kind]))
+        self.follower = EventFollower(self.index, lambda kind, status: None, lambda kind: self.warnings.update([kind]))
         self.engines = [Engine(0), Engine(1)]
         self.draw = random.Random(1)
         self.epoch = 1
@@ -103,7 +103,7 @@ class FollowerMachine(RuleBasedStateMachine):
         self.under_way: list[RouterEvent] = []
         #: An answer that has been given, but has not been taken in yet.
         self.answer: list[KvHistoryPart] | None = None
-        self.follower.add(WORKER, tells=True)
+        self.follower.add(WORKER, has_history=True)
 
     def tell(self, event: KvEvent | None) -> None:
         if event is not None:
@@ -134,7 +134,7 @@ class FollowerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule()
     def arrives(self) -> None:
-        self.follower.hear(self.under_way.pop(0))
+        self.follower.on_event(self.under_way.pop(0))
 
     @precondition(lambda self: self.under_way)
     @rule()
@@ -154,15 +154,15 @@ class FollowerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.answer is None and WORKER in self.follower.missing)
     @rule()
     def is_asked(self) -> None:
-        self.answer = parts_of(self.history, KvHistoryRequest(self.follower.seen(WORKER)))
+        self.answer = parts_of(self.history, KvHistoryRequest(self.follower.positions(WORKER)))
 
     @precondition(lambda self: self.answer is not None)
     @rule()
     def has_answered(self) -> None:
         assert self.answer is not None
         for part in self.answer:
-            self.follower.take(WORKER, part)
-        self.follower.taken(WORKER)
+            self.follower.on_history_part(WORKER, part)
+        self.follower.on_history_complete(WORKER)
         self.answer = None
 
     @rule()
@@ -214,22 +214,22 @@ def test_a_follower_stays_in_step_for_long() -> None:
 class Told:
     """A follower, and what it said."""
 
-    def __init__(self, *, tells: bool = True) -> None:
+    def __init__(self, *, has_history: bool = True) -> None:
         self.index = KvIndex()
         self.applied: Counter[tuple[str, str]] = Counter()
         self.warnings: Counter[str] = Counter()
-        self.follower = Follower(
+        self.follower = EventFollower(
             self.index,
             lambda kind, status: self.applied.update([(kind, status.value)]),
             lambda kind: self.warnings.update([kind]),
         )
-        self.follower.add(WORKER, tells=tells)
-        if tells:
-            self.follower.take(WORKER, KvHistoryPart(0, 1, True, [], -1))
-            self.follower.taken(WORKER)
+        self.follower.add(WORKER, has_history=has_history)
+        if has_history:
+            self.follower.on_history_part(WORKER, KvHistoryPart(0, 1, True, [], -1))
+            self.follower.on_history_complete(WORKER)
 
-    def hear(self, number: int, data: KvStored | KvRemoved | KvCleared, epoch: int = 1) -> None:
-        self.follower.hear(RouterEvent(WORKER, KvEvent(number, data), epoch))
+    def on_event(self, number: int, data: KvStored | KvRemoved | KvCleared, epoch: int = 1) -> None:
+        self.follower.on_event(RouterEvent(WORKER, KvEvent(number, data), epoch))
 
     @property
     def held(self) -> int:
@@ -243,11 +243,11 @@ def stored(*names: int, parent: int | None = None) -> KvStored:
 def test_what_became_of_each_event_is_told() -> None:
     told = Told()
 
-    told.hear(0, stored(1, 2))
-    told.hear(1, stored(3, parent=99))
-    told.hear(2, KvRemoved(block_hashes=[2, 98]))
-    told.hear(3, stored(1, 2, parent=1))
-    told.hear(4, KvCleared())
+    told.on_event(0, stored(1, 2))
+    told.on_event(1, stored(3, parent=99))
+    told.on_event(2, KvRemoved(block_hashes=[2, 98]))
+    told.on_event(3, stored(1, 2, parent=1))
+    told.on_event(4, KvCleared())
 
     assert told.applied == {
         ("stored", Status.OK): 1,
@@ -265,29 +265,29 @@ def test_a_gap_is_asked_for_and_what_comes_meanwhile_waits() -> None:
     events = [KvEvent(number, stored(number + 1)) for number in range(5)]
     for event in events:
         history.note(event)
-    told.hear(0, stored(1))
+    told.on_event(0, stored(1))
 
-    told.hear(3, stored(4))
-    told.hear(4, stored(5))
+    told.on_event(3, stored(4))
+    told.on_event(4, stored(5))
 
     assert WORKER in told.follower.missing
     assert told.held == 1
-    (part,) = parts_of(history, KvHistoryRequest(told.follower.seen(WORKER)))
+    (part,) = parts_of(history, KvHistoryRequest(told.follower.positions(WORKER)))
     assert [event.event_id for event in part.events] == [1, 2, 3, 4]
-    told.follower.take(WORKER, part)
-    told.follower.taken(WORKER)
+    told.follower.on_history_part(WORKER, part)
+    told.follower.on_history_complete(WORKER)
     assert WORKER not in told.follower.missing
     assert told.held == 5
-    told.hear(5, stored(6))
+    told.on_event(5, stored(6))
     assert told.held == 6
 
 
 def test_a_worker_that_begins_anew_at_zero_has_lost_what_it_held_even_if_it_names_no_epoch() -> None:
-    told = Told(tells=False)
+    told = Told(has_history=False)
     for number in range(3):
-        told.hear(number, stored(number + 1), epoch=0)
+        told.on_event(number, stored(number + 1), epoch=0)
 
-    told.hear(0, stored(7), epoch=0)
+    told.on_event(0, stored(7), epoch=0)
 
     assert told.held == 1
     assert told.warnings == {"restart": 1}
@@ -295,10 +295,10 @@ def test_a_worker_that_begins_anew_at_zero_has_lost_what_it_held_even_if_it_name
 
 def test_a_worker_with_another_epoch_has_lost_what_it_held_and_late_events_of_the_old_one_are_left_out() -> None:
     told = Told()
-    told.hear(0, stored(1, 2))
+    told.on_event(0, stored(1, 2))
 
-    told.hear(0, stored(7), epoch=2)
-    told.hear(1, stored(3, parent=2), epoch=1)
+    told.on_event(0, stored(7), epoch=2)
+    told.on_event(1, stored(3, parent=2), epoch=1)
 
     assert told.held == 1
     assert told.warnings == {"restart": 1, "duplicate": 1}
@@ -306,20 +306,20 @@ def test_a_worker_with_another_epoch_has_lost_what_it_held_and_late_events_of_th
 
 def test_what_comes_again_is_not_taken_in_again() -> None:
     told = Told()
-    told.hear(0, stored(1))
-    told.hear(1, KvRemoved(block_hashes=[1]))
+    told.on_event(0, stored(1))
+    told.on_event(1, KvRemoved(block_hashes=[1]))
 
-    told.hear(0, stored(1))
-    told.hear(2, stored(2))
+    told.on_event(0, stored(1))
+    told.on_event(2, stored(2))
 
     assert told.held == 1
     assert told.warnings == {"duplicate": 1}
 
 
 def test_without_anybody_to_ask_a_gap_is_only_told() -> None:
-    told = Told(tells=False)
-    told.hear(41, stored(1))
-    told.hear(43, stored(2, parent=1))
+    told = Told(has_history=False)
+    told.on_event(41, stored(1))
+    told.on_event(43, stored(2, parent=1))
 
     assert told.held == 2
     assert WORKER not in told.follower.missing
@@ -328,15 +328,15 @@ def test_without_anybody_to_ask_a_gap_is_only_told() -> None:
 
 def test_if_asking_is_in_vain_it_goes_on_with_what_it_hears() -> None:
     told = Told()
-    told.hear(0, stored(1))
-    told.hear(5, stored(2))
-    told.hear(6, stored(3))
+    told.on_event(0, stored(1))
+    told.on_event(5, stored(2))
+    told.on_event(6, stored(3))
 
-    told.follower.give_up(WORKER)
+    told.follower.on_history_failed(WORKER)
 
     assert told.held == 3
     assert WORKER not in told.follower.missing
-    told.hear(7, stored(4))
+    told.on_event(7, stored(4))
     assert told.held == 4
 
 
@@ -344,23 +344,23 @@ def test_if_too_much_waits_for_an_answer_the_worker_is_asked_again(monkeypatch: 
     monkeypatch.setattr(follower_module, "MAX_PENDING", 3)
     told = Told()
     for number in range(1, 9):
-        told.hear(number, stored(number))
+        told.on_event(number, stored(number))
     assert told.warnings["overflow"]
 
-    told.follower.take(WORKER, KvHistoryPart(0, 1, True, [KvEvent(0, stored(50))], 0))
-    told.follower.taken(WORKER)
+    told.follower.on_history_part(WORKER, KvHistoryPart(0, 1, True, [KvEvent(0, stored(50))], 0))
+    told.follower.on_history_complete(WORKER)
 
     assert WORKER in told.follower.missing
 
 
 def test_who_was_not_added_is_not_heard_and_who_has_gone_holds_nothing() -> None:
     told = Told()
-    told.hear(0, stored(1))
-    told.follower.hear(RouterEvent(6, KvEvent(0, stored(1)), 1))
+    told.on_event(0, stored(1))
+    told.follower.on_event(RouterEvent(6, KvEvent(0, stored(1)), 1))
     assert told.index.held((6, 0)) == 0
 
     told.follower.remove(WORKER)
-    told.hear(1, stored(2))
+    told.on_event(1, stored(2))
 
     assert told.held == 0
     assert told.index.overlaps([1]) == []
@@ -385,7 +385,7 @@ def test_what_a_worker_holds_is_told_in_parts_each_block_after_what_it_follows(
 
     told = Told()
     for part in parts:
-        told.follower.take(WORKER, part)
+        told.follower.on_history_part(WORKER, part)
     assert told.held == len(engine.held) > 100
     assert all(status == "ok" for _, status in told.applied)
     assert [part.fresh for part in parts] == [True] + [False] * (len(parts) - 1)
@@ -400,7 +400,7 @@ def test_a_block_that_was_stored_again_after_what_follows_it_is_told_first() -> 
     told = Told()
 
     for part in parts_of(history, KvHistoryRequest()):
-        told.follower.take(WORKER, part)
+        told.follower.on_history_part(WORKER, part)
 
     assert told.index.overlaps(sequence_hashes([1, 2, 3])) == [(3, 1)]
 
@@ -412,8 +412,8 @@ def test_who_has_missed_more_than_is_kept_is_told_what_is_held(monkeypatch: pyte
         history.note(KvEvent(number, stored(number + 1)))
 
     def first(event_id: int, epoch: int = 1) -> KvHistoryPart:
-        seen = KvSeen(0, epoch, event_id)
-        return parts_of(history, KvHistoryRequest([seen]))[0]
+        positions = KvSeen(0, epoch, event_id)
+        return parts_of(history, KvHistoryRequest([positions]))[0]
 
     assert first(9) == KvHistoryPart(0, 1, False, [], 9)
     assert [event.event_id for event in first(5).events] == [6, 7, 8, 9]

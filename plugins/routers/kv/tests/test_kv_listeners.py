@@ -44,12 +44,12 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_are_told_until_they_are_forgotten() -> None:
     one, other = Told(), Told()
-    listeners.listen(one)
-    listeners.listen(other)
+    listeners.register(one)
+    listeners.register(other)
 
     dynamo_request_finished(RECORD)
-    listeners.forget(one)
-    listeners.forget(one)
+    listeners.unregister(one)
+    listeners.unregister(one)
     dynamo_request_finished(RECORD)
 
     assert (one.records, other.records) == ([RECORD], [RECORD, RECORD])
@@ -57,8 +57,8 @@ def test_all_are_told_until_they_are_forgotten() -> None:
 
 def test_who_is_gone_leaves_nothing_behind() -> None:
     one, other = Told(), Told()
-    listeners.listen(one)
-    listeners.listen(other)
+    listeners.register(one)
+    listeners.register(other)
 
     del one
     gc.collect()
@@ -70,8 +70,8 @@ def test_who_is_gone_leaves_nothing_behind() -> None:
 
 def test_who_was_forgotten_may_go() -> None:
     one = Told()
-    listeners.listen(one)
-    listeners.forget(one)
+    listeners.register(one)
+    listeners.unregister(one)
 
     del one
     gc.collect()

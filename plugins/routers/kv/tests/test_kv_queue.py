@@ -31,7 +31,7 @@ class Room:
 
     async def free(self, places: int) -> None:
         self.places += places
-        self.queue.look()
+        self.queue.notify()
         await settle()
 
 
@@ -83,7 +83,7 @@ async def test_who_gives_up_leaves_its_place_to_the_next() -> None:
 
     # It has been let go, and is cancelled before it could.
     room.places = 1
-    room.queue.look()
+    room.queue.notify()
     room.tasks["b"].cancel()
     await settle()
 

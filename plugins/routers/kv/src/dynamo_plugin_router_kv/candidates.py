@@ -75,19 +75,19 @@ class Candidates:
                 overlaps[number] = depth
 
 
-def wanted_worker(hints: RoutingHints, phase: Phase) -> int | None:
+def requested_worker(hints: RoutingHints, phase: Phase) -> int | None:
     """The worker that a request names, for this phase."""
     if phase is Phase.PREFILL:
         return hints.prefill_worker_id
     return hints.decode_worker_id if hints.decode_worker_id is not None else hints.backend_instance_id
 
 
-def wanted_rank(hints: RoutingHints, phase: Phase) -> int | None:
+def requested_rank(hints: RoutingHints, phase: Phase) -> int | None:
     """The rank that it names."""
     return hints.prefill_dp_rank if phase is Phase.PREFILL else hints.dp_rank
 
 
-class Chooser:
+class CandidateSelector:
     """Finds the candidates of requests; those of requests without wishes are found once, until the pool changes."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Chooser:
         """
         hints, phase = request.request.routing, request.phase
         if hints is not None:
-            pinned = wanted_worker(hints, phase)
+            pinned = requested_worker(hints, phase)
             if pinned is not None:
                 return _ranked(self._pinned(pinned, request, pool), hints, phase)
         eligible = pool.eligible(request.excluded)
@@ -138,7 +138,7 @@ class Chooser:
 
 
 def _ranked(candidates: Candidates, hints: RoutingHints, phase: Phase) -> Candidates:
-    wanted = wanted_rank(hints, phase)
+    wanted = requested_rank(hints, phase)
     if wanted is None:
         return candidates
     narrowed = candidates.of_rank(wanted)

@@ -34,18 +34,18 @@ class _Feed:
 class _Worker:
     """One worker."""
 
-    __slots__ = ("feeds", "overflown", "pending", "tells")
+    __slots__ = ("feeds", "has_history", "overflown", "pending")
 
-    def __init__(self, tells: bool) -> None:
+    def __init__(self, has_history: bool) -> None:
         #: Whether it can be asked for what was missed.
-        self.tells = tells
+        self.has_history = has_history
         self.overflown = False
         self.feeds: dict[int, _Feed] = {}
         #: What has come while something before it is missing.
         self.pending: list[RouterEvent] = []
 
 
-class Follower:
+class EventFollower:
     """Takes in events and histories of the workers that were added; others are not listened to."""
 
     def __init__(self, index: KvIndex, on_applied: OnApplied, on_warning: OnWarning) -> None:
@@ -63,11 +63,11 @@ class Follower:
         """Those that were added."""
         return self._workers.keys()
 
-    def add(self, worker_id: int, *, tells: bool) -> None:
-        """A worker has come. If it `tells` of its past, it is to be asked at once: there may be much in its cache."""
+    def add(self, worker_id: int, *, has_history: bool) -> None:
+        """Adds a worker. One that `has_history` is asked for it at once: its cache may hold much already."""
         if worker_id not in self._workers:
-            self._workers[worker_id] = _Worker(tells)
-            if tells:
+            self._workers[worker_id] = _Worker(has_history)
+            if has_history:
                 self.missing.add(worker_id)
 
     def remove(self, worker_id: int) -> None:
@@ -80,39 +80,39 @@ class Follower:
 
     # What they tell.
 
-    def hear(self, told: RouterEvent) -> bool:
+    def on_event(self, router_event: RouterEvent) -> bool:
         """Takes in an event; False if it is of nobody who was added."""
-        worker = self._workers.get(told.worker_id)
+        worker = self._workers.get(router_event.worker_id)
         if worker is None:
             return False
-        if told.worker_id in self.missing:
+        if router_event.worker_id in self.missing:
             if len(worker.pending) < MAX_PENDING:
-                worker.pending.append(told)
+                worker.pending.append(router_event)
             else:
                 self._on_warning("overflow")
                 worker.overflown = True
         else:
-            self._hear(worker, told)
+            self._follow(worker, router_event)
         return True
 
-    def _hear(self, worker: _Worker, told: RouterEvent) -> None:
-        event = told.event
+    def _follow(self, worker: _Worker, router_event: RouterEvent) -> None:
+        event = router_event.event
         feed = worker.feeds.get(event.dp_rank)
         if feed is None:
             # Of who can be asked, everything before is known, which is nothing; of others it never will be.
-            last = -1 if worker.tells else event.event_id - 1
-            feed = worker.feeds[event.dp_rank] = _Feed(told.epoch, last)
+            last = -1 if worker.has_history else event.event_id - 1
+            feed = worker.feeds[event.dp_rank] = _Feed(router_event.epoch, last)
         number = event.event_id
-        if number == feed.last + 1 and told.epoch == feed.epoch:
+        if number == feed.last + 1 and router_event.epoch == feed.epoch:
             # As it nearly always is.
             feed.last = number
-            self._apply(told.worker_id, event)
+            self._apply(router_event.worker_id, event)
             return
-        if told.epoch > feed.epoch or (not told.epoch and not number and feed.last >= 0):
+        if router_event.epoch > feed.epoch or (not router_event.epoch and not number and feed.last >= 0):
             self._on_warning("restart")
-            self._index.clear((told.worker_id, event.dp_rank))
-            feed.epoch, feed.last = told.epoch, -1
-        elif told.epoch < feed.epoch:
+            self._index.clear((router_event.worker_id, event.dp_rank))
+            feed.epoch, feed.last = router_event.epoch, -1
+        elif router_event.epoch < feed.epoch:
             # Late, from before a restart.
             self._on_warning("duplicate")
             return
@@ -121,27 +121,27 @@ class Follower:
             return
         if number > feed.last + 1:
             self._on_warning("gap")
-            if worker.tells:
-                self.missing.add(told.worker_id)
-                worker.pending.append(told)
+            if worker.has_history:
+                self.missing.add(router_event.worker_id)
+                worker.pending.append(router_event)
                 return
-        self._apply(told.worker_id, event)
+        self._apply(router_event.worker_id, event)
         feed.last = number
 
     # What was missed.
 
-    def lost(self) -> None:
+    def on_gap(self) -> None:
         """Events of any worker may have been missed."""
-        self.missing.update(worker_id for worker_id, worker in self._workers.items() if worker.tells)
+        self.missing.update(worker_id for worker_id, worker in self._workers.items() if worker.has_history)
 
-    def seen(self, worker_id: int) -> list[KvSeen]:
+    def positions(self, worker_id: int) -> list[KvSeen]:
         """What to tell a worker when it is asked."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return []
         return [KvSeen(rank, feed.epoch, feed.last) for rank, feed in worker.feeds.items() if feed.last >= 0]
 
-    def take(self, worker_id: int, part: KvHistoryPart) -> None:
+    def on_history_part(self, worker_id: int, part: KvHistoryPart) -> None:
         """Takes in one part of the answer, in order."""
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -159,16 +159,16 @@ class Follower:
         if part.event_id is not None:
             feed.last = part.event_id
 
-    def taken(self, worker_id: int) -> None:
+    def on_history_complete(self, worker_id: int) -> None:
         """The answer is complete; what has waited for it is taken in."""
-        self._resume(worker_id, told=True)
+        self._resume(worker_id, answered=True)
 
-    def give_up(self, worker_id: int) -> None:
+    def on_history_failed(self, worker_id: int) -> None:
         """The worker cannot be asked. What it held of what was missed is not known, and what is gone of it stays until
         its place is told to be taken."""
-        self._resume(worker_id, told=False)
+        self._resume(worker_id, answered=False)
 
-    def _resume(self, worker_id: int, *, told: bool) -> None:
+    def _resume(self, worker_id: int, *, answered: bool) -> None:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -180,12 +180,12 @@ class Follower:
             if feed is not None and feed.epoch == event.epoch and event.event.event_id <= feed.last:
                 # It is in the answer.
                 continue
-            if not told and feed is not None and feed.epoch == event.epoch:
+            if not answered and feed is not None and feed.epoch == event.epoch:
                 feed.last = max(feed.last, event.event.event_id - 1)
-            elif not told and feed is None:
+            elif not answered and feed is None:
                 worker.feeds[event.event.dp_rank] = _Feed(event.epoch, event.event.event_id - 1)
-            self.hear(event)
-        if overflown and worker.tells:
+            self.on_event(event)
+        if overflown and worker.has_history:
             self.missing.add(worker_id)
 
     def _apply(self, worker_id: int, event: KvEvent) -> None:

@@ -5,7 +5,7 @@ overlap, and no tree is needed. As long as every block that a rank holds has its
 by jumping. Engines may evict from the middle of a sequence; ranks with such holes are known, and looked at block by
 block instead, so that the answer is always the same.
 
-A set of ranks is one int. Every rank has two bits, side by side: `held`, it has the block; and `kid`, it has a block
+A set of ranks is one int. Every rank has two bits, side by side: `held`, it has the block; and `child`, it has a block
 that follows this one. All tables map ints to ints, of which the garbage collector need not look at any.
 """
 
@@ -39,18 +39,18 @@ class Status(enum.StrEnum):
     INVALID = "invalid_block"
 
 
-class _Holder:
+class _RankBlocks:
     """What one rank holds."""
 
-    __slots__ = ("blocks", "copies", "held", "kid", "kids", "orphans")
+    __slots__ = ("blocks", "child", "children", "copies", "held", "orphans")
 
     def __init__(self, slot: int) -> None:
         self.held = 1 << (2 * slot)
-        self.kid = self.held << 1
+        self.child = self.held << 1
         #: The engine's own hash of a block -> its sequence hash, and above that the one of its parent; 0 for none.
         self.blocks: dict[int, int] = {}
         #: Sequence hash -> how many blocks of this rank follow it, where that is more than one.
-        self.kids: dict[int, int] = {}
+        self.children: dict[int, int] = {}
         #: Sequence hash -> how many further blocks of the engine have the same contents and the same prefix.
         self.copies: dict[int, int] = {}
         #: How many blocks are held whose parent is not.
@@ -62,12 +62,12 @@ class KvIndex:
 
     def __init__(self) -> None:
         self._map: dict[int, int] = {}
-        self._ranks: dict[Rank, _Holder] = {}
+        self._ranks: dict[Rank, _RankBlocks] = {}
         #: The `held` bits of all ranks, and of those among them that have holes.
         self._live = 0
         self._broken = 0
         #: Ranks that are gone, whose bits are still in the map; and slots that are free.
-        self._dead: deque[_Holder] = deque()
+        self._dead: deque[_RankBlocks] = deque()
         self._free: list[int] = []
         self._slots = 0
         #: Counts up whenever a rank is given another bit, or none.
@@ -116,8 +116,8 @@ class KvIndex:
             return Status.OK
         if holder is None:
             holder = self._add(rank)
-        table, own, held, kid = self._map, holder.blocks, holder.held, holder.kid
-        both = held | kid
+        table, own, held, child = self._map, holder.blocks, holder.held, holder.child
+        both = held | child
         get, name = table.get, own.setdefault
         #: Whether the parent was not known anywhere until just now.
         new = False
@@ -143,27 +143,27 @@ class KvIndex:
                 if new:
                     table[parent] = both
                 elif parent:
-                    self._add_kid(holder, parent)
+                    self._add_child(holder, parent)
                 parent, new = sequence, True
                 continue
             if ranks & held:
                 holder.copies[sequence] = holder.copies.get(sequence, 0) + 1
             else:
                 table[sequence] = ranks | held
-                if ranks & kid:
-                    self._mend(holder, holder.kids.get(sequence, 1))
+                if ranks & child:
+                    self._remove_orphans(holder, holder.children.get(sequence, 1))
                 if parent:
-                    self._add_kid(holder, parent)
+                    self._add_child(holder, parent)
             parent, new = sequence, False
         return Status.OK
 
-    def _add_kid(self, holder: _Holder, parent: int) -> None:
+    def _add_child(self, holder: _RankBlocks, parent: int) -> None:
         """A block of a rank is followed by one more."""
         ranks = self._map[parent]
-        if ranks & holder.kid:
-            holder.kids[parent] = holder.kids.get(parent, 1) + 1
+        if ranks & holder.child:
+            holder.children[parent] = holder.children.get(parent, 1) + 1
         else:
-            self._map[parent] = ranks | holder.kid
+            self._map[parent] = ranks | holder.child
 
     def remove(self, rank: Rank, block_hashes: Iterable[int]) -> Status:
         """Blocks that a rank holds no more, in any order; those that are not known are left out."""
@@ -171,7 +171,7 @@ class KvIndex:
         holder = self._ranks.get(rank)
         if holder is None:
             return Status.BLOCK_NOT_FOUND
-        table, own, held, kid = self._map, holder.blocks, holder.held, holder.kid
+        table, own, held, child = self._map, holder.blocks, holder.held, holder.child
         for external in block_hashes:
             packed = own.pop(external & _LOW, None)
             if packed is None:
@@ -186,8 +186,8 @@ class KvIndex:
                     del holder.copies[sequence]
                 continue
             ranks = table[sequence] ^ held
-            if ranks & kid:
-                self._break(holder, holder.kids.get(sequence, 1))
+            if ranks & child:
+                self._add_orphans(holder, holder.children.get(sequence, 1))
             if ranks:
                 table[sequence] = ranks
             else:
@@ -196,15 +196,15 @@ class KvIndex:
                 continue
             ranks = table[parent]
             if not ranks & held:
-                self._mend(holder, 1)
-            if holder.kids and parent in holder.kids:
-                left = holder.kids[parent] - 1
+                self._remove_orphans(holder, 1)
+            if holder.children and parent in holder.children:
+                left = holder.children[parent] - 1
                 if left > 1:
-                    holder.kids[parent] = left
+                    holder.children[parent] = left
                 else:
-                    del holder.kids[parent]
+                    del holder.children[parent]
                 continue
-            ranks ^= kid
+            ranks ^= child
             if ranks:
                 table[parent] = ranks
             else:
@@ -225,7 +225,7 @@ class KvIndex:
         table = self._map
         while self._dead and limit > 0:
             holder = self._dead[0]
-            others = ~(holder.held | holder.kid)
+            others = ~(holder.held | holder.child)
             own = holder.blocks
             while own and limit > 0:
                 packed = own.popitem()[1]
@@ -267,22 +267,22 @@ class KvIndex:
 
     # Holes.
 
-    def _add(self, rank: Rank) -> _Holder:
+    def _add(self, rank: Rank) -> _RankBlocks:
         if self._free:
             slot = self._free.pop()
         else:
             slot = self._slots
             self._slots += 1
-        holder = self._ranks[rank] = _Holder(slot)
+        holder = self._ranks[rank] = _RankBlocks(slot)
         self._live |= holder.held
         self.generation += 1
         return holder
 
-    def _break(self, holder: _Holder, orphans: int) -> None:
+    def _add_orphans(self, holder: _RankBlocks, orphans: int) -> None:
         holder.orphans += orphans
         self._broken |= holder.held
 
-    def _mend(self, holder: _Holder, orphans: int) -> None:
+    def _remove_orphans(self, holder: _RankBlocks, orphans: int) -> None:
         holder.orphans -= orphans
         if not holder.orphans:
             self._broken &= ~holder.held

@@ -20,12 +20,12 @@ class Listener(Protocol):
 _listeners: list[ref[Listener]] = []
 
 
-def listen(listener: Listener) -> None:
+def register(listener: Listener) -> None:
     """Tells it from now on, for as long as it lives."""
     _listeners.append(ref(listener, _listeners.remove))
 
 
-def forget(listener: Listener) -> None:
+def unregister(listener: Listener) -> None:
     """Tells it no longer. Safe twice."""
     _listeners[:] = [one for one in _listeners if one() is not listener]
 

@@ -13,7 +13,7 @@ from dynamo_core.protocol.records import Instance, ModelCard, RequestRecord
 
 from dynamo_plugin_router_kv.follower import kinds
 from dynamo_plugin_router_kv.index import Status
-from dynamo_plugin_router_kv.listeners import forget, listen
+from dynamo_plugin_router_kv.listeners import register, unregister
 
 _COMPONENT = "dynamo_component"
 _LABELS = ("dynamo_namespace", "dynamo_component", "router_id", "worker_id")
@@ -42,7 +42,7 @@ class _WorkerMetrics:
     non_max: CounterLike
     lost: HistogramLike
     #: Takes them out of what is shown.
-    forget: Callable[[], None]
+    remove: Callable[[], None]
 
 
 class RouterMetrics:
@@ -127,7 +127,7 @@ class RouterMetrics:
         self._workers: dict[tuple[int, Phase], _WorkerMetrics] = {}
         self._latest: dict[int, _WorkerMetrics] = {}
         self._ranks: set[Rank] = set()
-        listen(self)
+        register(self)
 
     def applied(self, kind: str, status: Status) -> None:
         """An event was taken in."""
@@ -147,7 +147,7 @@ class RouterMetrics:
         self._ranks = now
         known = {worker_id for worker_id, _ in now}
         for worker_id, phase in [key for key in self._workers if key[0] not in known]:
-            self._workers.pop((worker_id, phase)).forget()
+            self._workers.pop((worker_id, phase)).remove()
             self._latest.pop(worker_id, None)
 
     def routed(
@@ -198,7 +198,7 @@ class RouterMetrics:
 
     def close(self) -> None:
         """The router is gone."""
-        forget(self)
+        unregister(self)
         self.registered(())
 
     def _worker(self, instance: Instance, phase: Phase) -> _WorkerMetrics:
@@ -225,7 +225,7 @@ class RouterMetrics:
             output_tokens=self._output_tokens.labels(*labels),
             non_max=self._non_max.labels(*typed),
             lost=self._lost.labels(*typed),
-            forget=remove,
+            remove=remove,
         )
         return worker
 

@@ -11,7 +11,7 @@ from itertools import count
 from dynamo_core.errors import ServiceOverloaded
 
 #: Seconds between two looks while requests wait: not everything that lets them go is told of.
-LOOK = 0.1
+POLL_INTERVAL = 0.1
 
 
 class _Waiter:
@@ -63,7 +63,7 @@ class RouteQueue:
         waiter = _Waiter(order, next(self._numbers), ready)
         heapq.heappush(self._heap, waiter)
         with self._counted(waiter):
-            self.look()
+            self.notify()
             self._set_timer()
             try:
                 async with asyncio.timeout(self._timeout):
@@ -71,7 +71,7 @@ class RouteQueue:
             except TimeoutError as error:
                 raise ServiceOverloaded() from error
 
-    def look(self) -> None:
+    def notify(self) -> None:
         """Something has changed: lets the first one go if it can."""
         if self._going is not None:
             return
@@ -111,19 +111,19 @@ class RouteQueue:
                 heapq.heapify(self._heap)
             if self._going is waiter:
                 # Once the caller has been placed, or has failed to be.
-                asyncio.get_running_loop().call_soon(self._gone, waiter)
+                asyncio.get_running_loop().call_soon(self._discard, waiter)
 
-    def _gone(self, waiter: _Waiter) -> None:
+    def _discard(self, waiter: _Waiter) -> None:
         if self._going is waiter:
             self._going = None
-            self.look()
+            self.notify()
 
     def _set_timer(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(POLL_INTERVAL, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         if self._waiting:
-            self.look()
+            self.notify()
             self._set_timer()

@@ -21,13 +21,13 @@ from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.tasks import TaskSet
 
-from dynamo_plugin_router_kv.candidates import Candidates, Chooser
+from dynamo_plugin_router_kv.candidates import Candidates, CandidateSelector
 from dynamo_plugin_router_kv.choice import Weights, choose, costs
 from dynamo_plugin_router_kv.config import KvConfig
-from dynamo_plugin_router_kv.follower import Follower
-from dynamo_plugin_router_kv.guess import Guess
+from dynamo_plugin_router_kv.follower import EventFollower
 from dynamo_plugin_router_kv.index import KvIndex
 from dynamo_plugin_router_kv.metrics import RouterMetrics, ranks_of
+from dynamo_plugin_router_kv.predicted_cache import PredictedCache
 from dynamo_plugin_router_kv.queue import RouteQueue
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _decoder = msgspec.msgpack.Decoder(list[RouterEvent])
 
 
 @dataclass(slots=True)
-class _Look:
+class _Scores:
     """All that a choice goes by."""
 
     candidates: Candidates
@@ -81,9 +81,9 @@ class KvRouter(Router):
         self._weights = Weights.of(config)
         self._metrics = RouterMetrics(services.metrics, services.pool, config.queue_policy)
         self._index = KvIndex()
-        self._follower = Follower(self._index, self._metrics.applied, self._metrics.warned)
-        self._guess = None if config.kv_events else Guess(self._index, config.ttl_secs, config.max_blocks)
-        self._chooser = Chooser()
+        self._follower = EventFollower(self._index, self._metrics.applied, self._metrics.warned)
+        self._predicted = None if config.kv_events else PredictedCache(self._index, config.ttl_secs, config.max_blocks)
+        self._selector = CandidateSelector()
         self._queue = RouteQueue(config.queue_timeout, config.queue_limit)
         self._tasks = TaskSet()
         self._asking: set[int] = set()
@@ -95,12 +95,12 @@ class KvRouter(Router):
         self._silent = False
         self._unreadable = LeftOut(log, "a message about the KV cache of worker")
         if config.queue_threshold is not None:
-            self._unwatch = self._tracker.watch(self._queue.look)
+            self._unwatch = self._tracker.watch(self._queue.notify)
 
     async def start(self) -> None:
         """Begins to listen, and to ask workers what they hold. Until that is known, requests go by load."""
-        self._tasks.spawn(self._keep(), name="keep kv index")
-        if self._guess is None:
+        self._tasks.spawn(self._maintain(), name="keep kv index")
+        if self._predicted is None:
             self._tasks.spawn(self._listen(), name="hear kv events")
 
     async def aclose(self) -> None:
@@ -121,26 +121,26 @@ class KvRouter(Router):
         """
         if self._settings.queue_threshold is not None and request.phase is not Phase.DECODE:
             await self._wait_for_room(request, pool, self._settings.queue_threshold)
-        look = self._look(request, pool)
-        number = choose(look.costs, look.weights.temperature, self._random)
-        instance, rank = look.candidates.instances[number], look.candidates.ranks[number]
-        overlap = look.overlaps[number]
-        self._note(request, look, rank, overlap, pool)
+        scores = self._score(request, pool)
+        number = choose(scores.costs, scores.weights.temperature, self._random)
+        instance, rank = scores.candidates.instances[number], scores.candidates.ranks[number]
+        overlap = scores.overlaps[number]
+        self._record_route(request, scores, rank, overlap, pool)
         self._metrics.routed(
             instance,
             request.phase,
             tokens=len(request.request.token_ids),
-            blocks=len(look.chain),
+            blocks=len(scores.chain),
             overlap=overlap,
-            most=max(look.overlaps),
-            times=(*look.times, perf_counter()),
+            most=max(scores.overlaps),
+            times=(*scores.times, perf_counter()),
         )
         blocks: Sequence[int] | None = None
         if not self._settings.track_active_blocks:
             blocks = ()
-        elif not look.weights.assume_kv_reuse:
-            blocks = private_names(len(look.chain))
-        return Route(instance, rank[1], overlap, blocks, look.weights.track_prefill_tokens)
+        elif not scores.weights.assume_kv_reuse:
+            blocks = private_names(len(scores.chain))
+        return Route(instance, rank[1], overlap, blocks, scores.weights.track_prefill_tokens)
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> list[Considered]:
         """How every rank that may be chosen looks to a request now. Nothing is chosen, and nothing counted.
@@ -148,15 +148,15 @@ class KvRouter(Router):
         Raises:
             DynamoError: as `route`.
         """
-        look = self._look(request, pool)
-        rows = zip(look.candidates.ranks, look.overlaps, look.loads, look.costs, strict=True)
+        scores = self._score(request, pool)
+        rows = zip(scores.candidates.ranks, scores.overlaps, scores.loads, scores.costs, strict=True)
         return [Considered(*rank, overlap, *load, cost) for rank, overlap, load, cost in rows]
 
-    def _look(self, request: RoutingRequest, pool: PoolView) -> _Look:
+    def _score(self, request: RoutingRequest, pool: PoolView) -> _Scores:
         begun = perf_counter()
         if pool.version != self._version:
-            self._follow(pool)
-        candidates = self._chooser.candidates(request, pool)
+            self._sync_workers(pool)
+        candidates = self._selector.candidates(request, pool)
         block_size = pool.cards[candidates.ranks[0][0]].kv_cache_block_size
         blocks, chain, hashed = self._hashes(request, block_size)
         chained = perf_counter()
@@ -182,7 +182,7 @@ class KvRouter(Router):
             requests=active,
         )
         times = (begun, hashed, chained, matched)
-        return _Look(candidates, weights, block_size, blocks, chain, overlaps, loads, found, times)
+        return _Scores(candidates, weights, block_size, blocks, chain, overlaps, loads, found, times)
 
     @staticmethod
     def _hashes(request: RoutingRequest, block_size: int | None) -> tuple[Sequence[int], Sequence[int], float]:
@@ -197,22 +197,24 @@ class KvRouter(Router):
             raise InvalidArgument("token_ids holds a number that is no token id of 32 bits") from None
         return blocks, chain, hashed
 
-    def _note(self, request: RoutingRequest, look: _Look, rank: tuple[int, int], overlap: int, pool: PoolView) -> None:
+    def _record_route(
+        self, request: RoutingRequest, scores: _Scores, rank: tuple[int, int], overlap: int, pool: PoolView
+    ) -> None:
         """What follows from a choice for what is known of caches."""
-        if request.phase is Phase.DECODE or not look.chain:
+        if request.phase is Phase.DECODE or not scores.chain:
             return
-        if self._guess is not None:
+        if self._predicted is not None:
             now = asyncio.get_running_loop().time()
             capacity = pool.cards[rank[0]].runtime_config.total_kv_blocks
-            self._guess.routed(rank, look.blocks, look.chain, now, capacity=capacity)
-        elif self._due_since is None and overlap < len(look.chain):
+            self._predicted.routed(rank, scores.blocks, scores.chain, now, capacity=capacity)
+        elif self._due_since is None and overlap < len(scores.chain):
             self._due_since = asyncio.get_running_loop().time()
 
     # Waiting for room.
 
     async def _wait_for_room(self, request: RoutingRequest, pool: PoolView, threshold: float) -> None:
         # Whoever cannot be served at all is told so at once.
-        self._chooser.candidates(request, pool)
+        self._selector.candidates(request, pool)
         if not len(self._queue) and self._has_room(request, pool, threshold):
             return
         tokens = len(request.request.token_ids)
@@ -226,7 +228,7 @@ class KvRouter(Router):
 
     def _has_room(self, request: RoutingRequest, pool: PoolView, threshold: float) -> bool:
         try:
-            candidates = self._chooser.candidates(request, pool)
+            candidates = self._selector.candidates(request, pool)
         except DynamoError:
             # Choosing will say why.
             return True
@@ -243,27 +245,27 @@ class KvRouter(Router):
         strict = (hints.strict_priority if hints is not None else None) or 0
         jump = max(0.0, (hints.priority_jump if hints is not None else None) or 0.0)
         if self._settings.queue_policy == "wspt":
-            look = self._look(request, pool)
-            work = len(request.request.token_ids) - max(look.overlaps) * (look.block_size or 0)
+            scores = self._score(request, pool)
+            work = len(request.request.token_ids) - max(scores.overlaps) * (scores.block_size or 0)
             return (-strict, max(work, 0) / (1.0 + jump))
         return (-strict, asyncio.get_running_loop().time() - jump)
 
     # Knowing what caches hold.
 
-    def _follow(self, pool: PoolView) -> None:
+    def _sync_workers(self, pool: PoolView) -> None:
         """Brings what is known in line with the workers that are there."""
         self._version = pool.version
-        there = pool.instances
+        instances = pool.instances
         self._metrics.registered([rank for one, card in pool.cards.items() for rank in ranks_of(one, card)])
-        if self._guess is not None:
-            for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in there]:
-                self._guess.forget(worker_id)
-        for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in there]:
+        if self._predicted is not None:
+            for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in instances]:
+                self._predicted.forget(worker_id)
+        for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in instances]:
             self._follower.remove(worker_id)
-        for worker_id in there:
-            tells = self._guess is None and pool.cards[worker_id].runtime_config.enable_local_indexer
-            self._follower.add(worker_id, tells=tells)
-        self._ask()
+        for worker_id in instances:
+            has_history = self._predicted is None and pool.cards[worker_id].runtime_config.enable_local_indexer
+            self._follower.add(worker_id, has_history=has_history)
+        self._request_histories()
 
     async def _listen(self) -> None:
         """Takes in events, for as long as there is an event plane."""
@@ -271,30 +273,30 @@ class KvRouter(Router):
             try:
                 async with aclosing(self.services.events.subscribe(KV_EVENTS, self.services.directory)) as events:
                     async for source, _, payload in events:
-                        self._hear(source, payload)
+                        self._on_message(source, payload)
             except Exception as error:
                 log.warning("the KV caches of model %r are not heard of: %s", self._pool.model, error)
             await asyncio.sleep(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing
-            self._follower.lost()
-            self._ask()
+            self._follower.on_gap()
+            self._request_histories()
 
-    def _hear(self, source: int, payload: bytes) -> None:
+    def _on_message(self, source: int, payload: bytes) -> None:
         try:
-            told = read(_decoder, payload)
+            router_events = read(_decoder, payload)
         except Unreadable as error:
             self._metrics.warned("unreadable")
             self._unreadable.warn(f"{source:016x}", error)
             return
         self._unreadable.readable(f"{source:016x}")
         if self._pool.version != self._version:
-            self._follow(self._pool)
-        hear = self._follower.hear
-        for event in told:
-            if hear(event):
+            self._sync_workers(self._pool)
+        on_event = self._follower.on_event
+        for event in router_events:
+            if on_event(event):
                 self._due_since = None
-        self._ask()
+        self._request_histories()
 
-    def _ask(self) -> None:
+    def _request_histories(self) -> None:
         """Asks workers for what is missing, unless that is under way."""
         for worker_id in self._follower.missing - self._asking:
             self._asking.add(worker_id)
@@ -310,10 +312,10 @@ class KvRouter(Router):
                     return
                 try:
                     async with self._asked:
-                        asked = KvHistoryRequest(self._follower.seen(worker_id))
+                        asked = KvHistoryRequest(self._follower.positions(worker_id))
                         parts = await self.services.call(instance, KV_HISTORY, asked, timeout=HISTORY_TIMEOUT)
                         for part in parts:
-                            self._follower.take(worker_id, cast(KvHistoryPart, part))
+                            self._follower.on_history_part(worker_id, cast(KvHistoryPart, part))
                             # A large cache must not hold up the requests of this process.
                             await asyncio.sleep(0)
                 except DynamoError as error:
@@ -322,34 +324,34 @@ class KvRouter(Router):
                         log.warning(
                             "what worker %016x holds is not known, only what it tells now: %s", worker_id, error
                         )
-                        self._follower.give_up(worker_id)
+                        self._follower.on_history_failed(worker_id)
                         return
                     await asyncio.sleep(pause * self._random.uniform(0.5, 1.5))
                     pause *= 2
                 else:
-                    self._follower.taken(worker_id)
+                    self._follower.on_history_complete(worker_id)
                     tries = HISTORY_TRIES
         finally:
             self._asking.discard(worker_id)
 
-    async def _keep(self) -> None:
+    async def _maintain(self) -> None:
         """Does what has time: workers that came or went between requests, expiry, tidying up, and the alarm."""
         loop = asyncio.get_running_loop()
         while True:
             if self._pool.version != self._version:
-                self._follow(self._pool)
-            if self._guess is not None:
-                self._guess.expire(loop.time())
+                self._sync_workers(self._pool)
+            if self._predicted is not None:
+                self._predicted.expire(loop.time())
             while self._index.sweep(SWEEP):  # noqa: ASYNC110 - lets others run between two helpings
                 await asyncio.sleep(0)
             self._metrics.blocks.set(self._index.blocks)
-            self._sound(loop.time())
+            self._check_silence(loop.time())
             await asyncio.sleep(TICK)
 
-    def _sound(self, now: float) -> None:
+    def _check_silence(self, now: float) -> None:
         """The alarm: requests come, and the caches do not seem to change."""
-        patience = self._settings.alarm_secs
-        silent = self._due_since is not None and now - self._due_since >= patience
+        limit = self._settings.alarm_secs
+        silent = self._due_since is not None and now - self._due_since >= limit
         if silent == self._silent:
             return
         self._silent = silent
@@ -360,7 +362,7 @@ class KvRouter(Router):
                 "enable_kv_routing and the engine's prefix caching on, and do all use the same event plane?",
                 self._pool.model,
                 self._pool.role,
-                patience,
+                limit,
             )
         else:
             log.info("workers of model %r tell of their KV caches again", self._pool.model)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dynamo_core.kv.chains import Rank
 from dynamo_core.kv.hashes import sequence_hashes
-from dynamo_plugin_router_kv.guess import Guess
 from dynamo_plugin_router_kv.index import KvIndex
+from dynamo_plugin_router_kv.predicted_cache import PredictedCache
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -36,7 +36,7 @@ class GuessMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.turn = 0
         self.index = KvIndex()
-        self.guess = Guess(self.index, TTL, LIMIT)
+        self.predicted = PredictedCache(self.index, TTL, LIMIT)
         self.used: dict[Rank, dict[tuple[int, ...], tuple[float, int, int]]] = {}
 
     @rule(rank=ranks, prompt=prompts)
@@ -48,7 +48,7 @@ class GuessMachine(RuleBasedStateMachine):
         while len(own) > LIMIT:
             del own[min(own, key=own.__getitem__)]
 
-        self.guess.routed(rank, *blocks_of(prompt), self.now)
+        self.predicted.routed(rank, *blocks_of(prompt), self.now)
 
     @rule(seconds=st.floats(0, 15))
     def time_goes_on(self, seconds: float) -> None:
@@ -57,13 +57,13 @@ class GuessMachine(RuleBasedStateMachine):
             for prefix in [prefix for prefix, (at, _, _) in own.items() if at + TTL <= self.now]:
                 del own[prefix]
 
-        self.guess.expire(self.now)
+        self.predicted.expire(self.now)
 
     @rule(worker=st.integers(1, 2))
     def leave(self, worker: int) -> None:
         self.used = {rank: own for rank, own in self.used.items() if rank[0] != worker}
 
-        self.guess.forget(worker)
+        self.predicted.forget(worker)
 
     @rule(rank=ranks, prompt=prompts)
     def ask(self, rank: Rank, prompt: list[int]) -> None:
@@ -78,7 +78,7 @@ class GuessMachine(RuleBasedStateMachine):
             assert all(overlap(self.index, rank, list(prefix)) == len(prefix) for prefix in own)
 
     def teardown(self) -> None:
-        self.guess.expire(self.now + TTL)
+        self.predicted.expire(self.now + TTL)
         while self.index.sweep(1000):
             pass
         assert self.index.blocks == 0
@@ -90,12 +90,12 @@ TestGuessAgainstAModel.settings = settings(stateful_step_count=50, deadline=None
 
 def test_a_rank_is_never_taken_to_hold_more_than_it_has_room_for() -> None:
     index = KvIndex()
-    guess = Guess(index, TTL, LIMIT)
+    predicted = PredictedCache(index, TTL, LIMIT)
     prompt = list(range(20))
 
-    guess.routed((1, 0), *blocks_of(prompt), 0.0, capacity=5)
+    predicted.routed((1, 0), *blocks_of(prompt), 0.0, capacity=5)
     assert overlap(index, (1, 0), prompt) == 5
 
-    guess.routed((1, 0), *blocks_of([99, 98]), 0.0, capacity=5)
+    predicted.routed((1, 0), *blocks_of([99, 98]), 0.0, capacity=5)
     assert overlap(index, (1, 0), prompt) == 3
     assert overlap(index, (1, 0), [99, 98]) == 2

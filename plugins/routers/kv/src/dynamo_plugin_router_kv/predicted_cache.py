@@ -11,7 +11,7 @@ from dynamo_core.protocol.events import KvBlock
 from dynamo_plugin_router_kv.index import KvIndex
 
 
-class Guess:
+class PredictedCache:
     """Puts the blocks of routed prompts into an index, and takes them out after `ttl` seconds without use.
 
     Of one rank at most `limit` blocks are kept; if there are more, those unused for longest go.

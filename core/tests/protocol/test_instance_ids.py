@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.protocol.ids import id_of, id_text
+from dynamo_core.protocol.ids import format_instance_id, parse_instance_id
 
 
 @pytest.mark.parametrize("number", [0, 7, 0xAB, 2**53 + 1, 2**63, 2**64 - 1])
 def test_an_id_is_sixteen_hexadecimal_digits_and_read_back_as_text_or_number(number: int) -> None:
-    text = id_text(number)
+    text = format_instance_id(number)
 
     assert len(text) == 16
     assert int(text, 16) == number
-    assert id_of(text) == id_of(text.upper()) == id_of(number) == number
+    assert parse_instance_id(text) == parse_instance_id(text.upper()) == parse_instance_id(number) == number
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_an_id_is_sixteen_hexadecimal_digits_and_read_back_as_text_or_number(num
 )
 def test_what_is_neither_form_is_refused(wrong: str | int) -> None:
     with pytest.raises(ValueError, match="16 hexadecimal digits"):
-        id_of(wrong)
+        parse_instance_id(wrong)

@@ -6,8 +6,8 @@ import logging
 
 import msgspec
 import pytest
-from dynamo_core.protocol.left_out import BURST, EVERY, LeftOut
 from dynamo_core.protocol.reading import MAX_DEPTH, SHOWN, Unreadable, check_depth, read, read_json, shown
+from dynamo_core.protocol.unreadable import BURST, EVERY, UnreadableWarner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,7 +65,7 @@ def test_what_is_nested_too_deeply_to_be_worked_with_is_unreadable() -> None:
 
 
 def test_each_name_is_told_once_until_it_can_be_read_again(caplog: pytest.LogCaptureFixture) -> None:
-    left_out = LeftOut(logging.getLogger("dynamo"), "record", Clock())
+    left_out = UnreadableWarner(logging.getLogger("dynamo"), "record", Clock())
     for _ in range(3):
         left_out.warn("a", "no")
     left_out.readable("a")
@@ -76,7 +76,7 @@ def test_each_name_is_told_once_until_it_can_be_read_again(caplog: pytest.LogCap
 
 def test_many_names_are_few_warnings_that_count_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    left_out = LeftOut(logging.getLogger("dynamo"), "record", clock)
+    left_out = UnreadableWarner(logging.getLogger("dynamo"), "record", clock)
     for number in range(100_000):
         left_out.warn(f"key {number}", "no")
     assert len(caplog.records) == BURST
@@ -89,7 +89,7 @@ def test_many_names_are_few_warnings_that_count_the_rest(caplog: pytest.LogCaptu
 
 
 def test_a_warning_shows_names_and_reasons_on_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
-    LeftOut(logging.getLogger("dynamo"), "record").warn("\x1b[2J\u202e" * 60_000, "\n" * 60_000)
+    UnreadableWarner(logging.getLogger("dynamo"), "record").warn("\x1b[2J\u202e" * 60_000, "\n" * 60_000)
 
     message = caplog.records[0].getMessage()
     assert message.isprintable()

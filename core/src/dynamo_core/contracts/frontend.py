@@ -26,7 +26,7 @@ from dynamo_core.errors import DynamoError, Problem, problem_of
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
-from dynamo_core.protocol.request_ids import clients_request_id, new_request_id
+from dynamo_core.protocol.request_ids import client_request_id, new_request_id
 from dynamo_core.resources import AsyncResource
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -64,13 +64,13 @@ def request_id_of(http: web.BaseRequest) -> str:
     """
     known: str | None = http.get(_REQUEST_ID)
     if known is None:
-        known = http[_REQUEST_ID] = clients_request_id(http.headers.get("x-request-id")) or new_request_id()
+        known = http[_REQUEST_ID] = client_request_id(http.headers.get("x-request-id")) or new_request_id()
     return known
 
 
-def known_as(http: web.BaseRequest, request_id: str) -> None:
+def set_request_id(http: web.BaseRequest, request_id: str) -> None:
     """The request has an id in the books; its answer is called by that, unless the client has a name of its own."""
-    http[_REQUEST_ID] = clients_request_id(http.headers.get("x-request-id")) or request_id
+    http[_REQUEST_ID] = client_request_id(http.headers.get("x-request-id")) or request_id
 
 
 def _number(told: str | None) -> float | None:

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from dynamo_core.contracts.frontend import HttpRoute, ListenerName
-from dynamo_core.protocol.ids import id_text
+from dynamo_core.protocol.ids import format_instance_id
 from dynamo_core.protocol.records import Instance
 from dynamo_core.telemetry.metrics import CONTENT_TYPE
 
@@ -152,7 +152,7 @@ def _entry(instance: Instance, here: str) -> dict[str, Any]:
     # A process id means something on its own host only.
     local = instance.host == here
     return {
-        "instance_id": id_text(instance.instance_id),
+        "instance_id": format_instance_id(instance.instance_id),
         "worker": instance.worker,
         "pid": instance.pid if local else None,
         "host": instance.host,

@@ -11,12 +11,12 @@ _HEX = re.compile(r"[0-9a-fA-F]{16}")
 _END = 2**64
 
 
-def id_text(instance_id: int) -> str:
+def format_instance_id(instance_id: int) -> str:
     """The id for people and for JSON. In a log line that may not be written, ``%016x`` does the same."""
     return f"{instance_id:016x}"
 
 
-def id_of(told: str | int) -> int:
+def parse_instance_id(told: str | int) -> int:
     """The id that is meant by a number or by its text.
 
     Raises:

@@ -15,7 +15,7 @@ def new_request_id() -> str:
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
 
 
-def clients_request_id(value: str | None) -> str | None:
+def client_request_id(value: str | None) -> str | None:
     """What a client calls its request, if that is short and visible ASCII."""
     if value and len(value) <= _LONGEST and all("!" <= char <= "~" for char in value):
         return value

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD
 from dynamo_core.protocol.records import RequestRecord
-from dynamo_core.protocol.request_ids import clients_request_id, new_request_id
+from dynamo_core.protocol.request_ids import client_request_id, new_request_id
 from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
 from dynamo_core.telemetry.spans import Span, start_span
@@ -208,7 +208,7 @@ class Requests:
             endpoint=endpoint,
             request_type=request_type,
             span=span,
-            x_request_id=clients_request_id(headers.get("x-request-id")),
+            x_request_id=client_request_id(headers.get("x-request-id")),
             series=series,
             part=part,
             disconnects=self._families.disconnected,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.unreadable import UnreadableWarner
 
 from dynamo_leases.records import check
 
@@ -22,7 +22,7 @@ class Fanout:
         self.records: dict[str, bytes] = {}
         #: Whether the store is away and the view may be old.
         self.stale = False
-        self._left_out = LeftOut(log, "record")
+        self._left_out = UnreadableWarner(log, "record")
         self._synced = False
         self._closed = False
         self._watchers: set[_Watcher] = set()

@@ -22,7 +22,6 @@ from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol.cards import read_card, read_instance
-from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable, shown
 from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
 from dynamo_core.resources import AsyncResource
@@ -111,7 +110,7 @@ class Models(AsyncResource):
         self._opening: set[tuple[Model, str]] = set()
         #: Workers that were left out, so that each is told of once.
         self._left_out: set[str] = set()
-        self._unreadable = LeftOut(log, "record")
+        self._unreadable = UnreadableWarner(log, "record")
         self._tasks = TaskSet()
         self._synced = asyncio.Event()
         self._changed = asyncio.Event()

@@ -18,7 +18,6 @@ from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, WatchKind
 from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds, check_changes
 from dynamo_core.protocol.cards import check_model_name
-from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import read
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
@@ -60,7 +59,7 @@ class ThresholdBook(AsyncResource):
         #: What was set at run time.
         self._set: dict[str, _Values] = {}
         self._known: dict[str, Thresholds] = {}
-        self._unreadable = LeftOut(log, "record")
+        self._unreadable = UnreadableWarner(log, "record")
         self._moved = asyncio.Event()
         self._tasks = TaskSet()
 

@@ -11,8 +11,8 @@ import msgspec
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
-from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.protocol.unreadable import UnreadableWarner
 
 from dynamo_wire.brokered.addresses import Addresses
 from dynamo_wire.brokered.broker import Broker
@@ -167,7 +167,7 @@ class _Subscriber:
 
     def __init__(self, subject: str, backlog: int, dropped: CounterLike) -> None:
         self._subject = subject
-        self._unreadable = LeftOut(log, "a message of events on")
+        self._unreadable = UnreadableWarner(log, "a message of events on")
         self._backlog = backlog
         self._dropped = dropped
         self._events: deque[Event] = deque()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.unreadable import UnreadableWarner
 
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.told import Look, TenantUse, decode
@@ -34,7 +34,7 @@ class Others:
         self._limits = limits
         self._ttl = ttl
         self._others: dict[str, _Other] = {}
-        self._unreadable = LeftOut(log, "what is told of tenants by frontend")
+        self._unreadable = UnreadableWarner(log, "what is told of tenants by frontend")
         #: When those who were listed at the last look had told what is known of them.
         self.stamps: Mapping[str, int] = {}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_leases.records import NO_LEASE
 
 from dynamo_plugin_discovery_file.clock import Clock
@@ -86,7 +86,7 @@ class Scanner:
         self._clock_difference = 0.0
         self._anew_at = float("-inf")
         self._missing_reason = ""
-        self._left_out = LeftOut(log, "record")
+        self._left_out = UnreadableWarner(log, "record")
         #: Records that are gone since the folder came back are kept until then; None while all is well.
         self._hold_until: float | None = None
         #: Whether the folder has been read at least once.

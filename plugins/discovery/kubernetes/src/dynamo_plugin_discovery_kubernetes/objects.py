@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import UNREADABLE
+from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_leases.records import NO_LEASE
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _VALUE = "value"
 #: What reading the fields of an object raises that somebody else has made.
 _FOREIGN = (LookupError, TypeError, AttributeError, *UNREADABLE)
 
-_left_out = LeftOut(log, "the object")
+_left_out = UnreadableWarner(log, "the object")
 
 
 @dataclass(frozen=True, slots=True)

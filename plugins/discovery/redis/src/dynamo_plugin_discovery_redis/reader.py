@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from dynamo_core.protocol.left_out import LeftOut
+from dynamo_core.protocol.unreadable import UnreadableWarner
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
@@ -59,7 +59,7 @@ class Reader:
         self._ended = False
         self._epoch = b""
         self._revision = EVERYTHING
-        self._left_out = LeftOut(log, "record")
+        self._left_out = UnreadableWarner(log, "record")
 
     async def read(self) -> Reading:
         """What has changed since the last call that succeeded.

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 from dynamo_core import KvCleared, KvEvent
-from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import UNREADABLE, read
+from dynamo_core.protocol.unreadable import UnreadableWarner
 
 from dynamo_plugin_engine_vllm.events import Change, EventTranslator
 
@@ -32,7 +32,7 @@ class EventSequencer:
         self._translator = translator
         self._emit_event = emit
         self._decoder = msgspec.msgpack.Decoder()
-        self._unreadable = LeftOut(log, "a batch of KV events of rank")
+        self._unreadable = UnreadableWarner(log, "a batch of KV events of rank")
         self._number = 0
         #: The batch that is to come next.
         self.expected = 0

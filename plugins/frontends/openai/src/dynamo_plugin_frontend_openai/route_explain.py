@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute, ListenerName
 from dynamo_core.errors import HttpFault, ModelNotFound
-from dynamo_core.protocol.ids import id_text
+from dynamo_core.protocol.ids import format_instance_id
 
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 from dynamo_plugin_frontend_openai.completions import ParsedCompletion
@@ -61,7 +61,7 @@ class RouteExplanations:
         views = model.explain(request)
         routes = msgspec.to_builtins(views)
         for rank in (rank for route in routes for rank in route["ranks"]):
-            rank["instance_id"] = id_text(rank["instance_id"])
+            rank["instance_id"] = format_instance_id(rank["instance_id"])
         body = {"model": model.name, "routes": routes}
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 

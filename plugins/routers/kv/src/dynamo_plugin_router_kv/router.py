@@ -17,8 +17,8 @@ from dynamo_core.contracts.router import Considered, Phase, PoolView, Route, Rou
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported
 from dynamo_core.kv.chains import Load, private_names
 from dynamo_core.protocol.events import KV_EVENTS, KvHistoryPart, KvHistoryRequest, RouterEvent
-from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_router_kv.candidates import Candidates, CandidateSelector
@@ -93,7 +93,7 @@ class KvRouter(Router):
         #: Since when events are due: a request was routed that changes a cache, and nothing has been heard.
         self._due_since: float | None = None
         self._silent = False
-        self._unreadable = LeftOut(log, "a message about the KV cache of worker")
+        self._unreadable = UnreadableWarner(log, "a message about the KV cache of worker")
         if config.queue_threshold is not None:
             self._unwatch = self._tracker.watch(self._queue.notify)
 

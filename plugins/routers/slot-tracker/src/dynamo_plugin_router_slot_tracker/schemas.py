@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from dynamo_core.protocol.ids import id_of
+from dynamo_core.protocol.ids import parse_instance_id
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
@@ -29,7 +29,7 @@ else:
 def _to_number(body: Registration | Unregistration | Addition) -> None:
     told: int | str = body.worker_id
     if isinstance(told, str):
-        msgspec.structs.force_setattr(body, "worker_id", id_of(told))
+        msgspec.structs.force_setattr(body, "worker_id", parse_instance_id(told))
     else:
         _fits("worker_id", told)
 

@@ -14,9 +14,9 @@ from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchK
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.metrics import CounterLike, MetricsScope
 from dynamo_core.errors import DynamoError
-from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
+from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_transport_tcp.address import Address
@@ -145,7 +145,7 @@ class _Subscriber:
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
         self._tasks = TaskSet()
-        self._unreadable = LeftOut(log, "record")
+        self._unreadable = UnreadableWarner(log, "record")
         #: The task that follows each source, and the record it was started for, by key.
         self._sources: dict[str, tuple[bytes, asyncio.Task[None]]] = {}
 

@@ -11,7 +11,7 @@ import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.contracts.events import Publisher
-from dynamo_core.contracts.router import Considered, Phase, RouterServices, RoutingRequest
+from dynamo_core.contracts.router import ScoredRank, Phase, RouterServices, RoutingRequest
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance
@@ -89,7 +89,7 @@ async def answer(house: House, asked: PreprocessedRequest) -> tuple[int, int]:
         await stream.aclose()
 
 
-def considered(router: KvRouter, prompt: list[int], **hints: Any) -> dict[tuple[int, int], Considered]:
+def considered(router: KvRouter, prompt: list[int], **hints: Any) -> dict[tuple[int, int], ScoredRank]:
     asked = RoutingRequest(request(prompt, **hints), "r")
     return {(one.instance_id, one.dp_rank): one for one in router.explain(asked, router.services.pool)}
 

@@ -128,7 +128,7 @@ async def test_what_is_set_at_one_frontend_counts_at_all(frontends: Frontends) -
     assert await one.change("Qwen/Qwen3-0.6B", {BLOCKS: 0.5}) == Thresholds(0.5, 500)
 
     await frontends.until(lambda: other.of("Qwen/Qwen3-0.6B") == Thresholds(0.5, 500))
-    assert list(other.listed()) == ["Qwen/Qwen3-0.6B"]
+    assert list(other.changed_models()) == ["Qwen/Qwen3-0.6B"]
     assert other.of("Qwen") == Thresholds(0.9, 500)
     assert set(frontends.told) == {"Qwen/Qwen3-0.6B"}
 
@@ -160,7 +160,7 @@ async def test_what_was_set_can_be_taken_back(frontends: Frontends) -> None:
     assert await other.reset("m") == Thresholds(0.9, 500)
 
     await frontends.until(lambda: one.of("m") == Thresholds(0.9, 500))
-    assert list(one.listed()) == []
+    assert list(one.changed_models()) == []
 
 
 async def test_nothing_is_written_if_one_value_is_out_of_range(frontends: Frontends) -> None:

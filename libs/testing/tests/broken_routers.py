@@ -15,13 +15,13 @@ import msgspec
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import (
-    Considered,
     Phase,
     PoolView,
     Route,
     Router,
     RouterServices,
     RoutingRequest,
+    ScoredRank,
     no_worker,
 )
 from dynamo_core.errors import ServiceOverloaded, Unavailable
@@ -126,9 +126,9 @@ class Sound(Router):
     def names(self, request: RoutingRequest, chain: list[int]) -> Sequence[int] | None:
         return private_names(len(chain)) if request.phase is Phase.DECODE else None
 
-    def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[Considered] | None:
+    def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
         ranks = self.ranks(pool.eligible(request.excluded), pool)
-        return [Considered(one.instance_id, rank, 0, 0, 0, 0, 0.0) for one, rank in ranks]
+        return [ScoredRank(one.instance_id, rank, 0, 0, 0, 0, 0.0) for one, rank in ranks]
 
     async def aclose(self) -> None:
         await self.tasks.aclose()
@@ -318,16 +318,16 @@ class TestFindsSomebodyElseForWhoIsNamed(Broken):
 
 class TestExplainsWhoIsBusy(Broken):
     class router(Sound):  # noqa: N801
-        def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[Considered] | None:
+        def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
             ranks = self.ranks(list(pool.instances.values()), pool)
-            return [Considered(one.instance_id, rank, 0, 0, 0, 0, 0.0) for one, rank in ranks]
+            return [ScoredRank(one.instance_id, rank, 0, 0, 0, 0, 0.0) for one, rank in ranks]
 
     FAILS = frozenset({"test_who_may_be_chosen_is_explained_and_nobody_else"})
 
 
 class TestReservesWhenItExplains(Broken):
     class router(Sound):  # noqa: N801
-        def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[Considered] | None:
+        def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
             self.waiting += 1
             return super().explain(request, pool)
 

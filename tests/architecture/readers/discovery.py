@@ -70,7 +70,7 @@ async def thresholds() -> AsyncGenerator[Feed, None]:
         book._take(book._key("m", PREFILL_TOKENS), data, set())
 
     yield feed
-    assert all(model.isprintable() and len(model) <= 256 for model in book.listed())
+    assert all(model.isprintable() and len(model) <= 256 for model in book.changed_models())
     assert book.of("m").active_prefill_tokens_threshold == 7
 
 

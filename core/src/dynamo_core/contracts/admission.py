@@ -69,7 +69,7 @@ class SharedPermit(Permit):
             permit.release(self._tokens)
 
 
-def _a_second(model: str) -> float:
+def _one_second(model: str) -> float:
     return 1.0
 
 
@@ -82,7 +82,7 @@ class AdmissionServices:
     thresholds: ThresholdView = NO_THRESHOLDS
     #: Seconds after which somebody who asked for a model and was refused may ask again, from how fast requests end;
     #: another number for each who asks.
-    retry_after: Callable[[str], float] = _a_second
+    retry_after: Callable[[str], float] = _one_second
 
 
 class Admission(Plugin, AsyncResource):

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from dynamo_core.contracts.bridge import inner
+from dynamo_core.contracts.bridge import unwrap
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 
 #: Modules that no engine is written in.
-_OURS = ("dynamo_core", "builtins", "abc", "typing")
+_FRAMEWORK_MODULES = ("dynamo_core", "builtins", "abc", "typing")
 
 
 class ContractViolation(BackendUnknown):
@@ -39,7 +39,7 @@ def make_engine(cls: type[LLMEngine], config: PluginConfig, worker: WorkerConfig
         inspect.signature(cls).bind(config, worker)
     except TypeError as error:
         code = getattr(cls.__init__, "__code__", None)
-        where = "" if code is None else at(code.co_filename, code.co_firstlineno)
+        where = "" if code is None else location(code.co_filename, code.co_firstlineno)
         raise ContractViolation(
             f"{cls.__name__} cannot be made from its settings and its WorkerConfig: {error}: "
             f"write `def __init__(self, config, worker)`, or leave it out{where}"
@@ -47,7 +47,7 @@ def make_engine(cls: type[LLMEngine], config: PluginConfig, worker: WorkerConfig
     return cls(config, worker)
 
 
-async def ask(engine: LLMEngine, method: str, *args: Any) -> Any:
+async def call_async(engine: LLMEngine, method: str, *args: Any) -> Any:
     """The result of one of the methods that are to be async.
 
     Raises:
@@ -57,13 +57,13 @@ async def ask(engine: LLMEngine, method: str, *args: Any) -> Any:
     made = getattr(engine, method)(*args)
     if not inspect.isawaitable(made):
         raise ContractViolation(
-            f"{called(engine, method)} returned {shown(made)}, and must be async: "
-            f"write `async def {method}`{defined(engine, method)}"
+            f"{qualname(engine, method)} returned {type_name(made)}, and must be async: "
+            f"write `async def {method}`{defined_at(engine, method)}"
         )
     return await made
 
 
-def expect(engine: LLMEngine, method: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
+def expect_type(engine: LLMEngine, method: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
     """Refuses what a method returned if it is of another kind.
 
     Raises:
@@ -71,7 +71,7 @@ def expect(engine: LLMEngine, method: str, value: Any, kind: type | tuple[type, 
     """
     if not isinstance(value, kind):
         raise ContractViolation(
-            f"{called(engine, method)} returned {shown(value)}, expected {expected}{defined(engine, method)}"
+            f"{qualname(engine, method)} returned {type_name(value)}, expected {expected}{defined_at(engine, method)}"
         )
 
 
@@ -83,14 +83,14 @@ def check_engine_config(engine: LLMEngine, config: Any) -> EngineConfig:
     Raises:
         ContractViolation: it is not.
     """
-    expect(engine, "start", config, EngineConfig, "an EngineConfig")
+    expect_type(engine, "start", config, EngineConfig, "an EngineConfig")
     made: EngineConfig = config
     try:
         msgspec.convert(asdict(made), EngineConfig)
     except (TypeError, msgspec.ValidationError) as error:
         raise ContractViolation(
-            f"{called(engine, 'start')} returned an EngineConfig with a field of a wrong type: "
-            f"{str(error).replace('$.', 'EngineConfig.')}{defined(engine, 'start')}"
+            f"{qualname(engine, 'start')} returned an EngineConfig with a field of a wrong type: "
+            f"{str(error).replace('$.', 'EngineConfig.')}{defined_at(engine, 'start')}"
         ) from None
     return made
 
@@ -102,9 +102,9 @@ def check_sources(engine: LLMEngine, method: str, value: Any, kind: type) -> Non
         ContractViolation: it is not.
     """
     expected = f"a list of {kind.__name__}"
-    expect(engine, method, value, Sequence, expected)
+    expect_type(engine, method, value, Sequence, expected)
     for each in value:
-        expect(engine, method, each, kind, expected)
+        expect_type(engine, method, each, kind, expected)
 
 
 def check_stream(engine: LLMEngine, items: Any) -> None:
@@ -123,16 +123,16 @@ def stream_fault(engine: LLMEngine, items: Any) -> str:
     if inspect.iscoroutine(items):
         items.close()
     return (
-        f"{called(engine, 'generate')} returned {shown(items)}, expected an async generator: "
-        f"write `async def generate` with `yield` in it{defined(engine, 'generate')}"
+        f"{qualname(engine, 'generate')} returned {type_name(items)}, expected an async generator: "
+        f"write `async def generate` with `yield` in it{defined_at(engine, 'generate')}"
     )
 
 
 def item_fault(engine: LLMEngine, items: Any, item: Any) -> str:
     """What to say of an item that is no output of an engine."""
     return (
-        f"{called(engine, 'generate')} yielded {shown(item)}, expected an LLMEngineOutput"
-        f"{waiting_at(items) or defined(engine, 'generate')}"
+        f"{qualname(engine, 'generate')} yielded {type_name(item)}, expected an LLMEngineOutput"
+        f"{suspended_at(items) or defined_at(engine, 'generate')}"
     )
 
 
@@ -142,25 +142,25 @@ def content_fault(item: LLMEngineOutput, vocabulary: int | None) -> str:
     fields: Any = item
     tokens = fields.token_ids
     if not isinstance(tokens, list):
-        return f"token_ids is {shown(tokens)}, not a list of integers"
+        return f"token_ids is {type_name(tokens)}, not a list of integers"
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool):
-            return f"token id {token!r} is {shown(token)}, not an integer"
+            return f"token id {token!r} is {type_name(token)}, not an integer"
         if token < 0:
             return f"token id {token} is negative"
         if vocabulary is not None and token >= vocabulary:
             return f"token id {token} is beyond the vocabulary, whose ids end at {vocabulary - 1}"
     reason = fields.finish_reason
     if reason is not None and not isinstance(reason, FinishReason):
-        return f"finish_reason is {shown(reason)}, not a FinishReason: end with LLMEngineOutput.stop() or .length()"
+        return f"finish_reason is {type_name(reason)}, not a FinishReason: end with LLMEngineOutput.stop() or .length()"
     if fields.completion_usage is not None and not isinstance(fields.completion_usage, CompletionUsage):
-        return f"completion_usage is {shown(fields.completion_usage)}: make it with usage(prompt, completion)"
+        return f"completion_usage is {type_name(fields.completion_usage)}: make it with usage(prompt, completion)"
     if fields.text is not None and not isinstance(fields.text, str):
-        return f"text is {shown(fields.text)}, not a str"
+        return f"text is {type_name(fields.text)}, not a str"
     for name in ("log_probs", "top_logprobs"):
         given = getattr(fields, name)
         if given is not None and (not isinstance(given, list) or len(given) != len(tokens)):
-            many = len(given) if isinstance(given, list) else shown(given)
+            many = len(given) if isinstance(given, list) else type_name(given)
             return f"{name} is {many} for {len(tokens)} tokens: one entry per new token"
     return ""
 
@@ -189,15 +189,15 @@ def usage_fault(usage: CompletionUsage, *, prompt: int | None, tokens: int | Non
 
 def author_class(engine: LLMEngine) -> type:
     """The class that the engine's author wrote."""
-    return type(inner(engine))
+    return type(unwrap(engine))
 
 
-def called(engine: LLMEngine, method: str) -> str:
+def qualname(engine: LLMEngine, method: str) -> str:
     """The method's full name."""
     return f"{author_class(engine).__qualname__.rpartition('<locals>.')[2]}.{method}"
 
 
-def shown(value: Any) -> str:
+def type_name(value: Any) -> str:
     """What kind of thing a value is, in words."""
     if value is None:
         return "None"
@@ -205,20 +205,20 @@ def shown(value: Any) -> str:
     return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
 
 
-def defined(engine: LLMEngine, method: str) -> str:
+def defined_at(engine: LLMEngine, method: str) -> str:
     """Where a method is written, in brackets; empty if that cannot be told."""
-    function: Any = getattr(author_class(engine), method, None) or getattr(inner(engine), method, None)
+    function: Any = getattr(author_class(engine), method, None) or getattr(unwrap(engine), method, None)
     code = getattr(function, "__code__", None)
-    return "" if code is None else at(code.co_filename, code.co_firstlineno)
+    return "" if code is None else location(code.co_filename, code.co_firstlineno)
 
 
-def waiting_at(items: Any) -> str:
+def suspended_at(items: Any) -> str:
     """Where a suspended generator is: at the `yield` of its last item, or at what it waits for. In brackets."""
     frame = getattr(items, "ag_frame", None)
-    return "" if frame is None else at(frame.f_code.co_filename, frame.f_lineno)
+    return "" if frame is None else location(frame.f_code.co_filename, frame.f_lineno)
 
 
-def at(filename: str, line: int | None) -> str:
+def location(filename: str, line: int | None) -> str:
     """A place in a file, in brackets, as it follows a message."""
     return f" ({PurePath(filename).name}, line {line})"
 
@@ -245,7 +245,7 @@ class EngineFiles:
 
 def _roots_of(cls: type) -> list[str]:
     package = cls.__module__.partition(".")[0]
-    if package in _OURS:
+    if package in _FRAMEWORK_MODULES:
         return []
     try:
         file = inspect.getfile(cls)

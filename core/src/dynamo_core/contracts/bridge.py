@@ -48,7 +48,7 @@ def as_engine(engine: EngineLike, worker: WorkerConfig) -> LLMEngine:
     return _Bridge(engine, worker)
 
 
-def inner(engine: LLMEngine) -> object:
+def unwrap(engine: LLMEngine) -> object:
     """What the engine's author made: the engine itself, or what it passes everything on to."""
     return engine.inner if isinstance(engine, _Bridge) else engine
 

@@ -110,7 +110,7 @@ class EngineContext:
         """Calls `callback` when the context is stopped. Returns a function that takes the wish back."""
         if self._stopped:
             callback()
-            return _nothing
+            return _no_op
         if self._on_stop is None:
             self._on_stop = []
         callbacks = self._on_stop
@@ -200,5 +200,5 @@ class GenerateContext:
             callback()
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     return None

@@ -33,7 +33,7 @@ HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 #: Where the listener notes on a request who asks.
 PRINCIPAL = web.RequestKey("dynamo.principal", Principal)
-_ANYBODY = Principal()
+_ANONYMOUS = Principal()
 _REQUEST_ID = web.RequestKey("dynamo.request_id", str)
 #: Seconds that the client waits for the whole answer, or for the next bytes of it; and how often it has asked before.
 _TIMEOUT, _READ_TIMEOUT, _RETRIES = "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count"
@@ -48,7 +48,7 @@ def principal_of(http: web.Request) -> Principal:
     A frontend hands it to the model, and treats a model that it does not allow as one that is not there. What clients
     say of their patience and of earlier attempts, as the official SDKs do, is in `deadline` and `retries`.
     """
-    principal: Principal = http.get(PRINCIPAL, _ANYBODY)
+    principal: Principal = http.get(PRINCIPAL, _ANONYMOUS)
     headers = http.headers
     seconds = _number(headers.get(_TIMEOUT) or headers.get(_READ_TIMEOUT))
     retries = int(_number(headers.get(_RETRIES)) or 0)
@@ -73,10 +73,10 @@ def set_request_id(http: web.BaseRequest, request_id: str) -> None:
     http[_REQUEST_ID] = client_request_id(http.headers.get("x-request-id")) or request_id
 
 
-def _number(told: str | None) -> float | None:
+def _number(value: str | None) -> float | None:
     """What a header says, if it is a number from 0 on."""
     try:
-        number = float(told or "")
+        number = float(value or "")
     except ValueError:
         return None
     return number if 0.0 <= number < math.inf else None

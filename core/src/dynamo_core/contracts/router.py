@@ -160,7 +160,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Considered:
+class ScoredRank:
     """One rank, as it looked to a choice. Overlap and load are in blocks, but for the tokens to be prefilled.
 
     `shared` are blocks of the prompt that running requests hold there. The lowest `cost` is chosen, or the likeliest.
@@ -229,7 +229,7 @@ class Router(Plugin, AsyncResource):
             Unavailable: there are no workers.
         """
 
-    def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[Considered] | None:
+    def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
         """How every rank that may be chosen looks to a request now; nothing is chosen, and nothing counted.
 
         None, as it is by default: there are no costs to be told.

@@ -110,7 +110,7 @@ class ThresholdControl(ThresholdView, Protocol):
     def armed(self) -> bool:
         """Whether anybody goes by them."""
 
-    def listed(self) -> Iterable[str]:
+    def changed_models(self) -> Iterable[str]:
         """Models of which something was set through `change`, whether they are there or not."""
 
     async def change(self, model: str, changes: Changes) -> Thresholds:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, NoReturn, Protocol
 
-from dynamo_core.contracts.boundary import at, shown
+from dynamo_core.contracts.boundary import location, type_name
 from dynamo_core.contracts.bridge import EngineLike, as_engine
 from dynamo_core.contracts.engine import WorkerConfig
 from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument
@@ -54,7 +54,9 @@ def run(
     """
     given: object = worker_config
     if not isinstance(given, WorkerConfig):
-        sys.exit(_refused(ConfigError(f"run(engine, worker_config) was given {shown(given)}, expected a WorkerConfig")))
+        sys.exit(
+            _refused(ConfigError(f"run(engine, worker_config) was given {type_name(given)}, expected a WorkerConfig"))
+        )
     runtime = worker_config.runtime
     runtime = replace(
         runtime,
@@ -86,11 +88,11 @@ def engine_main(engine_class: HasFromArgs, argv: Sequence[str] | None = None) ->
 def _pair(engine_class: HasFromArgs, made: Any) -> tuple[EngineLike, WorkerConfig]:
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], WorkerConfig):
         return made
-    came = f"({', '.join(map(shown, made))})" if isinstance(made, tuple) else shown(made)
+    came = f"({', '.join(map(type_name, made))})" if isinstance(made, tuple) else type_name(made)
     name = getattr(engine_class, "__name__", type(engine_class).__name__)
     method: Any = getattr(engine_class, "from_args", None)
     code = getattr(method, "__code__", None)
-    where = "" if code is None else at(code.co_filename, code.co_firstlineno)
+    where = "" if code is None else location(code.co_filename, code.co_firstlineno)
     raise ConfigError(f"{name}.from_args returned {came}, expected (engine, WorkerConfig){where}")
 
 

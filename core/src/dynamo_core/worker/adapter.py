@@ -9,7 +9,15 @@ from typing import Any
 
 import msgspec
 
-from dynamo_core.contracts.boundary import ContractViolation, ask, at, check_stream, defined, expect, item_fault
+from dynamo_core.contracts.boundary import (
+    ContractViolation,
+    call_async,
+    check_stream,
+    defined_at,
+    expect_type,
+    item_fault,
+    location,
+)
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import MULTI_CHOICE, DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
@@ -150,7 +158,7 @@ class EngineAdapter(AsyncResource):
                             return
                     if left:
                         raise BackendError.StreamIncomplete(
-                            "the engine ended the stream without a terminal item" + defined(self._engine, "generate")
+                            "the engine ended the stream without a terminal item" + defined_at(self._engine, "generate")
                         )
                 except Exception as error:
                     failure = self._failure(self._misuse(error, stream, item), ctx)
@@ -184,8 +192,8 @@ class EngineAdapter(AsyncResource):
             if not ticket.in_engine and not await self._place(ctx, ticket):
                 return
             try:
-                output = await ask(self._engine, "embed", request, GenerateContext(ctx))
-                expect(self._engine, "embed", output, EmbedOutput, "an EmbedOutput")
+                output = await call_async(self._engine, "embed", request, GenerateContext(ctx))
+                expect_type(self._engine, "embed", output, EmbedOutput, "an EmbedOutput")
                 yield output
             except ContractViolation as error:
                 log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
@@ -301,7 +309,7 @@ def _raised_at(error: Exception) -> str:
         trace = trace.tb_next
     if trace is None or trace.tb_frame.f_globals.get("__name__") == __name__:
         return ""
-    return at(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    return location(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
 def _linked(item: LLMEngineOutput, span: Span) -> LLMEngineOutput:

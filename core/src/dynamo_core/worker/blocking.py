@@ -12,7 +12,7 @@ from collections import deque
 from types import FrameType
 from typing import Final, TypeAlias
 
-from dynamo_core.contracts.boundary import EngineFiles, at
+from dynamo_core.contracts.boundary import EngineFiles, location
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.resources import AsyncResource
 
@@ -84,5 +84,5 @@ class BlockingWatch(AsyncResource):
             self._name,
             self._worker,
             function,
-            at(file, line),
+            location(file, line),
         )

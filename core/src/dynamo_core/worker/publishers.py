@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from dynamo_core.contracts.boundary import ask, check_sources
+from dynamo_core.contracts.boundary import call_async, check_sources
 from dynamo_core.contracts.discovery import Lease
 from dynamo_core.contracts.engine import KvEventSource, LLMEngine, LoadSource
 from dynamo_core.contracts.events import EventPlane, Publisher
@@ -67,7 +67,7 @@ class EnginePublishers(AsyncResource):
         Raises:
             DynamoError: the event plane cannot be used, or what the engine names is no list of sources.
         """
-        caches = await ask(engine, "kv_event_sources") if kv_events else ()
+        caches = await call_async(engine, "kv_event_sources") if kv_events else ()
         check_sources(engine, "kv_event_sources", caches, KvEventSource)
         if caches:
             epoch = new_epoch()
@@ -77,7 +77,7 @@ class EnginePublishers(AsyncResource):
             for cache in caches:
                 self.history.begin(cache.dp_rank)
                 cache.subscribe(self._events.send)
-        ranks = await ask(engine, "load_sources")
+        ranks = await call_async(engine, "load_sources")
         check_sources(engine, "load_sources", ranks, LoadSource)
         if ranks:
             loads = LoadPublisher(await self._publisher(plane, KV_METRICS, lease), total_blocks)

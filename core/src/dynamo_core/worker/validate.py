@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from dynamo_core.contracts.boundary import (
     ContractViolation,
-    called,
     check_stream,
     content_fault,
     item_fault,
+    qualname,
+    suspended_at,
     usage_fault,
-    waiting_at,
 )
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.model_folder import MODEL_CONFIG, TOKENIZER
@@ -132,20 +132,20 @@ async def validated(
                 if not limit.expired():
                     raise
                 raise ContractViolation(
-                    f"{called(engine, 'generate')}: the stream did not end within {ENDING:g} s after its terminal: "
-                    f"`return` right after the terminal{waiting_at(items)}"
+                    f"{qualname(engine, 'generate')}: the stream did not end within {ENDING:g} s after its terminal: "
+                    f"`return` right after the terminal{suspended_at(items)}"
                 ) from None
             except Exception as error:
                 if rules.left:
                     raise
                 raise ContractViolation(
-                    f"{called(engine, 'generate')} raised {type(error).__name__} after its terminal item: {error}"
+                    f"{qualname(engine, 'generate')} raised {type(error).__name__} after its terminal item: {error}"
                 ) from error
             if not isinstance(item, LLMEngineOutput):
                 raise ContractViolation(item_fault(engine, items, item))
             fault = rules.fault_of(item)
             if fault:
-                raise ContractViolation(f"{called(engine, 'generate')}: {fault}{waiting_at(items)}")
+                raise ContractViolation(f"{qualname(engine, 'generate')}: {fault}{suspended_at(items)}")
             if rules.left:
                 yield item
             else:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_core.contracts.boundary import ask, check_engine_config
+from dynamo_core.contracts.boundary import call_async, check_engine_config
 from dynamo_core.contracts.call import Handler, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.endpoints import EMBED, GENERATE, KV_HISTORY, MODEL_FILE
@@ -299,10 +299,10 @@ class Worker(AsyncResource):
         self._stack.push("clean up its engine", self._clean_up)
         try:
             with self._in("start"):
-                made = await ask(self._engine, "start", worker_id)
+                made = await call_async(self._engine, "start", worker_id)
             self._worker_metrics.loaded(time.perf_counter() - begun)
             engine_config = _checked(self._engine, self._config, made)
-            await ask(self._engine, "setup_metrics", self._metrics)
+            await call_async(self._engine, "setup_metrics", self._metrics)
             await self._publishers.start(
                 self._engine,
                 self._events,
@@ -396,7 +396,7 @@ class Worker(AsyncResource):
         offered: object = None
         if check.payload is None:
             try:
-                offered = await ask(self._engine, "health_check_payload")
+                offered = await call_async(self._engine, "health_check_payload")
             except Exception as error:
                 raise as_backend_error(error) from error
         return await probe_request(check.payload, offered, card=card, files=files)
@@ -421,10 +421,10 @@ class Worker(AsyncResource):
         return generate
 
     def _make_canary(self, instance: Instance, request: PreprocessedRequest, check: HealthCheck) -> Canary:
-        async def ask() -> None:
+        async def send_probe() -> None:
             await probe(self._transport, instance, GENERATE, request, check.timeout)
 
-        return Canary(ask, self._beats, check, self._judged)
+        return Canary(send_probe, self._beats, check, self._judged)
 
     async def _judged(self, answers: bool, why: str) -> None:
         """The canary's verdict: a worker whose engine does not answer is not routed to, and its calls go elsewhere."""
@@ -500,7 +500,7 @@ class Worker(AsyncResource):
         try:
             with self._in("drain"):
                 async with asyncio.timeout(left):
-                    await ask(self._engine, "drain")
+                    await call_async(self._engine, "drain")
         finally:
             self._worker_metrics.drained(time.perf_counter() - begun)
 
@@ -508,7 +508,7 @@ class Worker(AsyncResource):
         begun = time.perf_counter()
         try:
             with self._in("cleanup"):
-                await ask(self._engine, "cleanup")
+                await call_async(self._engine, "cleanup")
         finally:
             seconds = time.perf_counter() - begun
             self._worker_metrics.cleaned_up(seconds)

@@ -160,8 +160,8 @@ async def test_a_model_is_ready_when_no_role_is_missing(cold_server: Any) -> Non
         "reason": "model 'org/name' has no prefill worker now",
         "missing_worker_types": ["prefill"],
     }
-    [listed] = (await cold_server.get("/dynamo/alpha/list-models")).json()["models"]
-    assert (listed["ready"], listed["missing_worker_types"]) == (False, ["prefill"])
+    [changed_models] = (await cold_server.get("/dynamo/alpha/list-models")).json()["models"]
+    assert (changed_models["ready"], changed_models["missing_worker_types"]) == (False, ["prefill"])
 
 
 async def test_a_model_that_waits_for_workers_says_for_which_and_an_unknown_one_does_not_exist(

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from dynamo_core.contracts.explain import RankView, RouteView
-from dynamo_core.contracts.router import Considered, Phase, RoutingRequest, no_worker
+from dynamo_core.contracts.router import Phase, RoutingRequest, ScoredRank, no_worker
 from dynamo_core.dispatch.execution.prefill import decode_override
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
@@ -31,7 +31,7 @@ def explain_group(group: WorkerGroup, tracker: LoadTracker, request: Preprocesse
     if phase is Phase.DECODE:
         request = msgspec.structs.replace(request, router_config_override=decode_override(request))
     asked = RoutingRequest(request, _ID, phase=phase)
-    considered: Sequence[Considered] | None = None
+    considered: Sequence[ScoredRank] | None = None
     refusal = None
     try:
         if not pool.eligible():
@@ -44,8 +44,8 @@ def explain_group(group: WorkerGroup, tracker: LoadTracker, request: Preprocesse
     return RouteView(pool.role, group.router.NAME, len(request.token_ids), next(iter(sizes), None), ranks, refusal)
 
 
-def _ranks(pool: Pool, tracker: LoadTracker, considered: Sequence[Considered] | None) -> list[RankView]:
-    known: dict[_Rank, Considered] = {(one.instance_id, one.dp_rank): one for one in considered or ()}
+def _ranks(pool: Pool, tracker: LoadTracker, considered: Sequence[ScoredRank] | None) -> list[RankView]:
+    known: dict[_Rank, ScoredRank] = {(one.instance_id, one.dp_rank): one for one in considered or ()}
     least = min((one.cost for one in known.values()), default=None)
     found = []
     for instance in pool.instances.values():

@@ -85,7 +85,7 @@ class ThresholdBook(AsyncResource):
             known = self._known[model] = known.with_changes(self._set.get(model, {}))
         return known
 
-    def listed(self) -> Iterable[str]:
+    def changed_models(self) -> Iterable[str]:
         """Models of which something was set at run time."""
         return list(self._set)
 

@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.boundary import ask
+from dynamo_core.contracts.boundary import call_async
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import EMBED, PROGRESS, DisaggregationMode, LLMEngine
 from dynamo_core.protocol.output import FinishReason
@@ -58,7 +58,7 @@ async def health_check_payload(bench: Bench) -> str:
     """The engine's own probe, if it has one, is a request that it answers."""
     engine, config = await bench.running()
     try:
-        payload = await within(ask(engine, "health_check_payload"), bench.plan.request_timeout)
+        payload = await within(call_async(engine, "health_check_payload"), bench.plan.request_timeout)
         if payload is None:
             raise Skipped("the default one is used")
         # As the framework makes a probe of it.
@@ -203,7 +203,7 @@ async def embed(bench: Bench) -> str:
     request = EmbedRequest(model=config.model, token_ids=inputs)
     try:
         output = await within(
-            ask(engine, "embed", request, GenerateContext(bench.context())), bench.plan.request_timeout
+            call_async(engine, "embed", request, GenerateContext(bench.context())), bench.plan.request_timeout
         )
     except Exception as error:
         raise EmbeddingFailed(f"embed {told(error)}") from error

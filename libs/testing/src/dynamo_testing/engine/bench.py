@@ -9,7 +9,7 @@ from itertools import count, cycle, islice
 from typing import Any, TypeAlias
 
 import msgspec
-from dynamo_core.contracts.boundary import ContractViolation, ask, check_engine_config, defined
+from dynamo_core.contracts.boundary import ContractViolation, call_async, check_engine_config, defined_at
 from dynamo_core.contracts.bridge import EngineLike, as_engine
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
@@ -139,7 +139,7 @@ class Bench:
         if self.config is not None:
             return engine
         try:
-            config = await within(ask(engine, "start", 0), self.plan.start_timeout)
+            config = await within(call_async(engine, "start", 0), self.plan.start_timeout)
         except ContractViolation as fault:
             raise StartFailed(str(fault)) from fault
         except Exception as error:
@@ -149,7 +149,7 @@ class Bench:
         except ContractViolation as fault:
             raise StartFailed(str(fault)) from fault
         if not str(config.model or "").strip():
-            raise EmptyModelInConfig(f"EngineConfig.model is {config.model!r}{defined(engine, 'start')}")
+            raise EmptyModelInConfig(f"EngineConfig.model is {config.model!r}{defined_at(engine, 'start')}")
         self.config = config
         self._vocabulary = self._vocabulary_of()
         return engine
@@ -169,7 +169,7 @@ class Bench:
                 worker="conformance-0",
             )
             try:
-                await within(ask(engine, "setup_metrics", scope), self.plan.request_timeout)
+                await within(call_async(engine, "setup_metrics", scope), self.plan.request_timeout)
             except Exception as error:
                 raise MetricsFailed(f"setup_metrics {told(error)}") from error
             self._equipped = True
@@ -232,7 +232,7 @@ class Bench:
             return ""
         self.cleaned = True
         try:
-            await within(ask(engine, "cleanup"), self.plan.cleanup_timeout)
+            await within(call_async(engine, "cleanup"), self.plan.cleanup_timeout)
         except Exception as error:
             return f"cleanup {told(error)}"
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.boundary import ask
+from dynamo_core.contracts.boundary import call_async
 
 from dynamo_testing.engine.bench import Bench
 from dynamo_testing.engine.deadline import told, within
@@ -38,7 +38,7 @@ async def drain(bench: Bench) -> str:
     """`drain` returns when nothing runs."""
     engine, _ = await bench.running()
     try:
-        await within(ask(engine, "drain"), bench.plan.request_timeout)
+        await within(call_async(engine, "drain"), bench.plan.request_timeout)
     except Exception as error:
         raise DrainFailed(f"drain {told(error)}") from error
     return "drained"
@@ -49,11 +49,11 @@ async def cleanup(bench: Bench) -> str:
     engine, _ = await bench.running()
     bench.cleaned = True
     try:
-        await within(ask(engine, "cleanup"), bench.plan.cleanup_timeout)
+        await within(call_async(engine, "cleanup"), bench.plan.cleanup_timeout)
     except Exception as error:
         raise CleanupFailed(f"cleanup {told(error)}") from error
     try:
-        await within(ask(engine, "cleanup"), bench.plan.cleanup_timeout)
+        await within(call_async(engine, "cleanup"), bench.plan.cleanup_timeout)
     except Exception as error:
         raise SecondCleanupFailed(f"the second cleanup {told(error)}") from error
     return "cleaned up twice"
@@ -63,7 +63,7 @@ async def cleanup_without_start(bench: Bench) -> str:
     """`cleanup` of a fresh engine succeeds."""
     engine = await bench.fresh()
     try:
-        await within(ask(engine, "cleanup"), bench.plan.cleanup_timeout)
+        await within(call_async(engine, "cleanup"), bench.plan.cleanup_timeout)
     except Exception as error:
         raise CleanupWithoutStartFailed(f"cleanup without start {told(error)}") from error
     return "cleaned up"

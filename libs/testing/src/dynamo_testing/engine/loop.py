@@ -7,7 +7,7 @@ import time
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 
-from dynamo_core.contracts.boundary import EngineFiles, at
+from dynamo_core.contracts.boundary import EngineFiles, location
 from dynamo_core.contracts.engine import LLMEngine
 
 from dynamo_testing.engine.bench import Bench, Skipped
@@ -92,4 +92,4 @@ class Calls:
 
     @staticmethod
     def _at(frame: FrameType) -> str:
-        return at(frame.f_code.co_filename, frame.f_lineno)
+        return location(frame.f_code.co_filename, frame.f_lineno)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-from dynamo_core.contracts.boundary import ask
+from dynamo_core.contracts.boundary import call_async
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest
@@ -43,7 +43,7 @@ class PrefillPeer:
         made = self._factory()
         self._engine = engine = adopted(await made if inspect.isawaitable(made) else made)
         try:
-            await within(ask(engine, "start", 1), self._start_timeout)
+            await within(call_async(engine, "start", 1), self._start_timeout)
         except BaseException:
             await self._cleanup(engine)
             raise
@@ -72,4 +72,4 @@ class PrefillPeer:
         return PrefillResult(disaggregated_params=reading.items[-1].disaggregated_params)
 
     async def _cleanup(self, engine: LLMEngine) -> None:
-        await within(ask(engine, "cleanup"), self._cleanup_timeout)
+        await within(call_async(engine, "cleanup"), self._cleanup_timeout)

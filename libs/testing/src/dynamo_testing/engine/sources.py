@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dynamo_core.contracts.boundary import ask, check_sources
+from dynamo_core.contracts.boundary import call_async, check_sources
 from dynamo_core.contracts.engine import EngineConfig, KvEventSource, LLMEngine, LoadSource
 from dynamo_core.protocol.events import KvEvent
 
@@ -104,7 +104,7 @@ async def _ask_twice(
     answers = []
     for _ in range(2):
         try:
-            answer = await within(ask(engine, method), bench.plan.request_timeout)
+            answer = await within(call_async(engine, method), bench.plan.request_timeout)
             check_sources(engine, method, answer, kind)
         except Exception as error:
             raise failed(f"{method} {told(error)}") from error

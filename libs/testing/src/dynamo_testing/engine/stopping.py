@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dynamo_core.contracts.boundary import ask, check_stream
+from dynamo_core.contracts.boundary import call_async, check_stream
 from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.protocol.output import FinishReason
@@ -297,6 +297,6 @@ class _Client:
 
     async def _abort(self) -> None:
         try:
-            await within(ask(self._engine, "abort", self._ctx), self._bench.plan.request_timeout)
+            await within(call_async(self._engine, "abort", self._ctx), self._bench.plan.request_timeout)
         except Exception as error:
             self._abort_error = error

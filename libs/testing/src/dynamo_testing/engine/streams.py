@@ -9,12 +9,12 @@ from typing import Any
 
 from dynamo_core.contracts.boundary import (
     content_fault,
-    defined,
+    defined_at,
     item_fault,
-    shown,
     stream_fault,
+    suspended_at,
+    type_name,
     usage_fault,
-    waiting_at,
 )
 from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
@@ -107,7 +107,7 @@ class Reading:
         """As `read`, without an end of the patience."""
         items: Any = None
         self.request = request
-        self.method = defined(engine, "generate")
+        self.method = defined_at(engine, "generate")
         try:
             items = self.stream = engine.generate(request, GenerateContext(ctx))
             if not hasattr(items, "__aiter__"):
@@ -116,7 +116,7 @@ class Reading:
             if self.on_open is not None:
                 self.on_open()
             async for item in items:
-                self.place = waiting_at(items) or self.method
+                self.place = suspended_at(items) or self.method
                 if not isinstance(item, LLMEngineOutput) and self.terminal is None:
                     self.misuse = item_fault(engine, items, item)
                     return
@@ -132,7 +132,7 @@ class Reading:
 
     def look(self) -> None:
         """Remembers where the engine is, for it will be interrupted."""
-        self.place = waiting_at(self.stream) or self.place
+        self.place = suspended_at(self.stream) or self.place
 
     async def _close(self, items: Any) -> None:
         close = getattr(items, "aclose", None)
@@ -263,7 +263,7 @@ def _count(reading: Reading) -> str:
 
 def _item(item: Any) -> str:
     if not isinstance(item, LLMEngineOutput):
-        return shown(item)
+        return type_name(item)
     if item.finish_reason is not None:
         return f"the terminal item {str(item.finish_reason)!r}"
     return f"an item with tokens {item.token_ids[:8]}"

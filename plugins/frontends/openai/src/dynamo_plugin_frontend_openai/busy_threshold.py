@@ -95,7 +95,7 @@ class BusyThresholds:
         """The thresholds of all models that have any; none where nobody goes by them."""
         found: list[dict[str, Any]] = []
         if self._control.armed:
-            touched = set(self._control.listed())
+            touched = set(self._control.changed_models())
             for model in self._models.list():
                 own = self._control.of(model.name)
                 if own or model.name in touched:

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.frontend import known_as, principal_of
+from dynamo_core.contracts.frontend import set_request_id, principal_of
 from dynamo_core.errors import (
     CLIENT_CLOSED_REQUEST,
     DynamoError,
@@ -135,7 +135,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             key_id=principal.key_id,
         )
         with begun as inflight:
-            known_as(http, inflight.request_id)
+            set_request_id(http, inflight.request_id)
             ctx = EngineContext(inflight.request_id, metadata=inflight.metadata)
             return await self._answer(Exchange(http, raw, model, inflight, timing, ctx, principal))
 

@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 from dynamo_core.contracts.endpoints import KV_HISTORY
-from dynamo_core.contracts.router import Considered, Phase, PoolView, Route, Router, RouterServices, RoutingRequest
+from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest, ScoredRank
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported
 from dynamo_core.kv.chains import Load, private_names
 from dynamo_core.protocol.events import KV_EVENTS, KvHistoryPart, KvHistoryRequest, RouterEvent
@@ -142,7 +142,7 @@ class KvRouter(Router):
             blocks = private_names(len(scores.chain))
         return Route(instance, rank[1], overlap, blocks, scores.weights.track_prefill_tokens)
 
-    def explain(self, request: RoutingRequest, pool: PoolView) -> list[Considered]:
+    def explain(self, request: RoutingRequest, pool: PoolView) -> list[ScoredRank]:
         """How every rank that may be chosen looks to a request now. Nothing is chosen, and nothing counted.
 
         Raises:
@@ -150,7 +150,7 @@ class KvRouter(Router):
         """
         scores = self._score(request, pool)
         rows = zip(scores.candidates.ranks, scores.overlaps, scores.loads, scores.costs, strict=True)
-        return [Considered(*rank, overlap, *load, cost) for rank, overlap, load, cost in rows]
+        return [ScoredRank(*rank, overlap, *load, cost) for rank, overlap, load, cost in rows]
 
     def _score(self, request: RoutingRequest, pool: PoolView) -> _Scores:
         begun = perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dynamo_core.settings import load_settings
 from dynamo_core.settings.documents import parse_text, read_document
-from dynamo_core.settings.tree import Leaf, Table, find, leaves, plain
+from dynamo_core.settings.tree import Leaf, Table, find, leaves, to_plain
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,7 +61,7 @@ def test_yaml_anchors_and_merge_keys_work_as_usual(config_file: ConfigFile) -> N
         """
     )
 
-    document = plain(read_document(path))
+    document = to_plain(read_document(path))
 
     assert document["c"] == {"x": 5, "y": 2, "z": 4}
     assert document["d"] == {"x": 1, "y": 2}
@@ -70,14 +70,14 @@ def test_yaml_anchors_and_merge_keys_work_as_usual(config_file: ConfigFile) -> N
 def test_an_empty_file_sets_nothing(config_file: ConfigFile) -> None:
     path = config_file("# nothing\n")
 
-    assert plain(read_document(path)) == {}
+    assert to_plain(read_document(path)) == {}
     assert load_settings(path, env={}).settings.workers == {}
 
 
 def test_what_looks_like_a_date_but_is_none_stays_a_text(config_file: ConfigFile) -> None:
     path = config_file("a: 2024-13-99")
 
-    assert plain(read_document(path)) == {"a": "2024-13-99"}
+    assert to_plain(read_document(path)) == {"a": "2024-13-99"}
 
 
 def test_toml_keys_keep_their_lines(config_file: ConfigFile) -> None:
@@ -129,9 +129,9 @@ def test_json_in_a_variable_comes_back_as_the_same_value(value: Any) -> None:
 
     if isinstance(value, float):
         # YAML wants a dot in floats, and takes 1e+16 for a text; pydantic makes a number of it again.
-        assert float(plain(node)) == value
+        assert float(to_plain(node)) == value
         return
-    assert plain(node) == value
+    assert to_plain(node) == value
     assert node.origin == "here"
 
 
@@ -176,7 +176,7 @@ def test_numbers_in_variables_come_back_as_numbers(replicas: int) -> None:
     ],
 )
 def test_a_text_is_read_as_one_value(text: str, value: Any) -> None:
-    assert plain(parse_text(text, "here")) == value
+    assert to_plain(parse_text(text, "here")) == value
 
 
 def test_parsed_mappings_name_the_variable_for_every_value() -> None:

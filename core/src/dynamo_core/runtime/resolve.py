@@ -33,7 +33,7 @@ from dynamo_core.plugins.loader import (
 )
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.settings import LoadedSettings, Settings
-from dynamo_core.settings.tree import place
+from dynamo_core.settings.tree import location
 
 PluginT_co = TypeVar("PluginT_co", bound=Plugin, covariant=True)
 
@@ -110,7 +110,7 @@ def resolve(
     engines need not be installed where the frontend is. Nothing is constructed or started.
 
     Raises:
-        PluginError: a plugin is missing or broken; the message begins with the place that asks for it.
+        PluginError: a plugin is missing or broken; the message begins with the location that asks for it.
         ConfigError: the settings of a plugin are wrong, two picks do not go together, a model's folder is not there, or
             nothing could be served.
     """
@@ -159,7 +159,7 @@ def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> t
     """Loads one plugin that the settings name: its class, or None if it only listens.
 
     Raises:
-        PluginError: it is missing or broken; the message begins with the place that asks for it.
+        PluginError: it is missing or broken; the message begins with the location that asks for it.
     """
     try:
         if named.kind == LISTENER_KIND:
@@ -171,7 +171,7 @@ def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> t
 
 
 def _place(loaded: LoadedSettings, key: str) -> str:
-    return place(loaded.origin(key), key)
+    return location(loaded.origin(key), key)
 
 
 def _check_reach(loaded: LoadedSettings, resolved: Resolved) -> None:

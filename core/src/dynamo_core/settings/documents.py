@@ -160,7 +160,7 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str, above: 
             raise ConfigError(f"{name}:{line}: a key must be a plain word")
         key = str(key_node.value)
         if key in lines:
-            raise ConfigError(_twice(f"{name}:{line}", key, lines[key]))
+            raise ConfigError(_duplicate_key(f"{name}:{line}", key, lines[key]))
         lines[key] = line
         if key_node.tag == _MERGE_TAG:
             sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
@@ -176,7 +176,7 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str, above: 
     return {**inherited, **children}
 
 
-def _twice(where: str, key: str, first: int) -> str:
+def _duplicate_key(where: str, key: str, first: int) -> str:
     return f"{where}: key '{key}' is given twice; the first is in line {first}"
 
 
@@ -199,7 +199,7 @@ _ASSIGNMENT = re.compile(
     r"""^\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
 )
 #: How tomllib begins what it says of a key that is there already; it names neither the key nor, sometimes, the line.
-_TOML_TWICE = ("Cannot overwrite", "Cannot declare")
+_TOML_DUPLICATE = ("Cannot overwrite", "Cannot declare")
 _KEY_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 
 
@@ -208,11 +208,11 @@ def _read_toml(text: str, name: str) -> Table:
         document = tomllib.loads(text)
     except ValueError as error:
         # Some are tomllib's, others Python's, which reads no number of thousands of digits.
-        problem, _, place = str(error).partition(" (at ")
-        if problem.startswith(_TOML_TWICE) and (twice := _toml_twice(text)) is not None:
+        problem, _, location = str(error).partition(" (at ")
+        if problem.startswith(_TOML_DUPLICATE) and (twice := _toml_duplicate(text)) is not None:
             line, path, first = twice
-            raise ConfigError(_twice(f"{name}:{line}", ".".join(path), first)) from None
-        at_line = re.match(r"line (\d+)", place)
+            raise ConfigError(_duplicate_key(f"{name}:{line}", ".".join(path), first)) from None
+        at_line = re.match(r"line (\d+)", location)
         where = f"{name}:{at_line[1]}" if at_line else name
         raise ConfigError(f"{where}: is not valid TOML: {problem}") from None
     lines = _toml_lines(text)
@@ -265,7 +265,7 @@ def _toml_lines(text: str) -> dict[Path, int]:
     return lines
 
 
-def _toml_twice(text: str) -> tuple[int, Path, int] | None:
+def _toml_duplicate(text: str) -> tuple[int, Path, int] | None:
     """The first key of a refused document that is given twice: its line, the key, and where it was first."""
     values: dict[Path, int] = {}
     #: Tables that keys with dots have made.

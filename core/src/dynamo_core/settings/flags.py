@@ -26,7 +26,7 @@ class Flag:
     """One setting's short names. A key ``workers.*.x`` stands for that key of every worker.
 
     `flag` is None for settings that have a flat environment name only, `env` is None for those that have a flag only.
-    With `forgiving` a variable that is no number is told of and left out, and one below zero is zero.
+    With `lenient` a variable that is no number is told of and left out, and one below zero is zero.
     """
 
     flag: str | None
@@ -34,7 +34,7 @@ class Flag:
     key: str
     type: ValueType
     help: str
-    forgiving: bool = False
+    lenient: bool = False
 
     @property
     def env_only(self) -> bool:
@@ -254,7 +254,7 @@ FLAGS: tuple[Flag, ...] = (
         "workers.*.grace_period",
         float,
         "Seconds that a stopping worker still accepts requests after leaving discovery.",
-        forgiving=True,
+        lenient=True,
     ),
     Flag(
         None,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.shape import REQUIRED, Shape, suggestion
-from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Path, Table, place, replace_at
+from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Path, Table, location, replace_at
 
 
 def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
@@ -68,7 +68,7 @@ def check(table: Table, shape: Shape, path: Path = ()) -> None:
             # The value itself is not shown: it might have been meant for a key that holds a secret.
             example = " such as {use: …}" if inner.is_section else ""
             raise ConfigError(
-                f"{place(node.origin, '.'.join((*path, key)))}: expected a mapping of settings{example}, "
+                f"{location(node.origin, '.'.join((*path, key)))}: expected a mapping of settings{example}, "
                 "got a single value"
             )
 
@@ -96,12 +96,12 @@ def _all_optional(shape: Shape) -> bool:
     )
 
 
-def picks(layer: Table) -> Table:
+def plugin_choices(layer: Table) -> Table:
     """Only what a layer says about which plugins are used."""
     children: dict[str, Node] = {}
     for key, node in layer.children.items():
         if isinstance(node, Table):
-            inner = picks(node)
+            inner = plugin_choices(node)
             if inner.children:
                 children[key] = inner
         elif key == "use":

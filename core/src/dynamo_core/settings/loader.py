@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.documents import read_document
-from dynamo_core.settings.layers import check, fill, merge, picks
+from dynamo_core.settings.layers import check, fill, merge, plugin_choices
 from dynamo_core.settings.model import Settings
 from dynamo_core.settings.redaction import resolve
 from dynamo_core.settings.shape import Shape, shape_of, suggestion
 from dynamo_core.settings.sources import environment_layer, flag_layer, set_layer, worker_names
-from dynamo_core.settings.tree import DEFAULT, Leaf, Table, find, from_plain, leaves, plain, relabelled
-from dynamo_core.settings.validation import Subject, examine, validate
+from dynamo_core.settings.tree import DEFAULT, Leaf, Table, find, from_plain, leaves, relabelled, to_plain
+from dynamo_core.settings.validation import ValidationSubject, validate, validate_lenient
 
 ConfigT = TypeVar("ConfigT", bound=PluginConfig)
 
@@ -48,7 +48,7 @@ class SettingsView:
 
         A plugin's defaults are not in it: they are known to its own model only.
         """
-        dump: dict[str, Any] = copy.deepcopy(plain(self._tree, redact=redact))
+        dump: dict[str, Any] = copy.deepcopy(to_plain(self._tree, redact=redact))
         return dump
 
     def rows(self) -> list[tuple[str, Any, str]]:
@@ -81,7 +81,7 @@ class LoadedSettings(SettingsView):
         # A section that nobody wrote is there because of whatever picked the plugin.
         origin = section.origin if section.origin != DEFAULT or use is None else use.origin
         known = replace(shape_of(config_cls), fields={**shape.fields, **shape_of(config_cls).fields})
-        subject = Subject(known, path, f"{path[-1]} '{name}'" if name else path[-1], origin)
+        subject = ValidationSubject(known, path, f"{path[-1]} '{name}'" if name else path[-1], origin)
         config, _ = validate(lambda values: config_cls.model_validate(values), Table(origin, own), subject)
         return config
 
@@ -129,7 +129,7 @@ def view_settings(
         ConfigError: something else is wrong.
     """
     tree = _merged(path, profile, env, sets, flags)
-    _, tree = examine(_build, resolve(tree, env, lenient=True), _subject(path))
+    _, tree = validate_lenient(_build, resolve(tree, env, lenient=True), _subject(path))
     return SettingsView(tree)
 
 
@@ -137,8 +137,8 @@ def _build(values: dict[str, Any]) -> Settings:
     return Settings(**values)
 
 
-def _subject(path: FilePath | None) -> Subject:
-    return Subject(_shape(), origin=str(path or DEFAULT))
+def _subject(path: FilePath | None) -> ValidationSubject:
+    return ValidationSubject(_shape(), origin=str(path or DEFAULT))
 
 
 def _merged(
@@ -152,27 +152,29 @@ def _merged(
 ) -> Table:
     """All layers, one over the other, with the defaults below them."""
     shape = _shape()
-    tree = _file_layers(_Named.by(path, "DYN_CONFIG", env), _Named.by(profile, "DYN_PROFILE", env), shape, below, flags)
+    tree = _file_layers(
+        _NamedSource.by(path, "DYN_CONFIG", env), _NamedSource.by(profile, "DYN_PROFILE", env), shape, below, flags
+    )
     written = worker_names(tree)
     tree = merge(tree, environment_layer(env, shape, written), shape)
     # A flag that picks a plugin picks it for the keys that --set gives on the same command line too.
-    tree = merge(tree, picks(flag_layer(flags or {}, worker_names(tree))), shape)
+    tree = merge(tree, plugin_choices(flag_layer(flags or {}, worker_names(tree))), shape)
     tree = merge(tree, set_layer(sets, shape), shape)
     tree = merge(tree, flag_layer(flags or {}, worker_names(tree)), shape)
     if above is not None:
         tree = merge(tree, above, shape)
-    _refuse_halves(tree, written)
+    _reject_incomplete_workers(tree, written)
     return fill(tree, shape)
 
 
-class _Named(NamedTuple):
-    """A file or a profile that the call or a variable names; `blame` is put before messages about it."""
+class _NamedSource(NamedTuple):
+    """A file or a profile that the call or a variable names; `prefix` is put before messages about it."""
 
     name: str
-    blame: str
+    prefix: str
 
     @classmethod
-    def by(cls, given: FilePath | str | None, variable: str, env: Mapping[str, str]) -> _Named | None:
+    def by(cls, given: FilePath | str | None, variable: str, env: Mapping[str, str]) -> _NamedSource | None:
         if given is not None and str(given):
             return cls(str(given), "")
         return cls(env[variable], f"environment {variable}: ") if env.get(variable) else None
@@ -195,8 +197,8 @@ def _example(engine: object) -> dict[str, Any]:
 
 
 def _file_layers(
-    file: _Named | None,
-    profile: _Named | None,
+    file: _NamedSource | None,
+    profile: _NamedSource | None,
     shape: Shape,
     below: Table | None,
     flags: Mapping[str, object] | None,
@@ -204,13 +206,13 @@ def _file_layers(
     if file is None:
         if profile is not None:
             raise ConfigError(
-                f"{profile.blame}profile '{profile.name}': there is no config file to take it from; name one too"
+                f"{profile.prefix}profile '{profile.name}': there is no config file to take it from; name one too"
             )
         if below is not None:
             return below
         workers = from_plain(_example((flags or {}).get("--engine")), EXAMPLE_ORIGIN)
         return Table(DEFAULT, workers.children if isinstance(workers, Table) else {})
-    document = read_document(FilePath(file.name), file.blame)
+    document = read_document(FilePath(file.name), file.prefix)
     profiles = _profiles(document, shape)
     settings = Table(document.origin, {key: node for key, node in document.children.items() if key != "profiles"})
     check(settings, shape)
@@ -219,7 +221,7 @@ def _file_layers(
         return tree
     if profile.name not in profiles:
         hint = suggestion(profile.name, profiles)
-        raise ConfigError(f"{profile.blame}{file.name}: profile '{profile.name}' is not in the file{hint}")
+        raise ConfigError(f"{profile.prefix}{file.name}: profile '{profile.name}' is not in the file{hint}")
     return merge(tree, profiles[profile.name], shape)
 
 
@@ -243,7 +245,7 @@ def _profiles(document: Table, shape: Shape) -> dict[str, Table]:
     return profiles
 
 
-def _refuse_halves(tree: Table, written: Sequence[str]) -> None:
+def _reject_incomplete_workers(tree: Table, written: Sequence[str]) -> None:
     """A worker that only the environment or --set speaks of, and that lacks its engine, is a misspelled one."""
     for name in worker_names(tree):
         worker = find(tree, ("workers", name))

@@ -49,7 +49,7 @@ def _mode(value: object) -> object:
         raise ValueError(str(error)) from error
 
 
-def _showable(value: str) -> str:
+def _check_printable(value: str) -> str:
     check_model_name(value)
     return value
 
@@ -373,7 +373,7 @@ class ModelSettings(BaseModel):
 
     model_config = _STRICT
 
-    name: Annotated[Text, AfterValidator(_showable)] = Field(
+    name: Annotated[Text, AfterValidator(_check_printable)] = Field(
         description="The model's public name: at most 256 characters, none of them invisible."
     )
     path: Text | None = Field(

@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.tree import Leaf, Path, Table, place
+from dynamo_core.settings.tree import Leaf, Path, Table, location
 
 HIDDEN = "***"
 
@@ -67,12 +67,12 @@ def without_credentials(text: str, *, address: bool = False) -> str:
     if not separator:
         scheme, rest = "", text
     if separator or address or _is_login(text):
-        login, at, place = rest.rpartition("@")
+        login, at, location = rest.rpartition("@")
         if _QUERY.search(login):
             # Either the password or the query goes on behind it; nobody can tell.
             return f"{scheme}{separator}{HIDDEN}"
         # An address has a login before the ``@``; ``@file`` has none.
-        rest = f"{HIDDEN if login else ''}{at}{place}"
+        rest = f"{HIDDEN if login else ''}{at}{location}"
     if separator or address:
         rest = _QUERY.sub(rf"\1{HIDDEN}", rest)
     return _ASSIGNED.sub(rf"\1{HIDDEN}", f"{scheme}{separator}{rest}")
@@ -111,7 +111,7 @@ def resolve(table: Table, env: Mapping[str, str], path: Path = (), *, lenient: b
 
 
 def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path, lenient: bool) -> Leaf:
-    where = place(leaf.origin, ".".join(path))
+    where = location(leaf.origin, ".".join(path))
     try:
         value, shown = _fill_in(leaf.value, env, where)
     except _Missing as missing:

@@ -13,7 +13,7 @@ from dynamo_core.settings.flags import FLAGS, PROCESS_NAMES
 from dynamo_core.settings.layers import assign, check, expand
 from dynamo_core.settings.redaction import HIDDEN, redacted
 from dynamo_core.settings.shape import Shape
-from dynamo_core.settings.tree import Path, Table, find, from_plain, plain, replace_at
+from dynamo_core.settings.tree import Path, Table, find, from_plain, replace_at, to_plain
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, workers: Sequence[st
             layer = assign(layer, path, node)
     everyone = _with_new_workers(workers, layer)
     for name in short:
-        text = _forgiven(name, env[name]) if flat[name.upper()].forgiving else env[name]
+        text = _lenient_seconds(name, env[name]) if flat[name.upper()].lenient else env[name]
         if text:
             node = parse_text(text, f"environment {name}")
             for path in expand(flat[name.upper()].path, everyone):
@@ -61,7 +61,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, workers: Sequence[st
     return layer
 
 
-def _forgiven(name: str, text: str) -> str:
+def _lenient_seconds(name: str, text: str) -> str:
     """What to read in place of a number that is below zero, or that is none; empty means the default."""
     try:
         number = float(text or 0)
@@ -85,16 +85,16 @@ def set_layer(sets: Sequence[str], shape: Shape) -> Table:
         path = tuple(part.strip() for part in key.split("."))
         if not equals or not all(path):
             raise ConfigError(f"--set {key}: expected KEY=VALUE, such as --set router.use=round-robin")
-        origin = f"--set {'.'.join(path)}={_harmless(path, text)}"
+        origin = f"--set {'.'.join(path)}={_displayable(path, text)}"
         node = parse_text(text, origin)
         check(replace_at(Table(origin), path, node), shape)
         layer = assign(layer, path, node)
     return layer
 
 
-def _harmless(path: Path, text: str) -> str:
+def _displayable(path: Path, text: str) -> str:
     """The text of an argument as origins may show it."""
-    value = plain(parse_text(text, ""))
+    value = to_plain(parse_text(text, ""))
     shown = redacted(path, value)
     return text if shown == value else str(redacted(path, text) if isinstance(value, str) else HIDDEN)
 

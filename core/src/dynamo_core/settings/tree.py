@@ -44,7 +44,7 @@ class Table:
 Node: TypeAlias = Leaf | Table
 
 
-def place(origin: str, key: str) -> str:
+def location(origin: str, key: str) -> str:
     """Where a value stands, for messages: its origin and its key, neither of them twice."""
     if origin == DEFAULT:
         return key
@@ -71,10 +71,10 @@ def replace_at(table: Table, path: Sequence[str], node: Node) -> Table:
     return Table(table.origin, {**table.children, key: node}, table.text)
 
 
-def plain(node: Node, *, redact: bool = False) -> Any:
+def to_plain(node: Node, *, redact: bool = False) -> Any:
     """The tree without origins, as new dictionaries."""
     if isinstance(node, Table):
-        return {key: plain(child, redact=redact) for key, child in node.children.items()}
+        return {key: to_plain(child, redact=redact) for key, child in node.children.items()}
     return node.display if redact else node.value
 
 

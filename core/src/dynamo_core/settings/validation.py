@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from dynamo_core.contracts.config import SettingsMismatch
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.shape import Shape, suggestion
-from dynamo_core.settings.tree import Leaf, Node, Path, Table, place, plain, replace_at
+from dynamo_core.settings.tree import Leaf, Node, Path, Table, location, replace_at, to_plain
 
 ModelT = TypeVar("ModelT")
 
@@ -48,7 +48,7 @@ _LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ValidationSubject:
     """What is being validated, for messages."""
 
     #: The keys it knows, for suggestions.
@@ -61,18 +61,22 @@ class Subject:
     origin: str = ""
 
 
-def validate(build: Callable[[dict[str, Any]], ModelT], table: Table, subject: Subject) -> tuple[ModelT, Table]:
+def validate(
+    build: Callable[[dict[str, Any]], ModelT], table: Table, subject: ValidationSubject
+) -> tuple[ModelT, Table]:
     """The model that `build` makes of the table, and the table with the values as they were taken.
 
     Raises:
         ConfigError: one line about the first error; misspelled keys come first.
     """
-    result, table = examine(build, table, subject)
+    result, table = validate_lenient(build, table, subject)
     assert result is not None  # noqa: S101 - None is for trees with unfilled values, which are only looked at
     return result, table
 
 
-def examine(build: Callable[[dict[str, Any]], ModelT], table: Table, subject: Subject) -> tuple[ModelT | None, Table]:
+def validate_lenient(
+    build: Callable[[dict[str, Any]], ModelT], table: Table, subject: ValidationSubject
+) -> tuple[ModelT | None, Table]:
     """As `validate`, but values that are unfilled may be wrong: then there is no model.
 
     Raises:
@@ -80,7 +84,7 @@ def examine(build: Callable[[dict[str, Any]], ModelT], table: Table, subject: Su
     """
     result, errors = _attempt(build, table)
     if result is None:
-        table, changed = _as_written(table, errors)
+        table, changed = _retried_as_text(table, errors)
         if changed:
             result, errors = _attempt(build, table)
     if result is not None:
@@ -95,7 +99,7 @@ def examine(build: Callable[[dict[str, Any]], ModelT], table: Table, subject: Su
 
 def _attempt(build: Callable[[dict[str, Any]], ModelT], table: Table) -> tuple[ModelT | None, list[ErrorDetails]]:
     try:
-        return build(plain(table)), []
+        return build(to_plain(table)), []
     except ValidationError as error:
         return None, error.errors(include_url=False)
 
@@ -105,7 +109,7 @@ def _is_unfilled(table: Table, error: ErrorDetails) -> bool:
     return isinstance(node, Leaf) and node.unfilled
 
 
-def _as_written(table: Table, errors: Iterable[ErrorDetails]) -> tuple[Table, bool]:
+def _retried_as_text(table: Table, errors: Iterable[ErrorDetails]) -> tuple[Table, bool]:
     changed = False
     for error in errors:
         if error["type"] not in _WANTS_TEXT:
@@ -141,7 +145,7 @@ def _locate(table: Table, loc: tuple[int | str, ...]) -> tuple[Path, Node, str]:
     return path, node, rest
 
 
-def _message(table: Table, error: ErrorDetails, subject: Subject) -> str:
+def _message(table: Table, error: ErrorDetails, subject: ValidationSubject) -> str:
     kind = error["type"]
     loc = error["loc"]
     if kind == "extra_forbidden":
@@ -152,25 +156,25 @@ def _message(table: Table, error: ErrorDetails, subject: Subject) -> str:
     if kind == "missing":
         name = f"{key}.{loc[-1]}" if key else str(loc[-1])
         by = f"; {subject.owner} needs it" if subject.owner else "; it has no default"
-        return f"{place(subject.origin if subject.origin and not path else origin, name)}: is missing{by}"
+        return f"{location(subject.origin if subject.origin and not path else origin, name)}: is missing{by}"
     if loc[-1:] == ("[key]",):
-        return f"{place(origin, key)}: a worker's name may hold only a-z, 0-9 and _"
+        return f"{location(origin, key)}: a worker's name may hold only a-z, 0-9 and _"
     if not path:
         origin = subject.origin or origin
         key = key or "the configuration"
-    return f"{place(origin, key)}: {_what(error, node, key)}"
+    return f"{location(origin, key)}: {_problem(error, node, key)}"
 
 
-def _unknown_key(table: Table, loc: tuple[int | str, ...], subject: Subject) -> str:
+def _unknown_key(table: Table, loc: tuple[int | str, ...], subject: ValidationSubject) -> str:
     path, node, rest = _locate(table, loc)
     key = ".".join((*subject.path, *path)) + rest
     known = subject.shape.at(loc[:-1] if rest else path[:-1])
     hint = suggestion(str(loc[-1]), known.fields) if known is not None else ""
     of = f" of {subject.owner}" if subject.owner else ""
-    return f"{place(node.origin, key)}: unknown key{of}{hint}"
+    return f"{location(node.origin, key)}: unknown key{of}{hint}"
 
 
-def _what(error: ErrorDetails, node: Node, key: str) -> str:
+def _problem(error: ErrorDetails, node: Node, key: str) -> str:
     kind = error["type"]
     context = error.get("ctx", {})
     if kind in _EXPECTED:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dynamo_core.contracts.config import PluginConfig
     from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
-    from dynamo_core.plugins.metadata import Offer
+    from dynamo_core.plugins.metadata import PluginEntry
 
     from dynamo_testing.engine.bench import Prefill
     from dynamo_testing.engine.checks import Check
@@ -116,7 +116,7 @@ class _Trial:
         self._token_ids = _token_ids(token_ids)
         self._start_timeout = start_timeout
         self._request_timeout = request_timeout
-        self._cls, self._config, self._offer = _load(name, sets)
+        self._cls, self._config, self._plugin_entry = _load(name, sets)
         self._model_name = model_name or name
         self._model_path = _folder(model_path)
         self._watchdog = Watchdog(self._stuck)
@@ -129,7 +129,7 @@ class _Trial:
         Raises:
             ConfigError: the engine cannot be made with these settings.
         """
-        offer = self._offer
+        offer = self._plugin_entry
         self._say(f"engine {offer.name} ({offer.origin}), mode {self._mode.value}")
         self._watchdog.patience = self._start_timeout
         self._watchdog.start()
@@ -217,7 +217,7 @@ class _Trial:
 
     def _finish(self, report: Report) -> None:
         if self._as_json:
-            offer = self._offer
+            offer = self._plugin_entry
             about = {"name": offer.name, "distribution": offer.distribution, "version": offer.version}
             click.echo(json.dumps(about | report.as_dict(), indent=2))
         else:
@@ -248,7 +248,7 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _load(name: str, sets: Sequence[str]) -> tuple[type[LLMEngine], PluginConfig, Offer]:
+def _load(name: str, sets: Sequence[str]) -> tuple[type[LLMEngine], PluginConfig, PluginEntry]:
     """The class of an installed engine with its settings, and where it comes from.
 
     Raises:
@@ -261,14 +261,14 @@ def _load(name: str, sets: Sequence[str]) -> tuple[type[LLMEngine], PluginConfig
     from dynamo_core.settings.redaction import resolve
     from dynamo_core.settings.shape import shape_of
     from dynamo_core.settings.sources import set_layer
-    from dynamo_core.settings.validation import Subject, validate
+    from dynamo_core.settings.validation import ValidationSubject, validate
 
     loader = PluginLoader()
     cls = cast("type[LLMEngine]", loader.load("engine", name))
     # As in the engine's section of a config file: what is not known is told by the engine's own settings.
     shape = replace(shape_of(cls.Config), is_section=True)
     layer = resolve(set_layer(sets, shape), os.environ)
-    subject = Subject(shape, owner=f"engine {name!r}", origin="--set")
+    subject = ValidationSubject(shape, owner=f"engine {name!r}", origin="--set")
     config, _ = validate(cls.Config.model_validate, layer, subject)
     return cls, config, loader.find("engine", name)
 

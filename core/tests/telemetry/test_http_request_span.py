@@ -23,7 +23,7 @@ Record = Callable[..., Any]
 def begin(
     headers: dict[str, str] | None = None, announce: Callable[[RequestRecord], None] = lambda record: None
 ) -> Inflight:
-    requests = Requests(Metrics(), announce)
+    requests = RequestTracker(Metrics(), announce)
     return requests.begin(model="m", endpoint="chat_completions", streaming=True, headers=headers or {})
 
 

@@ -11,7 +11,7 @@ import pytest
 from dynamo_core.contracts.frontend import InflightRequest, RequestLog
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import inflight, logs, tracing
-from dynamo_core.telemetry.inflight import Inflight, Requests
+from dynamo_core.telemetry.inflight import Inflight, RequestTracker
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.telemetry.stages import BUCKETS
 from hypothesis import given
@@ -36,7 +36,7 @@ class House:
         self.metrics = Metrics()
         self.records: list[RequestRecord] = []
         self.clock = Clock()
-        self.requests = Requests(self.metrics, announce or self.records.append, clock=self.clock)
+        self.requests = RequestTracker(self.metrics, announce or self.records.append, clock=self.clock)
 
     def begin(
         self,
@@ -365,7 +365,7 @@ def test_models_beyond_the_limit_share_one_series(monkeypatch: pytest.MonkeyPatc
 def test_the_prefix_can_be_changed() -> None:
     metrics = Metrics()
 
-    Requests(metrics, lambda record: None, prefix="my_front")
+    RequestTracker(metrics, lambda record: None, prefix="my_front")
 
     assert "my_front_disconnected_clients 0.0" in metrics.render_now().decode()
     assert "dynamo_frontend" not in metrics.render_now().decode()

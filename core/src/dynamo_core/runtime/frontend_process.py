@@ -272,7 +272,7 @@ class FrontendProcess:
 
         services = FrontendServices(
             models=self.models,
-            requests=Requests(plane.metrics, finished, prefix=settings.http.metrics_prefix),
+            requests=RequestTracker(plane.metrics, finished, prefix=settings.http.metrics_prefix),
             metrics=plane.metrics,
             write_stall=settings.client.write_stall,
             keep_alive=settings.client.keep_alive,

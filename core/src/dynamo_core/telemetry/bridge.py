@@ -12,12 +12,12 @@ from prometheus_client.samples import Sample
 log = logging.getLogger(__name__)
 
 #: Samples that say when a series began; ours have none either.
-_BORN = "_created"
+_CREATED_SUFFIX = "_created"
 #: Put before a foreign label that has the name of one of ours, as Prometheus does when it scrapes.
 _EXPORTED = "exported_"
 
 
-class Bridge:
+class RegistryBridge:
     """The chosen metrics of one foreign registry, for one scope."""
 
     def __init__(self, source: CollectorRegistry, prefixes: Sequence[str], labels: Mapping[str, str]) -> None:
@@ -44,31 +44,31 @@ class Bridge:
         own = self._labels
         made = Metric(metric.name, metric.documentation, metric.type, metric.unit)
         for sample in metric.samples:
-            if sample.name.endswith(_BORN) and not metric.name.endswith(_BORN):
+            if sample.name.endswith(_CREATED_SUFFIX) and not metric.name.endswith(_CREATED_SUFFIX):
                 continue
             labels = {_EXPORTED + name if name in own else name: value for name, value in sample.labels.items()}
             made.samples.append(Sample(sample.name, labels | own, sample.value, sample.timestamp, sample.exemplar))
         return made
 
 
-class Bridges:
+class BridgeCollector:
     """All bridges of one registry, as one collector: a name is written once, however many engines have it."""
 
     def __init__(self, taken: Callable[[str], bool]) -> None:
         """`taken` tells whether a name is one of ours; such a metric is left out."""
         self._taken = taken
         self._lock = threading.Lock()
-        self._bridges: list[Bridge] = []
+        self._bridges: list[RegistryBridge] = []
         self._told: set[str] = set()
 
-    def add(self, bridge: Bridge) -> None:
+    def add(self, bridge: RegistryBridge) -> None:
         """Shows a registry from now on; one that is shown already stays as it is, so that its values count once."""
         with self._lock:
             if any(other.source is bridge.source for other in self._bridges):
                 log.warning("a registry is bridged more than once; its metrics have the labels of the first to do so")
             self._bridges.append(bridge)
 
-    def remove(self, bridge: Bridge) -> None:
+    def remove(self, bridge: RegistryBridge) -> None:
         """Shows it no longer. Safe twice."""
         with self._lock:
             if bridge in self._bridges:
@@ -92,17 +92,17 @@ class Bridges:
     def _merge(self, merged: dict[str, Metric], metric: Metric) -> None:
         names = {metric.name, *(sample.name for sample in metric.samples)}
         if any(map(self._taken, names)):
-            self._tell(metric.name, "the name is in use here")
+            self._warn_once(metric.name, "the name is in use here")
             return
         first = merged.setdefault(metric.name, metric)
         if first is metric:
             return
         if first.type != metric.type:
-            self._tell(metric.name, f"it is a {metric.type} in one registry and a {first.type} in another")
+            self._warn_once(metric.name, f"it is a {metric.type} in one registry and a {first.type} in another")
             return
         first.samples.extend(metric.samples)
 
-    def _tell(self, name: str, why: str) -> None:
+    def _warn_once(self, name: str, why: str) -> None:
         if name not in self._told:
             self._told.add(name)
             log.warning("bridged metric %s is left out: %s", name, why)

@@ -167,7 +167,7 @@ class _EndpointSeries:
         self._families.changed()
 
 
-class Requests:
+class RequestTracker:
     """Begins requests; implements `dynamo_core.contracts.frontend.RequestLog`.
 
     `announce` is given the record of each request, once, after every gauge it held is back; what it raises is logged.

@@ -78,8 +78,8 @@ class RequestScope:
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _CONTROLS.update({0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"})
 # What turns the direction of writing shows something else than there is.
-_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_CONTROLS.update({code: f"\\u{code:04x}" for code in _TURNING})
+_BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS.update({code: f"\\u{code:04x}" for code in _BIDI_CONTROLS})
 # Half a surrogate pair cannot be written as UTF-8.
 _CONTROLS.update({code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)})
 _KEY = re.compile(r"(?i)\b(bearer\s+)[^\s\"',;]+|\b(sk-)[a-z0-9_-]{8,}")

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
-from dynamo_core.telemetry.bridge import Bridge, Bridges
+from dynamo_core.telemetry.bridge import BridgeCollector, RegistryBridge
 
 #: The content type of `Metrics.render`.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -265,7 +265,7 @@ class _Shared:
         self.cache_seconds = cache_seconds
         self.lock = threading.Lock()
         self.families: dict[str, _Family[Any]] = {}
-        self.bridges: Bridges | None = None
+        self.bridges: BridgeCollector | None = None
         self.rendering = asyncio.Lock()
         self.rendered: bytes = b""
         #: When the last rendering began, and how many changes there had been.
@@ -304,7 +304,7 @@ class Metrics:
         cache_seconds: float = 1.0,
     ) -> None:
         self._labels = dict(labels or {})
-        self._bridged: list[Bridge] = []
+        self._bridged: list[RegistryBridge] = []
         self._shared = _Shared(registry if registry is not None else CollectorRegistry(), cache_seconds)
 
     @property
@@ -368,10 +368,10 @@ class Metrics:
             raise ValueError("name the prefixes of the metrics to bridge")
         if source is shared.registry:
             raise ValueError("a registry cannot be bridged into itself")
-        bridge = Bridge(source, prefixes, self._labels)
+        bridge = RegistryBridge(source, prefixes, self._labels)
         with shared.lock:
             if shared.bridges is None:
-                shared.bridges = Bridges(shared.families.__contains__)
+                shared.bridges = BridgeCollector(shared.families.__contains__)
                 shared.registry.register(shared.bridges)
         shared.bridges.add(bridge)
         self._bridged.append(bridge)

@@ -24,7 +24,7 @@ from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import ModelCard, RequestRecord
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
-from dynamo_core.telemetry.inflight import Requests
+from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
@@ -350,7 +350,7 @@ class Server:
     async def start(self) -> None:
         services = FrontendServices(
             models=self.directory,
-            requests=Requests(self.metrics, self._announce),
+            requests=RequestTracker(self.metrics, self._announce),
             metrics=self.metrics,
             write_stall=self.write_stall,
             keep_alive=self.keep_alive,

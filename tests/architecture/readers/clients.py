@@ -268,14 +268,14 @@ async def arguments() -> AsyncGenerator[Feed, None]:
     yield feed
 
 
-@reader("dynamo_core.cli.route:_ask reading.read_json", good=[b"{}"], raises=[ConfigError])
+@reader("dynamo_core.cli.route:_post reading.read_json", good=[b"{}"], raises=[ConfigError])
 async def answers_about_routes() -> AsyncGenerator[Feed, None]:
-    from dynamo_core.cli.route import _Address, _ask
+    from dynamo_core.cli.route import _Address, _post
 
     async with says() as (url, say):
 
         async def feed(data: bytes) -> None:
             say(data)
-            await _ask(_Address(url, url), {}, None, None, 5.0)
+            await _post(_Address(url, url), {}, None, None, 5.0)
 
         yield feed

@@ -23,16 +23,16 @@ class LazyGroup(click.Group):
     """A group whose own commands come from a table and whose other commands come from plugins.
 
     `table` maps a command's name to its line of help; the command is the object `command` of the module
-    ``<package>.<name>``. A plugin cannot take the name of a command in the table. `elsewhere` maps commands to
+    ``<package>.<name>``. A plugin cannot take the name of a command in the table. `optional` maps commands to
     the distributions that bring them.
     """
 
     def __init__(
-        self, *args: Any, table: Mapping[str, str], elsewhere: Mapping[str, str], package: str, **kwargs: Any
+        self, *args: Any, table: Mapping[str, str], optional: Mapping[str, str], package: str, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self._table = table
-        self._elsewhere = elsewhere
+        self._optional = optional
         self._package = package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -53,8 +53,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; a mistyped command is asked whether another was meant, of which click knows none."""
         name, known = args[0], self.list_commands(ctx)
-        if name in self._elsewhere and name not in known:
-            wanted = self._elsewhere[name]
+        if name in self._optional and name not in known:
+            wanted = self._optional[name]
             raise click.UsageError(f"The command '{name}' comes with {wanted}: pip install {wanted}", ctx)
         # What looks like an option is click's affair.
         if name in known or name.startswith("-") or ctx.resilient_parsing:

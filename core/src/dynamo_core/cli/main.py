@@ -20,7 +20,7 @@ COMMANDS = {
 }
 
 #: Commands that other distributions bring, so that one that is missing can be named.
-ELSEWHERE = {"conformance": "dynamo-testing"}
+OPTIONAL_COMMANDS = {"conformance": "dynamo-testing"}
 
 
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -35,7 +35,7 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
-    elsewhere=ELSEWHERE,
+    optional=OPTIONAL_COMMANDS,
     package="dynamo_core.cli",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -25,7 +25,7 @@ ALLOWED = "begins with a small letter and holds small letters and digits, with s
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-def words_of(kind: str, name: str, bin_folder: str = "") -> dict[str, str]:
+def template_variables(kind: str, name: str, bin_folder: str = "") -> dict[str, str]:
     """What stands for what in the templates, in file names too.
 
     `bin_folder` is where the README finds `python` and `dynamo`; without it, beside the running interpreter.
@@ -50,10 +50,12 @@ def words_of(kind: str, name: str, bin_folder: str = "") -> dict[str, str]:
 
 def render(kind: str, name: str, bin_folder: str = "") -> dict[PurePosixPath, str]:
     """The files of a new plugin of this kind: their paths inside the package's folder, and what is in them."""
-    words = words_of(kind, name, bin_folder)
+    variables = template_variables(kind, name, bin_folder)
     rendered = {}
     for path, template in _templates(files("dynamo_core.cli") / "_template" / kind, PurePosixPath()):
-        rendered[PurePosixPath(_fill(str(path), words).removesuffix(SUFFIX))] = _fill(template, words)
+        rendered[PurePosixPath(_substitute(str(path), variables).removesuffix(SUFFIX))] = _substitute(
+            template, variables
+        )
     return rendered
 
 
@@ -65,13 +67,13 @@ def _templates(folder: Traversable, above: PurePosixPath) -> Iterator[tuple[Pure
             yield above / item.name, item.read_text("utf-8")
 
 
-def _fill(text: str, words: dict[str, str]) -> str:
-    for word, value in words.items():
+def _substitute(text: str, variables: dict[str, str]) -> str:
+    for word, value in variables.items():
         text = text.replace(word, value)
     return text
 
 
-def write_whole(target: Path, files: Mapping[PurePosixPath, str]) -> None:
+def write_all(target: Path, files: Mapping[PurePosixPath, str]) -> None:
     """Writes the files below a folder that is not there yet; if it cannot write one, nothing of them is left.
 
     Raises:
@@ -93,18 +95,18 @@ def command() -> None:
     """Write a new plugin package to start from."""
 
 
-def refuse_installed(kind: str, name: str) -> None:
+def reject_installed(kind: str, name: str) -> None:
     """Refuses a name that a plugin has which is installed: two of one name could not be told apart.
 
     Raises:
         ConfigError: there is one.
     """
-    from dynamo_core.plugins.metadata import find_offers
+    from dynamo_core.plugins.metadata import find_plugins
 
-    for offer in find_offers():
-        if (offer.kind, offer.name) == (kind, name):
+    for entry in find_plugins():
+        if (entry.kind, entry.name) == (kind, name):
             raise ConfigError(
-                f"there is an {kind} {name!r} already ({offer.origin}): choose another name, or uninstall that one"
+                f"there is an {kind} {name!r} already ({entry.origin}): choose another name, or uninstall that one"
             )
 
 
@@ -126,18 +128,18 @@ installed.
 )
 def engine(name: str, path: Path) -> None:
     """Writes the package and says what to do next."""
-    words = words_of("engine", name)
-    refuse_installed("engine", name)
-    target = path / words["@distribution@"]
+    variables = template_variables("engine", name)
+    reject_installed("engine", name)
+    target = path / variables["@distribution@"]
     if target.exists():
         raise ConfigError(f"{target} is there already: remove it, or choose another name or --path")
     try:
-        write_whole(target, render("engine", name))
+        write_all(target, render("engine", name))
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}", cause=error) from error
     click.echo(f"Wrote {target}. Next:")
     # In full, so that the lines work in a shell in which no environment is active.
-    programs = words["@bin@"]
+    programs = variables["@bin@"]
     click.echo(f"  {programs}/python -m pip install -e {shlex.quote(f'{target}[test]')}")
     click.echo(f"  {programs}/dynamo serve {shlex.quote(str(target / f'{name}.yaml'))}")
     click.echo(f"  {programs}/python -m pytest {shlex.quote(str(target))}")

@@ -71,7 +71,7 @@ def explain(
     body = _body(prompt, messages, token_ids)
     if model is not None:
         body["model"] = model
-    status, answer = asyncio.run(_ask(_address(ctx, url), body, token, ca, timeout))
+    status, answer = asyncio.run(_post(_address(ctx, url), body, token, ca, timeout))
     if status != 200:
         click.echo(f"dynamo: {_reason(answer)} ({status})", err=True)
         ctx.exit(1)
@@ -124,7 +124,7 @@ def _messages(text: str) -> Any:
         raise ConfigError(f"--messages: is no JSON: {error}") from None
 
 
-async def _ask(
+async def _post(
     address: _Address, body: dict[str, Any], token: str | None, ca: Path | None, timeout: float
 ) -> tuple[int, Any]:
     """Status and answer of the frontend.

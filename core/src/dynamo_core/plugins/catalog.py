@@ -33,13 +33,13 @@ class Catalog:
         """Every plugin there is, by kind and name."""
         return [
             InstalledPlugin(
-                kind=offer.kind,
-                name=offer.name,
-                distribution=offer.distribution,
-                version=offer.version,
-                module=offer.target,
-                loaded=self._loader.is_loaded(offer),
-                hooks=self._loader.hooks_of(offer),
+                kind=entry.kind,
+                name=entry.name,
+                distribution=entry.distribution,
+                version=entry.version,
+                module=entry.target,
+                loaded=self._loader.is_loaded(entry),
+                hooks=self._loader.hooks_of(entry),
             )
-            for offer in self._loader.offers
+            for entry in self._loader.entries
         ]

@@ -13,7 +13,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.plugin import DYNAMO_API, Plugin
 from dynamo_core.errors import PluginError
 from dynamo_core.plugins.hooks import HookError, Hooks
-from dynamo_core.plugins.metadata import Offer, find_offers
+from dynamo_core.plugins.metadata import PluginEntry, find_plugins
 
 #: The kind of plugins that offer no class and only listen.
 LISTENER_KIND = "hook"
@@ -61,23 +61,23 @@ class PluginLoader:
     def __init__(self) -> None:
         #: Who listens. Announce with ``loader.hooks.announce("dynamo_…", …)``.
         self.hooks = Hooks()
-        self._offers = find_offers()
+        self._entries = find_plugins()
         self._modules: dict[str, ModuleType] = {}
         self._classes: dict[tuple[str, str], dict[str, type[Plugin]]] = {}
-        self._loaded: set[Offer] = set()
+        self._loaded: set[PluginEntry] = set()
 
     @property
-    def offers(self) -> list[Offer]:
+    def entries(self) -> list[PluginEntry]:
         """All that is installed, by kind and name."""
-        return list(self._offers)
+        return list(self._entries)
 
-    def is_loaded(self, offer: Offer) -> bool:
+    def is_loaded(self, entry: PluginEntry) -> bool:
         """Whether this plugin has been asked for, and was sound."""
-        return offer in self._loaded
+        return entry in self._loaded
 
-    def hooks_of(self, offer: Offer) -> list[str]:
+    def hooks_of(self, entry: PluginEntry) -> list[str]:
         """The hooks that a loaded plugin implements, sorted."""
-        return self.hooks.implemented_by(self._modules[offer.target]) if offer in self._loaded else []
+        return self.hooks.implemented_by(self._modules[entry.target]) if entry in self._loaded else []
 
     def register_builtin(self, listener: object, name: str) -> None:
         """Adds a listener that comes with core: a module or an object with hook implementations.
@@ -90,17 +90,17 @@ class PluginLoader:
         except HookError as error:
             raise PluginError(f"built-in listener {name}: {error}", cause=error) from error
 
-    def find(self, kind: str, name: str) -> Offer:
+    def find(self, kind: str, name: str) -> PluginEntry:
         """The installed plugin of this kind and name, from metadata alone.
 
         Raises:
             PluginError: there is none, or more than one distribution offers it.
         """
-        found = [offer for offer in self._offers if (offer.kind, offer.name) == (kind, name)]
+        found = [entry for entry in self._entries if (entry.kind, entry.name) == (kind, name)]
         if not found:
             raise PluginError(self._missing(kind, name))
         if len(found) > 1:
-            origins = " and ".join(offer.origin for offer in found)
+            origins = " and ".join(entry.origin for entry in found)
             raise PluginError(f"{kind} {name!r} is offered by both {origins}: uninstall all but one")
         return found[0]
 
@@ -115,17 +115,17 @@ class PluginLoader:
         contract = CONTRACTS.get(kind)
         if contract is None:
             raise ValueError(f"plugins of kind {kind!r} have no class")
-        offer = self.find(kind, name)
-        module = self._module(offer)
-        classes = self._classes.get((kind, offer.target))
+        entry = self.find(kind, name)
+        module = self._module(entry)
+        classes = self._classes.get((kind, entry.target))
         if classes is None:
-            classes = self._classes[kind, offer.target] = self._offered_classes(offer, module, contract)
+            classes = self._classes[kind, entry.target] = self._offered_classes(entry, module, contract)
         cls = classes.get(name)
         if cls is None:
             names = ", ".join(sorted(classes)) or "none"
-            raise _broken(offer, f"{contract.hook} offers no class with NAME = {name!r} (it offers: {names})")
-        _check_class(offer, cls)
-        self._loaded.add(offer)
+            raise _plugin_error(entry, f"{contract.hook} offers no class with NAME = {name!r} (it offers: {names})")
+        _check_class(entry, cls)
+        self._loaded.add(entry)
         return cls
 
     def listen(self, name: str) -> None:
@@ -134,14 +134,16 @@ class PluginLoader:
         Raises:
             PluginError: as `load`, or the module implements no hook.
         """
-        offer = self.find(LISTENER_KIND, name)
-        module = self._module(offer)
+        entry = self.find(LISTENER_KIND, name)
+        module = self._module(entry)
         if not self.hooks.implemented_by(module):
-            raise _broken(offer, f"module {offer.target} implements no hook; is a function marked with @hookimpl?")
-        self._loaded.add(offer)
+            raise _plugin_error(
+                entry, f"module {entry.target} implements no hook; is a function marked with @hookimpl?"
+            )
+        self._loaded.add(entry)
 
     def _missing(self, kind: str, name: str) -> str:
-        names = sorted({offer.name for offer in self._offers if offer.kind == kind})
+        names = sorted({entry.name for entry in self._entries if entry.kind == kind})
         built_in = [NO_ADMISSION] if kind == "admission" else []
         listed = [*(f"{word} (built in)" for word in built_in), *names]
         known = f"installed: {', '.join(listed)}" if listed else "none is installed"
@@ -153,71 +155,73 @@ class PluginLoader:
         hint = f"did you mean {close[0]!r}?" if close else f"install the distribution that offers it ({ours})"
         return f"there is no {kind.replace('_', ' ')} {name!r} ({known}): {hint}"
 
-    def _module(self, offer: Offer) -> ModuleType:
-        known = self._modules.get(offer.target)
+    def _module(self, entry: PluginEntry) -> ModuleType:
+        known = self._modules.get(entry.target)
         if known is not None:
             return known
-        if ":" in offer.target:
-            raise _broken(offer, f"its entry point must name a module, not {offer.target!r}")
+        if ":" in entry.target:
+            raise _plugin_error(entry, f"its entry point must name a module, not {entry.target!r}")
         try:
-            module = import_module(offer.target)
+            module = import_module(entry.target)
         except (Exception, SystemExit) as error:
-            raise _broken(offer, f"cannot be imported: {_cause(error)}", error) from error
+            raise _plugin_error(entry, f"cannot be imported: {_cause(error)}", error) from error
         made_for = getattr(module, "DYNAMO_API", None)
         if made_for is None:
-            raise _broken(offer, f"module {offer.target} does not say which DYNAMO_API it was made for")
+            raise _plugin_error(entry, f"module {entry.target} does not say which DYNAMO_API it was made for")
         if made_for != DYNAMO_API:
-            raise _broken(
-                offer,
+            raise _plugin_error(
+                entry,
                 f"was made for DYNAMO_API {made_for}, but this dynamo-core has {DYNAMO_API}: "
-                f"install versions of {offer.distribution} and dynamo-core that go together",
+                f"install versions of {entry.distribution} and dynamo-core that go together",
             )
         try:
-            self.hooks.add(module, offer.target)
+            self.hooks.add(module, entry.target)
         except HookError as error:
-            raise _broken(offer, str(error), error) from error
-        self._modules[offer.target] = module
+            raise _plugin_error(entry, str(error), error) from error
+        self._modules[entry.target] = module
         return module
 
-    def _offered_classes(self, offer: Offer, module: ModuleType, contract: Contract) -> dict[str, type[Plugin]]:
+    def _offered_classes(self, entry: PluginEntry, module: ModuleType, contract: Contract) -> dict[str, type[Plugin]]:
         register = self.hooks.implementation(contract.hook, module)
         if register is None:
             hint = ": mark it with @hookimpl" if hasattr(module, contract.hook) else ""
-            raise _broken(offer, f"module {offer.target} does not implement {contract.hook}{hint}")
+            raise _plugin_error(entry, f"module {entry.target} does not implement {contract.hook}{hint}")
         try:
             offered = register()
         except (Exception, SystemExit) as error:
-            raise _broken(offer, f"{contract.hook} failed: {_cause(error)}", error) from error
+            raise _plugin_error(entry, f"{contract.hook} failed: {_cause(error)}", error) from error
         if not isinstance(offered, list | tuple):
-            raise _broken(offer, f"{contract.hook} must return a list of classes, not {type(offered).__name__}")
+            raise _plugin_error(entry, f"{contract.hook} must return a list of classes, not {type(offered).__name__}")
         base = contract.load()
         classes: dict[str, type[Plugin]] = {}
         for item in offered:
-            cls = _checked_type(offer, item, base)
+            cls = _checked_type(entry, item, base)
             if cls.NAME in classes:
-                raise _broken(offer, f"{classes[cls.NAME].__name__} and {cls.__name__} have the same NAME {cls.NAME!r}")
+                raise _plugin_error(
+                    entry, f"{classes[cls.NAME].__name__} and {cls.__name__} have the same NAME {cls.NAME!r}"
+                )
             classes[cls.NAME] = cls
         return classes
 
 
-def _checked_type(offer: Offer, item: Any, base: type[Plugin]) -> type[Plugin]:
+def _checked_type(entry: PluginEntry, item: Any, base: type[Plugin]) -> type[Plugin]:
     if not inspect.isclass(item) or not issubclass(item, base):
         what = item.__name__ if inspect.isclass(item) else repr(item)
-        raise _broken(offer, f"{what} is not a class made from {base.__name__}")
+        raise _plugin_error(entry, f"{what} is not a class made from {base.__name__}")
     return item
 
 
-def _check_class(offer: Offer, cls: type[Plugin]) -> None:
+def _check_class(entry: PluginEntry, cls: type[Plugin]) -> None:
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
-        raise _broken(offer, f"{cls.__name__} does not define {', '.join(missing)}")
+        raise _plugin_error(entry, f"{cls.__name__} does not define {', '.join(missing)}")
     config: object = cls.Config
     if not inspect.isclass(config) or not issubclass(config, PluginConfig):
-        raise _broken(offer, f"{cls.__name__}.Config is not made from PluginConfig")
+        raise _plugin_error(entry, f"{cls.__name__}.Config is not made from PluginConfig")
 
 
-def _broken(offer: Offer, what: str, cause: BaseException | None = None) -> PluginError:
-    return PluginError(f"{offer.kind} {offer.name!r} ({offer.origin}): {what}", cause=cause)
+def _plugin_error(entry: PluginEntry, what: str, cause: BaseException | None = None) -> PluginError:
+    return PluginError(f"{entry.kind} {entry.name!r} ({entry.origin}): {what}", cause=cause)
 
 
 def _cause(error: BaseException) -> str:

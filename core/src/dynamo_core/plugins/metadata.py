@@ -12,7 +12,7 @@ GROUP = "dynamo"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PluginEntry:
     """One entry point of the group ``dynamo``.
 
     `kind` is empty if the entry point's name does not begin with a known kind; `name` is then the whole name.
@@ -31,18 +31,18 @@ class Offer:
         return f"{self.distribution} {self.version}"
 
 
-def find_offers() -> list[Offer]:
+def find_plugins() -> list[PluginEntry]:
     """All entry points of the group, by kind, name and distribution.
 
     A distribution that lies twice on the path counts once, where it is found first, as for an import.
     """
-    offers = {_offer(entry) for entry in entry_points(group=GROUP)}
-    return sorted(offers, key=lambda offer: (offer.kind, offer.name, offer.distribution))
+    entries = {_plugin_entry(entry) for entry in entry_points(group=GROUP)}
+    return sorted(entries, key=lambda entry: (entry.kind, entry.name, entry.distribution))
 
 
-def _offer(entry: EntryPoint) -> Offer:
+def _plugin_entry(entry: EntryPoint) -> PluginEntry:
     kind, dash, name = entry.name.partition("-")
     if kind not in KINDS or not dash or not name:
         kind, name = "", entry.name
     distribution, version = ("unknown", "unknown") if entry.dist is None else (entry.dist.name, entry.dist.version)
-    return Offer(kind, name, distribution, version, entry.value)
+    return PluginEntry(kind, name, distribution, version, entry.value)

@@ -22,17 +22,17 @@ class ActiveChainsModel(RuleBasedStateMachine):
         super().__init__()
         self.chains = ActiveChains()
         self.model: dict[Rank, dict[str, tuple[list[int], int]]] = {}
-        self.unnamed: dict[tuple[Rank, str], int] = {}
+        self.unhashed: dict[tuple[Rank, str], int] = {}
         self.number = 0
 
-    @rule(rank=ranks, prompt=prompts, tokens=st.integers(0, 50), unnamed=st.integers(0, 3))
-    def add(self, rank: Rank, prompt: list[int], tokens: int, unnamed: int) -> None:
+    @rule(rank=ranks, prompt=prompts, tokens=st.integers(0, 50), unhashed=st.integers(0, 3))
+    def add(self, rank: Rank, prompt: list[int], tokens: int, unhashed: int) -> None:
         self.number += 1
         chain = chain_of(prompt)
         new = set(chain) - self.held(rank)
-        assert self.chains.add(rank, f"r{self.number}", chain, tokens, unnamed) == len(new) + unnamed
+        assert self.chains.add(rank, f"r{self.number}", chain, tokens, unhashed) == len(new) + unhashed
         self.model.setdefault(rank, {})[f"r{self.number}"] = (chain, tokens)
-        self.unnamed[rank, f"r{self.number}"] = unnamed
+        self.unhashed[rank, f"r{self.number}"] = unhashed
 
     @rule(rank=ranks, blocks=st.integers(0, 4))
     def add_one_that_shares_nothing(self, rank: Rank, blocks: int) -> None:
@@ -55,7 +55,7 @@ class ActiveChainsModel(RuleBasedStateMachine):
         rank, name = data.draw(st.sampled_from(self.names()))
         assert self.chains.free(rank, name)
         del self.model[rank][name]
-        self.unnamed.pop((rank, name), None)
+        self.unhashed.pop((rank, name), None)
         assert not self.chains.free(rank, name)
         assert not self.chains.complete_prefill(rank, name)
 
@@ -85,8 +85,8 @@ class ActiveChainsModel(RuleBasedStateMachine):
             assert self.chains.requests(rank) == len(own)
             assert self.chains.prefill_tokens(rank) == self.tokens(rank)
             assert self.chains.blocks(rank) == len(self.held(rank))
-            unnamed = sum(blocks for (where, _), blocks in self.unnamed.items() if where == rank)
-            assert self.chains.held(rank) == len(self.held(rank)) + unnamed
+            unhashed = sum(blocks for (where, _), blocks in self.unhashed.items() if where == rank)
+            assert self.chains.held(rank) == len(self.held(rank)) + unhashed
 
     def names(self) -> list[tuple[Rank, str]]:
         return [(rank, name) for rank, own in self.model.items() for name in own]

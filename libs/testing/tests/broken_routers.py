@@ -25,7 +25,7 @@ from dynamo_core.contracts.router import (
     no_worker,
 )
 from dynamo_core.errors import ServiceOverloaded, Unavailable
-from dynamo_core.kv.chains import private_names
+from dynamo_core.kv.chains import unshared_blocks
 from dynamo_core.protocol.events import KV_EVENTS, KvStored, RouterEvent
 from dynamo_core.protocol.records import Instance
 from dynamo_core.tasks import TaskSet
@@ -124,7 +124,7 @@ class Sound(Router):
         return Route(instance, rank, overlap, self.names(request, chain))
 
     def names(self, request: RoutingRequest, chain: list[int]) -> Sequence[int] | None:
-        return private_names(len(chain)) if request.phase is Phase.DECODE else None
+        return unshared_blocks(len(chain)) if request.phase is Phase.DECODE else None
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
         ranks = self.ranks(pool.eligible(request.excluded), pool)
@@ -409,7 +409,7 @@ class TestNamesBlocksByTheirNumber(Broken):
 class TestCountsABlockForAPartOfOne(Broken):
     class router(Sound):  # noqa: N801
         def names(self, request: RoutingRequest, chain: list[int]) -> Sequence[int] | None:
-            return super().names(request, chain) or [*chain, *private_names(1)]
+            return super().names(request, chain) or [*chain, *unshared_blocks(1)]
 
     FAILS = frozenset({"test_blocks_are_named_by_all_that_is_before_them"})
 

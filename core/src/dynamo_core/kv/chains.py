@@ -24,7 +24,7 @@ _NOTHING: Load = (0, 0, 0)
 _private = count(-1, -1)
 
 
-def private_names(number: int) -> list[int]:
+def unshared_blocks(number: int) -> list[int]:
     """Names of blocks that are shared with nobody. No two are alike in one process."""
     return list(islice(_private, number))
 
@@ -64,12 +64,12 @@ def depths(chain: Sequence[int], sets: Mapping[int, int], among: int) -> list[tu
 class _RankLoad:
     """One rank: its bit, and what its requests hold together."""
 
-    __slots__ = ("bit", "blocks", "parts", "prefill_tokens", "requests", "unnamed")
+    __slots__ = ("bit", "blocks", "parts", "prefill_tokens", "requests", "unhashed")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.blocks = 0
-        self.unnamed = 0
+        self.unhashed = 0
         self.prefill_tokens = 0
         #: The chain of each request, its tokens still to be prefilled, and its blocks that are not in the chain.
         self.requests: dict[str, tuple[Sequence[int], int, int]] = {}
@@ -121,7 +121,7 @@ class ActiveChains:
     def held(self, rank: Rank) -> int:
         """The same, and beside them the blocks that were added without a hash."""
         load = self._ranks.get(rank)
-        return load.blocks + load.unnamed if load is not None else 0
+        return load.blocks + load.unhashed if load is not None else 0
 
     def loads(self, ranks: Sequence[Rank], chain: Sequence[int] = ()) -> list[Load]:
         """Of each rank all that a choice goes by."""
@@ -147,10 +147,10 @@ class ActiveChains:
             for rank in ranks
         ]
 
-    def add(self, rank: Rank, request_id: str, chain: Sequence[int], new_tokens: int, unnamed: int = 0) -> int:
+    def add(self, rank: Rank, request_id: str, chain: Sequence[int], new_tokens: int, unhashed: int = 0) -> int:
         """Counts a request in, with the sequence hashes of its blocks, each once and from the first.
 
-        `unnamed` are further blocks, of which no hash is known. Returns how many more blocks the rank holds now.
+        `unhashed` are further blocks, of which no hash is known. Returns how many more blocks the rank holds now.
 
         Raises:
             KeyError: the request is already active on that rank.
@@ -160,10 +160,10 @@ class ActiveChains:
             load = self._begin(rank)
         elif request_id in load.requests:
             raise KeyError(request_id)
-        load.requests[request_id] = (chain, new_tokens, unnamed)
+        load.requests[request_id] = (chain, new_tokens, unhashed)
         load.prefill_tokens += new_tokens
-        load.unnamed += unnamed
-        return self._hold(load, chain) + unnamed if chain else unnamed
+        load.unhashed += unhashed
+        return self._hold(load, chain) + unhashed if chain else unhashed
 
     def _hold(self, load: _RankLoad, chain: Sequence[int]) -> int:
         """Puts a request's blocks on a rank; how many it did not hold."""
@@ -193,10 +193,10 @@ class ActiveChains:
         entry = load.requests.get(request_id) if load is not None else None
         if load is None or entry is None:
             return False
-        chain, tokens, unnamed = entry
+        chain, tokens, unhashed = entry
         if tokens:
             load.prefill_tokens -= tokens
-            load.requests[request_id] = (chain, 0, unnamed)
+            load.requests[request_id] = (chain, 0, unhashed)
         return True
 
     def free(self, rank: Rank, request_id: str) -> bool:
@@ -205,9 +205,9 @@ class ActiveChains:
         entry = load.requests.pop(request_id, None) if load is not None else None
         if load is None or entry is None:
             return False
-        chain, tokens, unnamed = entry
+        chain, tokens, unhashed = entry
         load.prefill_tokens -= tokens
-        load.unnamed -= unnamed
+        load.unhashed -= unhashed
         if chain:
             self._release(load, chain)
         if not load.requests:

@@ -49,8 +49,8 @@ class LoadTracker:
         instance_id = route.instance.instance_id
         key = (instance_id, route.dp_rank)
         cached = route.overlap * (block_size or 0)
-        unnamed = max(0, -(-held_tokens // block_size) - len(hashes)) if block_size else 0
-        added = self._ranks.add(key, attempt_id, hashes, max(0, prompt_tokens - cached), unnamed)
+        unhashed = max(0, -(-held_tokens // block_size) - len(hashes)) if block_size else 0
+        added = self._ranks.add(key, attempt_id, hashes, max(0, prompt_tokens - cached), unhashed)
         report = self._used.last(key)
         if report is not None:
             report.placed += added

@@ -15,7 +15,7 @@ import msgspec
 from dynamo_core.contracts.endpoints import KV_HISTORY
 from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest, ScoredRank
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported
-from dynamo_core.kv.chains import Load, private_names
+from dynamo_core.kv.chains import Load, unshared_blocks
 from dynamo_core.protocol.events import KV_EVENTS, KvHistoryPart, KvHistoryRequest, RouterEvent
 from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.protocol.unreadable import UnreadableWarner
@@ -139,7 +139,7 @@ class KvRouter(Router):
         if not self._settings.track_active_blocks:
             blocks = ()
         elif not scores.weights.assume_kv_reuse:
-            blocks = private_names(len(scores.chain))
+            blocks = unshared_blocks(len(scores.chain))
         return Route(instance, rank[1], overlap, blocks, scores.weights.track_prefill_tokens)
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> list[ScoredRank]:

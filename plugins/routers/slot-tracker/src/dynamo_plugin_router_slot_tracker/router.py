@@ -13,7 +13,7 @@ from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest, no_worker
 from dynamo_core.errors import ConfigError, InvalidArgument
 from dynamo_core.kv import to_signed
-from dynamo_core.kv.chains import private_names
+from dynamo_core.kv.chains import unshared_blocks
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.tasks import TaskSet
 from pydantic import Field, field_validator
@@ -153,7 +153,7 @@ class SlotTrackerRouter(Router):
 
         weight = len(hashes) + tokens / block_size
         watcher = Reservation(self._reservations, (instance_id, dp_rank), weight, addition)
-        blocks = private_names(len(hashes)) if decodes else None
+        blocks = unshared_blocks(len(hashes)) if decodes else None
         return Route(pool.instances[instance_id], dp_rank, blocks=blocks, prefill=not decodes, watcher=watcher)
 
     async def aclose(self) -> None:

@@ -109,7 +109,7 @@ async def calls_in_answers() -> AsyncGenerator[Feed, None]:
     begun: list[str] = []
 
     class Sink:
-        whole = False
+        buffered = False
 
         def accepts(self, name: str) -> bool:
             return True

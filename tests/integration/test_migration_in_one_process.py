@@ -694,7 +694,7 @@ async def test_a_worker_that_hangs_is_found_while_the_answer_is_collected_whole(
     stream = await house.ask(request())
     ended = asyncio.Event()
     # As a reader does that wants the whole: what has arrived rests in the stream until much has, or all.
-    stream.on_ready(lambda: ended.set() if stream.ended else None, gather=128)
+    stream.on_ready(lambda: ended.set() if stream.ended else None, coalesce=128)
 
     async with asyncio.timeout(10):
         await ended.wait()

@@ -18,7 +18,7 @@ async def test_a_reader_in_no_hurry_is_called_when_enough_waits_and_at_the_end()
     stream = ResponseStream(merge_outputs, FlushQueue())
     sink = stream.begin()
     seen: list[list[int]] = []
-    stream.on_ready(lambda: seen.append([token for item in stream.take() for token in item.token_ids]), gather=3)
+    stream.on_ready(lambda: seen.append([token for item in stream.take() for token in item.token_ids]), coalesce=3)
 
     sink.data(chunk.token(1))
     sink.data(chunk.token(2))
@@ -44,7 +44,7 @@ async def test_a_reader_that_comes_after_the_end_is_called_though_little_waits()
     sink.event(Annotated.from_complete_final())
     called = asyncio.Event()
 
-    stream.on_ready(called.set, gather=100)
+    stream.on_ready(called.set, coalesce=100)
 
     async with asyncio.timeout(10):
         await called.wait()

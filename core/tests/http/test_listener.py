@@ -653,7 +653,7 @@ async def test_what_the_listener_refuses_can_be_worded_otherwise(client: aiohttp
 
 
 async def test_while_the_process_starts_only_early_routes_are_answered(client: aiohttp.ClientSession) -> None:
-    early = HttpRoute("GET", "/live", hello, early=True)
+    early = HttpRoute("GET", "/live", hello, before_ready=True)
     listener = make(early, HELLO, READ)
     await listener.start(starting=True)
     try:

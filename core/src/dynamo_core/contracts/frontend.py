@@ -113,7 +113,7 @@ class HttpRoute:
     early: bool = False
 
     @property
-    def shown(self) -> str:
+    def display_path(self) -> str:
         """The path as it is told: variables without their patterns, ``/models/{id}``."""
         return _VARIABLE.sub(r"{\1}", self.path)
 
@@ -132,10 +132,11 @@ class TokenStream(Protocol):
     def take(self) -> Sequence[LLMEngineOutput]:
         """Everything that waits, merged per choice, without waiting; empty if nothing does."""
 
-    def on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
+    def on_ready(self, callback: Callable[[], None] | None, *, coalesce: int = 1) -> None:
         """Calls `callback` once per loop turn in which something arrived or the stream ended; at once if so already.
 
-        A reader in no hurry sets `gather`, at most a few hundred: it is called when so many items wait, or at the end.
+        A reader in no hurry sets `coalesce`, at most a few hundred. It is called when so many items wait, or at the
+        end.
         """
 
     @property

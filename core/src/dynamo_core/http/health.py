@@ -72,9 +72,11 @@ def health_routes(
         return _answer(_readiness(is_ready, reason), is_ready)
 
     return [
-        HttpRoute("GET", "/health", health, "state of this process and the workers it sees", listener, early=True),
-        HttpRoute("GET", "/live", live, "200 while the process serves", listener, early=True),
-        HttpRoute("GET", "/ready", ready, "200 once requests can be served", listener, early=True),
+        HttpRoute(
+            "GET", "/health", health, "state of this process and the workers it sees", listener, before_ready=True
+        ),
+        HttpRoute("GET", "/live", live, "200 while the process serves", listener, before_ready=True),
+        HttpRoute("GET", "/ready", ready, "200 once requests can be served", listener, before_ready=True),
     ]
 
 
@@ -84,7 +86,7 @@ def metrics_route(render: Callable[[], Awaitable[bytes]], *, listener: ListenerN
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=await render(), headers={"Content-Type": CONTENT_TYPE})
 
-    return HttpRoute("GET", "/metrics", metrics, "metrics as Prometheus text", listener, early=True)
+    return HttpRoute("GET", "/metrics", metrics, "metrics as Prometheus text", listener, before_ready=True)
 
 
 class WorkerHealthSource(Protocol):

@@ -362,7 +362,7 @@ class Listener(AsyncResource):
                 self._wording[handler] = route.respond_error
             if "{" not in route.path:
                 self._exact[route.method.upper(), route.path] = handler
-                if route.early:
+                if route.before_ready:
                     self._early.add((route.method.upper(), route.path))
             try:
                 if route.method.upper() == "GET":
@@ -499,7 +499,7 @@ def _told(routes: Iterable[HttpRoute]) -> str:
     """The routes as ``GET /a, /b; POST /c``."""
     paths: dict[str, list[str]] = {}
     for route in sorted(routes, key=lambda route: (route.method, route.path)):
-        paths.setdefault(route.method, []).append(route.shown)
+        paths.setdefault(route.method, []).append(route.display_path)
     return "; ".join(f"{method} {', '.join(those)}" for method, those in paths.items())
 
 

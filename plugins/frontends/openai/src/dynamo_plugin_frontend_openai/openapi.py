@@ -109,7 +109,7 @@ def openapi_of(operations: Sequence[Operation]) -> dict[str, Any]:
         route = operation.route
         if operation.body is not None:
             _close(components[schemas[operation.body]["$ref"].rpartition("/")[2]], operation.passive)
-        paths.setdefault(route.shown, {})[route.method.lower()] = _operation(operation, schemas)
+        paths.setdefault(route.display_path, {})[route.method.lower()] = _operation(operation, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "dynamo-core", "version": version(_DISTRIBUTION), "description": _ABOUT},
@@ -145,7 +145,7 @@ def _operation(operation: Operation, schemas: Mapping[type[msgspec.Struct], dict
     if operation.also is not None:
         responses[str(operation.also)] = answer
     told: dict[str, Any] = {"summary": route.summary, "responses": responses}
-    names = [match[1] for match in _VARIABLE.finditer(route.shown)]
+    names = [match[1] for match in _VARIABLE.finditer(route.display_path)]
     if names:
         told["parameters"] = [
             {

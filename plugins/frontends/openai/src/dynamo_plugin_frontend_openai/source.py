@@ -116,7 +116,7 @@ class ScoredSource(Source):
             self._tokens = 0
             self.stream.on_ready(None)
         else:
-            self.stream.on_ready(self._arrived, gather=gather)
+            self.stream.on_ready(self._arrived, coalesce=gather)
 
     def _take(self) -> Sequence[LLMEngineOutput]:
         arrived = self.stream.take()

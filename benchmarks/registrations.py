@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 
 import msgspec
 from dynamo_core.contracts.admission import AdmissionServices
+from dynamo_core.contracts.call import GENERATE
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Router, RouterServices, RoutingRequest
 from dynamo_core.contracts.transport import Served
 from dynamo_core.dispatch.execution.caller import Caller

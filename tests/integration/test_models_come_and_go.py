@@ -11,8 +11,15 @@ import pytest
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.endpoints import MODEL_FILE
 from dynamo_core.errors import Unavailable
-from dynamo_core.protocol.files import ModelFileChunk, ModelFileRequest
-from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, ModelFile
+from dynamo_core.protocol.records import (
+    CARDS,
+    INSTANCES,
+    Instance,
+    ModelCard,
+    ModelFile,
+    ModelFileChunk,
+    ModelFileRequest,
+)
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from tests.integration.parts import Plain

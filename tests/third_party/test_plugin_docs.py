@@ -26,7 +26,7 @@ from dynamo_core import (
 )
 from dynamo_core.cli.main import cli
 from dynamo_core.contracts.plugin import KINDS
-from dynamo_core.hookspecs import lifecycle, register, requests
+from dynamo_core.hookspecs import lifecycle, register
 from dynamo_core.plugins.loader import CONTRACTS, PluginLoader
 from dynamo_core.protocol.records import RequestRecord
 
@@ -35,7 +35,7 @@ PAGE = (REPOSITORY / "docs" / "how-to" / "write-a-plugin.md").read_text()
 
 HOOKS = {
     name: list(inspect.signature(function).parameters)
-    for area in (register, lifecycle, requests)
+    for area in (register, lifecycle)
     for name, function in vars(area).items()
     if name.startswith("dynamo_")
 }

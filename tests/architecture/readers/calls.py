@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint
-from dynamo_core.contracts.endpoints import EMBED, GENERATE, KV_HISTORY, MODEL_FILE
+from dynamo_core.contracts.call import EMBED, GENERATE, KV_HISTORY, MODEL_FILE, Endpoint
 from dynamo_core.protocol.events import (
     KvBlock,
     KvEvent,

@@ -116,3 +116,12 @@ class Source(AsyncResource):
 
     def resume(self) -> None:
         """Takes `pause` back."""
+
+
+# The endpoints that every worker serves.
+
+GENERATE = Endpoint("generate", PreprocessedRequest, LLMEngineOutput, merge_outputs)
+EMBED = Endpoint("embed", EmbedRequest, EmbedOutput)
+MODEL_FILE = Endpoint("model_file", ModelFileRequest, ModelFileChunk)
+#: Refused as `NotSupported` by a worker that does not keep track of its own cache.
+KV_HISTORY = Endpoint("kv_history", KvHistoryRequest, KvHistoryPart)

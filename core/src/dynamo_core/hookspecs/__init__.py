@@ -4,6 +4,9 @@ A plugin module implements what it wants with `hookimpl`; the function names are
 left out; adding one to a hook is not a breaking change, removing one goes through a deprecation (see CONTRIBUTING).
 """
 
-from dynamo_core.hookspecs.markers import hookimpl, hookspec
+import pluggy
 
 __all__ = ["hookimpl", "hookspec"]
+
+hookspec = pluggy.HookspecMarker("dynamo")
+hookimpl = pluggy.HookimplMarker("dynamo")

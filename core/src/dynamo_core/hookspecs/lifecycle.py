@@ -1,14 +1,14 @@
-"""Hooks that announce what happens to engines and instances."""
+"""Hooks that announce what happens to engines, instances and client requests."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_core.hookspecs.markers import hookspec
+from dynamo_core.hookspecs import hookspec
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.engine import EngineConfig, WorkerConfig
-    from dynamo_core.protocol.records import Instance
+    from dynamo_core.protocol.records import Instance, RequestRecord
 
 
 @hookspec
@@ -39,3 +39,10 @@ def dynamo_instance_added(instance: Instance, model: str) -> None:
 def dynamo_instance_removed(instance: Instance, model: str) -> None:
     """A worker is gone from discovery. Called in each frontend process; the returned value is ignored; an exception is
     logged and changes nothing."""
+
+
+@hookspec
+def dynamo_request_finished(record: RequestRecord) -> None:
+    """A client request has ended, well or badly. Called once per request that reached a model, after all it held was
+    released; the returned value is ignored; an exception is logged and changes nothing. The access log is the built-in
+    listener."""

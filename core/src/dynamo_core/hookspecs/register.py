@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_core.hookspecs.markers import hookspec
+from dynamo_core.hookspecs import hookspec
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.admission import Admission

@@ -17,7 +17,7 @@ from typing import cast
 from dynamo_core.errors import Problem
 from dynamo_core.http.errors import error_body
 from dynamo_core.http.stalls import Stalls
-from dynamo_core.protocol.request_ids import new_request_id
+from dynamo_core.protocol.ids import new_request_id
 from dynamo_core.tasks import TaskSet
 
 #: Seconds until the first request header must be complete.

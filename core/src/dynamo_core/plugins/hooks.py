@@ -14,7 +14,7 @@ from typing import Any
 
 import pluggy
 
-from dynamo_core.hookspecs import lifecycle, register, requests
+from dynamo_core.hookspecs import lifecycle, register
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager(PROJECT)
-        for area in (register, lifecycle, requests):
+        for area in (register, lifecycle):
             self._manager.add_hookspecs(area)
 
     def names(self) -> list[str]:

@@ -76,6 +76,18 @@ class ModelFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class ModelFileRequest(msgspec.Struct, frozen=True):
+    """The bare name of a file that the model's card lists."""
+
+    name: str
+
+
+class ModelFileChunk(msgspec.Struct, frozen=True, gc=False):
+    """The next bytes of the file, in order, without gaps."""
+
+    data: bytes
+
+
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     """All that a frontend must know about a model to serve it. Workers of one model must agree on `checksum`."""
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD
 from dynamo_core.protocol.records import RequestRecord
-from dynamo_core.protocol.request_ids import client_request_id, new_request_id
 from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
 from dynamo_core.telemetry.spans import Span, start_span

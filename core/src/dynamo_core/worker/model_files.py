@@ -9,8 +9,7 @@ from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.engine import WorkerConfig
 from dynamo_core.contracts.model_folder import CHAT_TEMPLATE, load_folder, load_template
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol.files import ModelFileChunk, ModelFileRequest
-from dynamo_core.protocol.records import ModelFile
+from dynamo_core.protocol.records import ModelFile, ModelFileChunk, ModelFileRequest
 
 #: Bytes per piece.
 PIECE = 256 * 1024

@@ -20,9 +20,8 @@ from typing import Any
 import msgspec
 
 from dynamo_core.contracts.boundary import call_async, check_engine_config
-from dynamo_core.contracts.call import Handler, ServedContext
+from dynamo_core.contracts.call import EMBED, GENERATE, KV_HISTORY, MODEL_FILE, Handler, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.endpoints import EMBED, GENERATE, KV_HISTORY, MODEL_FILE
 from dynamo_core.contracts.engine import PROGRESS, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope

@@ -18,7 +18,6 @@ import msgspec
 from dynamo_core.backoff import Backoff
 from dynamo_core.contracts.call import Source
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.dispatch.execution.connect import Connector
 from dynamo_core.dispatch.execution.execution import Deadlines, Hop, RequestExecution

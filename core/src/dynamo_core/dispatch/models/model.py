@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dynamo_core.contracts.admission import Permit, Principal
+from dynamo_core.contracts.call import EMBED
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.endpoints import EMBED
 from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import cast
 
 import msgspec
-from dynamo_core.contracts.endpoints import KV_HISTORY
+from dynamo_core.contracts.call import KV_HISTORY
 from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest, ScoredRank
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported
 from dynamo_core.kv.chains import Load, unshared_blocks

@@ -1,4 +1,4 @@
-"""Admission: whether a client request is let in. Decided once per request, before the first route."""
+"""Admission control: decides once per client request, before the first route, whether it may run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from dynamo_core.resources import AsyncResource
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `deadline` is in seconds of the event loop's clock, None for no wish; higher `priority` goes first.
+    """The identity behind a client request. A higher `priority` goes first.
 
-    `key_id` names the API key, and is empty where none are asked for; `models` are those that it is for, None for all.
-    `retries` is how often the client says that it has asked for the same before.
+    `deadline` is in seconds of the event loop's clock; None if the client sets none. `key_id` names the API key; it is
+    empty where no keys are configured. `models` are the models that the key covers; None covers all. `retries` is the
+    number of earlier attempts that the client reports.
     """
 
     key_id: str = ""
@@ -32,21 +33,21 @@ class Principal:
     retries: int = 0
 
     def allows(self, model: str) -> bool:
-        """Whether it may know of this model. One that it may not is as good as not there."""
+        """Whether the key covers this model. A model that it does not cover is treated as one that does not exist."""
         return self.models is None or model in self.models
 
 
 class Permit:
-    """The leave to run one request. Released exactly once, when the request has ended, however it ended."""
+    """The permission to run one request. It is released exactly once, when the request has ended in any way."""
 
     __slots__ = ()
 
     def release(self, output_tokens: int) -> None:
-        """Gives the permit back and tells how many tokens came out. Does not wait: no cancelling can lose it."""
+        """Releases the permit and reports the number of output tokens. Never waits, so no cancellation loses it."""
 
 
 class SharedPermit(Permit):
-    """One permit for a request that is made of several calls: each releases it, and the last one counts."""
+    """One permit for a request of several calls. Each call releases it; the last release counts."""
 
     __slots__ = ("_left", "_permit", "_tokens")
 
@@ -63,7 +64,7 @@ class SharedPermit(Permit):
             self.end()
 
     def end(self) -> None:
-        """No call will release it any more, whether all have been made or not. Safe twice."""
+        """Ends the permit: no further call will release it, even if not all calls were made. Safe twice."""
         permit, self._permit = self._permit, None
         if permit is not None:
             permit.release(self._tokens)
@@ -75,20 +76,20 @@ def _one_second(model: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionServices:
-    """What an admission is made with."""
+    """The services that an admission plugin is constructed with."""
 
     metrics: MetricsScope
     #: When the workers of a model are busy.
     thresholds: ThresholdView = NO_THRESHOLDS
-    #: Seconds after which somebody who asked for a model and was refused may ask again, from how fast requests end;
-    #: another number for each who asks.
+    #: Seconds after which a refused client of a model may retry, estimated from the rate at which requests end. Each
+    #: call gives another number, so that clients do not return at once.
     retry_after: Callable[[str], float] = _one_second
 
 
 class Admission(Plugin, AsyncResource):
-    """Lets requests in, makes them wait, or refuses them."""
+    """Admits requests, makes them wait, or rejects them."""
 
-    #: Whether `is_busy` is asked, so that the thresholds count.
+    #: Whether core calls `is_busy`, so that the thresholds take effect.
     ARMS_THRESHOLDS: ClassVar[bool] = False
 
     def __init__(self, config: PluginConfig, services: AdmissionServices) -> None:
@@ -96,29 +97,29 @@ class Admission(Plugin, AsyncResource):
         self.services = services
 
     async def start(self) -> None:
-        """Begins background work. Called once."""
+        """Starts background work. Called once."""
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """A quick look before any work is done for the request, tokenization included.
+        """A quick check before any work is done for the request, tokenization included.
 
         Raises:
-            ServiceOverloaded: the request would be refused anyway.
+            ServiceOverloaded: `admit` would reject the request anyway.
         """
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
-        """Whether a worker with these loads is passed over by routers, if the class says `ARMS_THRESHOLDS`.
+        """Whether routers skip a worker with these loads. Only called if the class sets `ARMS_THRESHOLDS`.
 
-        Asked once per worker and change of its load, never per request.
+        Called once per worker and change of its load, never per request.
         """
         return False
 
     @abstractmethod
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        """Lets the request in; may wait. `pools` are all the pools it will need.
+        """Admits the request; may wait. `pools` are all the pools that the request will need.
 
         Raises:
             ServiceOverloaded: with `retry_after` in seconds.
         """
 
     async def aclose(self) -> None:
-        """Ends background work. Safe twice, and without `start`."""
+        """Stops background work. Safe twice, and without `start`."""

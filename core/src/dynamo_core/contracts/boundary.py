@@ -1,6 +1,6 @@
-"""Where an engine and the framework meet: what is wrong with a thing that was handed over, and whose fault it is.
+"""Checks at the boundary between an engine and the framework, and the messages for values that break the contract.
 
-Everything here speaks to the author of an engine: the class and the method, what came, what is expected, and the line.
+Each message addresses the author of the engine: class and method, the value, what is expected, and the line.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 
-#: Modules that no engine is written in.
+#: Modules that hold no code of an engine.
 _FRAMEWORK_MODULES = ("dynamo_core", "builtins", "abc", "typing")
 
 
 class ContractViolation(BackendUnknown):
-    """An engine broke its contract: a bug of the engine, told to its author."""
+    """An engine broke its contract: a bug of the engine, reported to its author."""
 
 
 def make_engine(cls: type[LLMEngine], config: PluginConfig, worker: WorkerConfig) -> LLMEngine:
-    """An engine made from its class.
+    """Constructs an engine.
 
     Raises:
-        ContractViolation: its constructor does not take these two.
-        Exception: whatever it raises.
+        ContractViolation: the constructor does not take these two arguments.
+        Exception: the constructor's own error.
     """
     try:
         inspect.signature(cls).bind(config, worker)
@@ -48,11 +48,11 @@ def make_engine(cls: type[LLMEngine], config: PluginConfig, worker: WorkerConfig
 
 
 async def call_async(engine: LLMEngine, method: str, *args: Any) -> Any:
-    """The result of one of the methods that are to be async.
+    """Calls a method that must be async, and returns its result.
 
     Raises:
-        ContractViolation: it is not.
-        Exception: whatever it raises.
+        ContractViolation: the method is not async.
+        Exception: the method's own error.
     """
     made = getattr(engine, method)(*args)
     if not inspect.isawaitable(made):
@@ -64,10 +64,10 @@ async def call_async(engine: LLMEngine, method: str, *args: Any) -> Any:
 
 
 def expect_type(engine: LLMEngine, method: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
-    """Refuses what a method returned if it is of another kind.
+    """Checks the type of a method's result.
 
     Raises:
-        ContractViolation: it is.
+        ContractViolation: the type is another one.
     """
     if not isinstance(value, kind):
         raise ContractViolation(
@@ -76,12 +76,10 @@ def expect_type(engine: LLMEngine, method: str, value: Any, kind: type | tuple[t
 
 
 def check_engine_config(engine: LLMEngine, config: Any) -> EngineConfig:
-    """What `start` returned, if it is an `EngineConfig` with nothing of a wrong type in it.
-
-    What is empty is not looked at here.
+    """Checks the result of `start`: an `EngineConfig` whose fields have the right types. Empty fields are not checked.
 
     Raises:
-        ContractViolation: it is not.
+        ContractViolation: a type is wrong.
     """
     expect_type(engine, "start", config, EngineConfig, "an EngineConfig")
     made: EngineConfig = config
@@ -96,10 +94,10 @@ def check_engine_config(engine: LLMEngine, config: Any) -> EngineConfig:
 
 
 def check_sources(engine: LLMEngine, method: str, value: Any, kind: type) -> None:
-    """Refuses what a method returned if it is no list of sources of that kind.
+    """Checks that a method returned a list of sources of that kind.
 
     Raises:
-        ContractViolation: it is not.
+        ContractViolation: it did not.
     """
     expected = f"a list of {kind.__name__}"
     expect_type(engine, method, value, Sequence, expected)
@@ -108,7 +106,7 @@ def check_sources(engine: LLMEngine, method: str, value: Any, kind: type) -> Non
 
 
 def check_stream(engine: LLMEngine, items: Any) -> None:
-    """Refuses what `generate` returned if it cannot be iterated over.
+    """Checks that the result of `generate` can be iterated over.
 
     Raises:
         ContractViolation: it cannot.
@@ -119,7 +117,7 @@ def check_stream(engine: LLMEngine, items: Any) -> None:
 
 
 def stream_fault(engine: LLMEngine, items: Any) -> str:
-    """What to say of something that `generate` returned and that is no stream."""
+    """The message for a result of `generate` that is no stream."""
     if inspect.iscoroutine(items):
         items.close()
     return (
@@ -129,7 +127,7 @@ def stream_fault(engine: LLMEngine, items: Any) -> str:
 
 
 def item_fault(engine: LLMEngine, items: Any, item: Any) -> str:
-    """What to say of an item that is no output of an engine."""
+    """The message for a yielded item that is no engine output."""
     return (
         f"{qualname(engine, 'generate')} yielded {type_name(item)}, expected an LLMEngineOutput"
         f"{suspended_at(items) or defined_at(engine, 'generate')}"
@@ -137,8 +135,8 @@ def item_fault(engine: LLMEngine, items: Any, item: Any) -> str:
 
 
 def content_fault(item: LLMEngineOutput, vocabulary: int | None) -> str:
-    """What is wrong with the fields of an item; empty if nothing is. `vocabulary` is the number of token ids."""
-    # Nothing has looked at the types before.
+    """The message for an item with wrong fields; empty if all are right. `vocabulary` is the number of token ids."""
+    # The types have not been checked before.
     fields: Any = item
     tokens = fields.token_ids
     if not isinstance(tokens, list):
@@ -166,9 +164,9 @@ def content_fault(item: LLMEngineOutput, vocabulary: int | None) -> str:
 
 
 def usage_fault(usage: CompletionUsage, *, prompt: int | None, tokens: int | None, stopped: bool = False) -> str:
-    """Why usage cannot be right; empty if it can. None: that number is not known.
+    """The message for a usage that cannot be right; empty if it can. None means that the number is not known.
 
-    An answer that was ended by a stop condition (`stopped`) may count the token that ended it, though that is hidden.
+    An answer that a stop condition ended (`stopped`) may count the token that ended it, although that token is hidden.
     """
     if min(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.cached_tokens or 0) < 0:
         return "usage has a negative number"
@@ -198,7 +196,7 @@ def qualname(engine: LLMEngine, method: str) -> str:
 
 
 def type_name(value: Any) -> str:
-    """What kind of thing a value is, in words."""
+    """The type of a value, in words."""
     if value is None:
         return "None"
     word = type(value).__name__
@@ -206,20 +204,20 @@ def type_name(value: Any) -> str:
 
 
 def defined_at(engine: LLMEngine, method: str) -> str:
-    """Where a method is written, in brackets; empty if that cannot be told."""
+    """The place of a method's definition, in brackets; empty if it is not known."""
     function: Any = getattr(author_class(engine), method, None) or getattr(unwrap(engine), method, None)
     code = getattr(function, "__code__", None)
     return "" if code is None else location(code.co_filename, code.co_firstlineno)
 
 
 def suspended_at(items: Any) -> str:
-    """Where a suspended generator is: at the `yield` of its last item, or at what it waits for. In brackets."""
+    """The line at which a generator is suspended: the `yield` of its last item, or its `await`. In brackets."""
     frame = getattr(items, "ag_frame", None)
     return "" if frame is None else location(frame.f_code.co_filename, frame.f_lineno)
 
 
 def location(filename: str, line: int | None) -> str:
-    """A place in a file, in brackets, as it follows a message."""
+    """A line of a file, in brackets, as it follows a message."""
     return f" ({PurePath(filename).name}, line {line})"
 
 

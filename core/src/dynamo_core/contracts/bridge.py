@@ -1,4 +1,4 @@
-"""Engines that keep the contract without being made from `LLMEngine`: foreign objects, wrappers, test doubles."""
+"""Engines that keep the contract without being subclasses of `LLMEngine`: foreign objects, wrappers, test doubles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUIRED = ("start", "generate", "cleanup")
 
 
 class EngineLike(Protocol):
-    """What an object must have to be used as an engine; the other methods of `LLMEngine` are used if it has them."""
+    """The methods that an object needs to be used as an engine. Other methods of `LLMEngine` are optional."""
 
     async def start(self, worker_id: int) -> EngineConfig:
         """See `LLMEngine.start`."""
@@ -30,10 +30,10 @@ class EngineLike(Protocol):
 
 
 def as_engine(engine: EngineLike, worker: WorkerConfig) -> LLMEngine:
-    """The engine itself if it is made from `LLMEngine`, else one that passes everything on to it.
+    """The engine itself if it is an `LLMEngine`, else one that delegates to it.
 
     Raises:
-        ConfigError: it lacks a method that an engine needs.
+        ConfigError: the object lacks a method that an engine needs.
     """
     if isinstance(engine, LLMEngine):
         return engine
@@ -49,14 +49,14 @@ def as_engine(engine: EngineLike, worker: WorkerConfig) -> LLMEngine:
 
 
 def unwrap(engine: LLMEngine) -> object:
-    """What the engine's author made: the engine itself, or what it passes everything on to."""
+    """The object that the engine's author wrote: the engine itself, or the one that it delegates to."""
     return engine.inner if isinstance(engine, _Bridge) else engine
 
 
 class _Bridge(LLMEngine):
-    """Passes everything on, and awaits nothing itself: the caller judges what comes.
+    """Delegates every call and awaits nothing itself: the caller checks the results.
 
-    What the other object does not have does what `LLMEngine` does.
+    A method that the object lacks does what `LLMEngine` does.
     """
 
     def __init__(self, engine: EngineLike, worker: WorkerConfig) -> None:

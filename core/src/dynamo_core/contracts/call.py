@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """Something a worker can be called for, and the types that travel.
+    """An endpoint of a worker, and the types of its messages.
 
-    `request_type` and `item_type` must be types msgspec can encode. `merge`, if given, joins items that wait in one
-    stream; the result may not be longer than what it was given.
+    msgspec must be able to encode `request_type` and `item_type`. `merge`, if given, joins the pending items of one
+    stream; its result may not be longer than its argument.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Endpoint:
 
 
 class ServedContext(EngineContext):
-    """The context of a call on the serving side. What is deferred runs exactly once, however the call ends."""
+    """The context of a call on the serving side. Deferred callbacks run exactly once, however the call ends."""
 
     __slots__ = ("_announce", "_deferred")
 
@@ -48,35 +48,35 @@ class ServedContext(EngineContext):
         self._announce: Callable[[Annotated[Any]], None] | None = None
 
     def open(self, announce: Callable[[Annotated[Any]], None]) -> None:
-        """The call was accepted: from now on `announce` takes events beside the handler's items."""
+        """Marks the call as accepted: from now on `announce` sends events beside the handler's items."""
         if self._deferred is not None:
             self._announce = announce
 
     def announce(self, event: Annotated[Any]) -> None:
-        """Sends the caller an event beside what the handler yields. Dropped unless the call is open."""
+        """Sends the caller an event beside the handler's items. Dropped unless the call is open."""
         if self._announce is not None:
             self._announce(event)
 
     def complete(self) -> None:
-        """Nothing may follow what has been sent but the completing flag."""
+        """Allows nothing but the completing flag to follow."""
         self._announce = None
 
     def defer(self, callback: Callback) -> None:
-        """Runs `callback` when the call has ended; at once if it already has."""
+        """Runs `callback` at the end of the call; at once if the call has ended."""
         if self._deferred is None:
             callback()
         else:
             self._deferred.append(callback)
 
     def close(self) -> None:
-        """Runs what was deferred, last first. Called by the transport; repeating it does nothing."""
+        """Runs the deferred callbacks, last first. The transport calls it; repeating it does nothing."""
         deferred, self._deferred = self._deferred, None
         self._announce = None
         for callback in reversed(deferred or ()):
             try:
                 callback()
-            except Exception:  # one that fails must not keep the others from releasing what they hold
-                log.exception("what was deferred to the end of call %s failed", self.attempt_id)
+            except Exception:  # a callback that fails must not keep the others from releasing their resources
+                log.exception("a callback at the end of call %s failed", self.attempt_id)
 
 
 #: Awaiting it accepts the call, or raises the refusal; what it returns is iterated and closed by the transport. Items
@@ -85,7 +85,7 @@ Handler: TypeAlias = Callable[[Any, ServedContext], Awaitable[AsyncGenerator[Any
 
 
 class Sink(Protocol):
-    """Where a transport puts what arrives for one attempt. All methods are called in the event loop's thread."""
+    """Receives the messages of one attempt from a transport. All methods are called in the event loop's thread."""
 
     def data(self, item: Any) -> None:
         """One item of data, in order."""
@@ -94,17 +94,17 @@ class Sink(Protocol):
         """An error, an annotation, or the flag that completes the stream."""
 
     def closed(self, error: DynamoError | None) -> None:
-        """Nothing more will come. Without the flag before it, something was lost: `error` says what, if known."""
+        """Ends the stream. Without the completing flag before it, items were lost: `error` says why, if known."""
 
 
 class Source(AsyncResource):
-    """The calling end's grip on an accepted call."""
+    """The calling end's control over an accepted call."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends the call. If it had not ended, the handler's context is stopped, as an explicit wish of the caller.
+        """Ends the call. If it still runs, the handler's context is stopped as an explicit request of the caller.
 
-        When this returns within one process, every ``finally`` of the handler has run. Safe twice.
+        Within one process every ``finally`` of the handler has run when this returns. Safe twice.
         """
 
     @abstractmethod
@@ -112,10 +112,10 @@ class Source(AsyncResource):
         """Stops the handler's context, and returns at once; the stream then ends by itself."""
 
     def pause(self) -> None:
-        """Asks the transport to deliver no more until `resume`. What is under way may still arrive."""
+        """Asks the transport to deliver nothing until `resume`. Messages under way may still arrive."""
 
     def resume(self) -> None:
-        """Takes `pause` back."""
+        """Ends a `pause`."""
 
 
 # The endpoints that every worker serves.

@@ -15,13 +15,13 @@ class PluginConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     def remarks(self) -> list[str]:
-        """What an operator should know of settings that are sound, a sentence each; ``dynamo check`` prints them."""
+        """Hints for the operator about valid settings, a sentence each; ``dynamo check`` prints them."""
         return []
 
 
 class SettingsMismatch(ValueError):
-    """Settings that do not go together, raised in a validator of a `PluginConfig`.
+    """Contradicting settings, raised in a validator of a `PluginConfig`.
 
-    The text may name keys, never values: other than that of any other `ValueError`, it is shown even where a value
-    beside it may be a secret.
+    The text may name keys, never values. Unlike the text of any other `ValueError` it is shown even if a value beside
+    it may be a secret.
     """

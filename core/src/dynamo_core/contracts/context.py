@@ -1,4 +1,4 @@
-"""The life of one request on one side of the wire: who it is, and whether it should stop."""
+"""The life of one request on one side of the wire: its identity, and whether it should stop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 class EngineContext:
     """Identity and cancellation of one attempt at a request.
 
-    `id` is the client's request id, shared by all attempts; `attempt_id` is unique per attempt. Two levels of
-    cancelling: *stopped* asks the engine to end the stream itself, *killed* says that nobody listens any more. Killed
-    implies stopped. Callbacks run once, at once if the state is already reached, in the event loop's thread.
+    `id` is the client's request id, shared by all attempts; `attempt_id` is unique per attempt. There are two
+    levels of cancellation: *stopped* asks the engine to end the stream itself; *killed* means that no reader is left.
+    Killed implies stopped. Callbacks run once, at once if the state is already reached, in the event loop's thread.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class EngineContext:
         return self._stopped
 
     def is_killed(self) -> bool:
-        """Whether nobody listens any more."""
+        """Whether no reader is left."""
         return self._killed
 
     async def stopped(self) -> None:
@@ -87,7 +87,7 @@ class EngineContext:
         callbacks, self._on_stop = self._on_stop, None
         for child in self._children or ():
             child.stop_generating()
-        # Taken off one by one: a callback may take back its own wish, or another's.
+        # Popped one by one: a callback may unregister itself or another.
         while callbacks:
             callback = callbacks.pop(0)
             try:
@@ -96,7 +96,7 @@ class EngineContext:
                 log.exception("a stop callback of request %s failed", self.id)
 
     def kill(self) -> None:
-        """Says that nobody listens any more; also stops."""
+        """Marks the request as one without a reader; also stops it."""
         if self._killed:
             return
         self._killed = True
@@ -107,7 +107,7 @@ class EngineContext:
         self.stop_generating()
 
     def on_stop(self, callback: Callback) -> Callback:
-        """Calls `callback` when the context is stopped. Returns a function that takes the wish back."""
+        """Calls `callback` when the context is stopped. Returns a function that unregisters it."""
         if self._stopped:
             callback()
             return _no_op
@@ -134,7 +134,7 @@ class EngineContext:
 
 
 class GenerateContext:
-    """What `LLMEngine.generate` is given: the plain context, and what only makes sense while generating."""
+    """The argument of `LLMEngine.generate`: the plain context, and what only makes sense while generating."""
 
     __slots__ = ("_first_token", "_inner")
 
@@ -166,7 +166,7 @@ class GenerateContext:
         return self._inner.is_stopped()
 
     def is_killed(self) -> bool:
-        """Whether nobody listens any more."""
+        """Whether no reader is left."""
         return self._inner.is_killed()
 
     async def stopped(self) -> None:
@@ -186,7 +186,7 @@ class GenerateContext:
         self._inner.kill()
 
     def on_stop(self, callback: Callback) -> Callback:
-        """Calls `callback` when the request is stopped; returns a function that takes the wish back."""
+        """Calls `callback` when the request is stopped. Returns a function that unregisters it."""
         return self._inner.on_stop(callback)
 
     def link_child(self, child: EngineContext) -> None:
@@ -194,7 +194,7 @@ class GenerateContext:
         self._inner.link_child(child)
 
     def notify_first_token(self) -> None:
-        """Tells the framework that the first token exists before it is yielded; repeating it does nothing."""
+        """Reports the first token before it is yielded. Repeating it does nothing."""
         callback, self._first_token = self._first_token, None
         if callback is not None:
             callback()

@@ -1,4 +1,4 @@
-"""Discovery: who is there. Records live under leases and vanish with them."""
+"""Discovery: the directory of live processes. Records live under leases and vanish with them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAX_VALUE = 64 * 1024
 
 
 class WatchKind(enum.Enum):
-    """What a watch tells."""
+    """The kinds of events of a watch."""
 
     PUT = "put"
     DELETE = "delete"
-    #: The snapshot is complete; what follows are changes. Sent once, also when the snapshot is empty.
+    #: The snapshot is complete; changes follow. Sent once, also after an empty snapshot.
     SYNCED = "synced"
     #: The store cannot be reached; the view so far stays as it was.
     STALE = "stale"
@@ -33,7 +33,7 @@ class WatchKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One thing a watch tells; key and value are set for `PUT`, the key for `DELETE`."""
+    """One event of a watch; key and value are set for `PUT`, the key for `DELETE`."""
 
     kind: WatchKind
     key: str = ""
@@ -41,7 +41,7 @@ class WatchEvent:
 
 
 class Lease(AsyncResource):
-    """The life of one process in discovery. Kept alive in the background until closed."""
+    """The registration of one process in discovery. It is kept alive in the background until closed."""
 
     @property
     @abstractmethod
@@ -51,13 +51,13 @@ class Lease(AsyncResource):
     @property
     @abstractmethod
     def lost(self) -> asyncio.Event:
-        """Set when the store gave the lease up and it could not be registered again."""
+        """Set when the store has dropped the lease and it could not be registered again."""
 
     @property
     def ttl(self) -> float | None:
-        """Seconds after which the store forgets the lease of a process that is dead; None if it does not say.
+        """Seconds after which the store drops the lease of a dead process; None if it does not say.
 
-        A worker publishes it, and callers take it for the time that a worker may be silent.
+        A worker publishes it; callers allow a worker to be silent for that long.
         """
         return None
 
@@ -71,7 +71,7 @@ class Lease(AsyncResource):
 
     @abstractmethod
     async def remove(self, key: str) -> None:
-        """Removes a record of this lease; one that is not there is fine."""
+        """Removes a record of this lease, if there is one."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -91,7 +91,7 @@ class Discovery(ConnectingPlugin, AsyncResource):
     async def start(self) -> None:
         """Connects to the store. Called once before anything else.
 
-        While it waits it says so with `wait_for`. What waiting would not mend is a `ConfigError`.
+        It reports with `wait_for` what it waits for. An error that waiting cannot mend is a `ConfigError`.
         """
 
     @abstractmethod

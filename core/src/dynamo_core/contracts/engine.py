@@ -1,6 +1,6 @@
-"""The engine contract: what a third party writes to serve a model.
+"""The engine contract: what a third party implements to serve a model.
 
-A life in order: the constructor (cheap, no heavy imports), `start` once, `generate` concurrently for every request,
+The life cycle: the constructor (cheap, no heavy imports), `start` once, `generate` concurrently for every request,
 `drain` once when the worker is to stop, `cleanup` exactly once. `cleanup` must be safe twice, after a `start` that
 failed or was cancelled, and without any `start`.
 """
@@ -43,7 +43,7 @@ class DisaggregationMode(enum.StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> DisaggregationMode:
-        """The mode that a user wrote: in any case, with blanks around it, ``aggregated`` for ``agg``.
+        """Parses a mode as users write it: in any case, with blanks around it, ``aggregated`` for ``agg``.
 
         Raises:
             BackendError.InvalidArgument: there is no such mode.
@@ -57,20 +57,20 @@ class DisaggregationMode(enum.StrEnum):
             ) from None
 
 
-#: The engine answers `LLMEngine.embed`.
+#: The engine implements `LLMEngine.embed`.
 EMBED = "embed"
-#: The engine answers one request with several choices itself (`sampling_options.n`).
+#: The engine itself generates several choices for one request (`sampling_options.n`).
 MULTI_CHOICE = "multi_choice"
-#: The engine reports by `LLMEngine.progress` that it is at work, so that a request which waits for its first token for
-#: long is not taken for one whose engine is frozen.
+#: The engine implements `LLMEngine.progress`. A request that waits long for its first token is then not mistaken for
+#: one whose engine is frozen.
 PROGRESS = "progress"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOptions:
-    """How `dynamo_core.run` builds what is around an engine. What is None or empty is left to file and environment.
+    """How `dynamo_core.run` builds the process around an engine. None or empty leaves it to file and environment.
 
-    A worker that the command `dynamo` starts has its settings already: there they are not looked at.
+    A worker that the command `dynamo` starts ignores them: it has its settings already.
     """
 
     #: Names of plugins; they win over the file and the environment.
@@ -88,7 +88,7 @@ class RuntimeOptions:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerConfig:
-    """What an engine is told about the worker it runs in."""
+    """Describes to an engine the worker it runs in."""
 
     model_name: str = ""
     #: A Hugging Face style folder; None means the byte tokenizer and no files.
@@ -109,21 +109,22 @@ class WorkerConfig:
     #: Plugins that frontends read the model's answers with; for the card only.
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
-    #: Told on the card, for routers that ask workers for what they hold; never true of a decode worker.
+    #: Published on the card, for routers that ask workers for the contents of their caches; never true of a decode
+    #: worker.
     enable_local_indexer: bool = True
-    #: False: `LLMEngine.kv_event_sources` is not asked, so that nobody routes by what is cached here.
+    #: False: `LLMEngine.kv_event_sources` is not called, so that no router goes by the cache of this worker.
     enable_kv_routing: bool = True
     #: More labels for all metrics of the worker. Only `run` takes them.
     metrics_labels: Mapping[str, str] = field(default_factory=dict)
     #: The request to probe the engine with, in place of what the settings or the engine say (docs/reference/worker.md).
     health_check_payload: Mapping[str, Any] | str | None = None
-    #: What surrounds the engine. Only `run` looks at it.
+    #: The process around the engine. Only `run` reads it.
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineConfig:
-    """What a started engine says of itself. Capacities are per data-parallel rank; None means not known."""
+    """The properties of a started engine. Capacities are per data-parallel rank; None means not known."""
 
     model: str
     served_model_name: str | None = None
@@ -145,10 +146,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvEventSource:
-    """Tells what the KV cache of one data-parallel rank comes to hold.
+    """Publishes the changes of the KV cache of one data-parallel rank.
 
-    `subscribe` is called once and given a function to call, in the event loop's thread, with every event of the rank in
-    order. That function never waits and never fails. `KvEvent.event_id` counts up by one from 0.
+    `subscribe` is called once with a callback. The engine calls that back in the event loop's thread with every event
+    of the rank, in order. The callback never waits and never fails. `KvEvent.event_id` counts up by one from 0.
     """
 
     dp_rank: int
@@ -157,10 +158,10 @@ class KvEventSource:
 
 @dataclass(frozen=True, slots=True)
 class LoadSource:
-    """Tells the load of one data-parallel rank.
+    """Publishes the load of one data-parallel rank.
 
-    `subscribe` is called once and given a function to call, in the event loop's thread, whenever the load has changed;
-    as often as it does, for what is sent is limited by the framework. That function never waits and never fails.
+    `subscribe` is called once with a callback. The engine calls that back in the event loop's thread whenever the load
+    changes, however often: the framework limits what is sent. The callback never waits and never fails.
     """
 
     dp_rank: int
@@ -168,7 +169,7 @@ class LoadSource:
 
 
 class LLMEngine(Plugin, ABC):
-    """An inference engine. Write `start`, `generate` and `cleanup`; the rest has defaults."""
+    """An inference engine. Implement `start`, `generate` and `cleanup`; the rest has defaults."""
 
     def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
         self.config = config
@@ -186,7 +187,7 @@ class LLMEngine(Plugin, ABC):
             BackendError.InvalidArgument: there is no such disaggregation mode.
             SystemExit: help was asked for, or a flag is not known.
         """
-        # By its public name: a contract knows nothing of settings and command lines.
+        # By its public name: a contract does not import settings and command lines.
         made: tuple[Self, WorkerConfig] = import_module("dynamo_core").from_args(cls, argv)
         return made
 
@@ -216,16 +217,16 @@ class LLMEngine(Plugin, ABC):
         """Releases everything. Safe twice, after a `start` that failed or was cancelled, and without one."""
 
     async def abort(self, ctx: EngineContext) -> None:
-        """Called at most once per request, only when its client gave up on it explicitly. Does nothing by default."""
+        """Called at most once per request, only when its client cancelled it explicitly. Does nothing by default."""
 
     async def drain(self) -> None:
-        """Called once before `cleanup`, when no new request will come. Does nothing by default."""
+        """Called once before `cleanup`, after the last new request. Does nothing by default."""
 
     async def died(self) -> str:
-        """Returns why, once the engine has died by itself; the worker then leaves discovery and ends. Never by default.
+        """Returns the reason once the engine has died by itself; the worker then leaves discovery and ends.
 
-        Awaited once from the end of `start` on, and cancelled when the worker stops. For engines whose work is done by
-        other processes, say.
+        Awaited once from the end of `start` on, and cancelled when the worker stops. For engines that run in other
+        processes, for example. By default it never returns.
         """
         await asyncio.Event().wait()
         return ""
@@ -234,11 +235,11 @@ class LLMEngine(Plugin, ABC):
         """Called once after `start`: register the engine's own metrics here. Does nothing by default."""
 
     async def kv_event_sources(self) -> Sequence[KvEventSource]:
-        """Asked once after `setup_metrics`: one source per rank whose cache others may know of. None by default."""
+        """Called once after `setup_metrics`: one source per rank whose cache routers may know. None by default."""
         return ()
 
     async def load_sources(self) -> Sequence[LoadSource]:
-        """Asked once after `setup_metrics`: one source per rank that tells its load. None by default."""
+        """Called once after `setup_metrics`: one source per rank that reports its load. None by default."""
         return ()
 
     async def health_check_payload(self) -> dict[str, Any] | None:
@@ -246,9 +247,9 @@ class LLMEngine(Plugin, ABC):
         return None
 
     def progress(self) -> int:
-        """A number that grows with every piece of work the engine does, such as a step of its scheduler.
+        """A counter that grows with the engine's work, such as the steps of its scheduler.
 
-        Asked once a second in the event loop, if the capability `PROGRESS` is declared. While the number grows, a
+        Called once a second in the event loop, if the capability `PROGRESS` is declared. While the number grows, a
         request without output counts as one that the engine works on. Must return at once.
         """
         raise NotSupported(f"engine {self.NAME!r} does not report progress")

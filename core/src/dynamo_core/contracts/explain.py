@@ -1,4 +1,4 @@
-"""Why a request would be routed where it would be: what operators are shown."""
+"""Views for operators: why a request would be routed to a worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class RankView:
     """One rank of a worker, for one prompt. Load is that of the load tracker.
 
-    `state` is ``free``, ``busy``, ``down`` or ``full``. `overlap`, `shared` and `cost` are None where the router goes
-    by nothing of the kind, or the rank may not be chosen; `overlap` and `shared` are in blocks of the prompt.
+    `state` is ``free``, ``busy``, ``down`` or ``full``. `overlap`, `shared` and `cost` are None if the
+    router does not use them, or if the rank may not be chosen; `overlap` and `shared` are in blocks of the prompt.
     """
 
     instance_id: int
@@ -24,15 +24,15 @@ class RankView:
     overlap: int | None = None
     shared: int | None = None
     cost: float | None = None
-    #: Whether it costs least. None where the router tells no costs.
+    #: Whether it costs least. None if the router reports no costs.
     best: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RouteView:
-    """The workers of one role as a prompt finds them now, and `router`, the name of what chooses among them.
+    """The workers of one role as a prompt finds them now. `router` is the name of the router plugin.
 
-    `refusal` says why none of them can be chosen, if so.
+    `refusal` says why no worker can be chosen, if so.
     """
 
     role: str

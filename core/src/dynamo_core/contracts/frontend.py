@@ -1,4 +1,4 @@
-"""The frontend: an API for clients, as routes on a listener of core, over the services of core."""
+"""The frontend: an API for clients, as routes on a listener of core."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from dynamo_core.resources import AsyncResource
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-#: Where the listener notes on a request who asks.
+#: The key under which the listener stores the principal of a request.
 PRINCIPAL = web.RequestKey("dynamo.principal", Principal)
 _ANONYMOUS = Principal()
 _REQUEST_ID = web.RequestKey("dynamo.request_id", str)
-#: Seconds that the client waits for the whole answer, or for the next bytes of it; and how often it has asked before.
+#: Seconds that the client waits for the whole answer, or for its next bytes; and the number of its earlier attempts.
 _TIMEOUT, _READ_TIMEOUT, _RETRIES = "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count"
 
 
@@ -43,10 +43,10 @@ _VARIABLE = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
 def principal_of(http: web.Request) -> Principal:
-    """Who asks, as the listener found out before it called the handler; nobody in particular if no keys are asked for.
+    """The principal, as the listener found it before it called the handler; anonymous where no keys are configured.
 
-    A frontend hands it to the model, and treats a model that it does not allow as one that is not there. What clients
-    say of their patience and of earlier attempts, as the official SDKs do, is in `deadline` and `retries`.
+    A frontend passes it to the model, and treats a model that it does not allow as one that does not exist. `deadline`
+    and `retries` hold the timeout and the number of earlier attempts that clients such as the official SDKs send.
     """
     principal: Principal = http.get(PRINCIPAL, _ANONYMOUS)
     headers = http.headers
@@ -58,9 +58,9 @@ def principal_of(http: web.Request) -> Principal:
 
 
 def request_id_of(http: web.BaseRequest) -> str:
-    """What the answer calls the request in ``x-request-id``: the client's own name for it, else one of ours.
+    """The ``x-request-id`` of the answer: the client's own id of the request, else one of ours.
 
-    The listener writes it; only who writes an answer past aiohttp has to do so itself.
+    The listener writes it; a handler that writes its answer past aiohttp has to do so itself.
     """
     known: str | None = http.get(_REQUEST_ID)
     if known is None:
@@ -69,12 +69,12 @@ def request_id_of(http: web.BaseRequest) -> str:
 
 
 def set_request_id(http: web.BaseRequest, request_id: str) -> None:
-    """The request has an id in the books; its answer is called by that, unless the client has a name of its own."""
+    """Sets the id that core counts the request under. The answer carries it unless the client sent an id of its own."""
     http[_REQUEST_ID] = client_request_id(http.headers.get("x-request-id")) or request_id
 
 
 def _number(value: str | None) -> float | None:
-    """What a header says, if it is a number from 0 on."""
+    """The value of a header, if it is a number from 0 on."""
     try:
         number = float(value or "")
     except ValueError:
@@ -83,7 +83,7 @@ def _number(value: str | None) -> float | None:
 
 
 class ListenerName(enum.StrEnum):
-    """Where a route is reachable: for everybody, or for operators."""
+    """The listener of a route: the public one, or the one for operators."""
 
     PUBLIC = "public"
     ADMIN = "admin"
@@ -114,12 +114,12 @@ class HttpRoute:
 
     @property
     def display_path(self) -> str:
-        """The path as it is told: variables without their patterns, ``/models/{id}``."""
+        """The path for people: variables without their patterns, ``/models/{id}``."""
         return _VARIABLE.sub(r"{\1}", self.path)
 
 
 class TokenStream(Protocol):
-    """The answer to one request. Iterating yields everything that waits, merged; closing it stops the generation.
+    """The answer to one request. Iterating yields all pending items, merged; closing it stops the generation.
 
     Either iterate, or set `on_ready` and use `take`; not both at once.
     """
@@ -130,26 +130,25 @@ class TokenStream(Protocol):
         """The next merged item. Raises the stream's error, or `StopAsyncIteration` after the complete stream."""
 
     def take(self) -> Sequence[LLMEngineOutput]:
-        """Everything that waits, merged per choice, without waiting; empty if nothing does."""
+        """All pending items, merged per choice, without waiting; empty if there are none."""
 
     def on_ready(self, callback: Callable[[], None] | None, *, coalesce: int = 1) -> None:
-        """Calls `callback` once per loop turn in which something arrived or the stream ended; at once if so already.
+        """Calls `callback` once per loop turn in which items arrived or the stream ended; at once if so already.
 
-        A reader in no hurry sets `coalesce`, at most a few hundred. It is called when so many items wait, or at the
-        end.
+        With `coalesce`, at most a few hundred, the callback waits for that many items or the end.
         """
 
     @property
     def waiting(self) -> int:
-        """How many items wait, before merging. A reader in no hurry may let a few hundred gather."""
+        """The number of pending items, before merging. A reader in no hurry may let a few hundred pile up."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come; what waits can still be taken."""
+        """Whether no more items will come; pending items can still be taken."""
 
     @property
     def error(self) -> DynamoError | None:
-        """Why the stream ended badly, once `ended`."""
+        """The error that ended the stream, once `ended`."""
 
     @property
     def instance_id(self) -> int | None:
@@ -160,17 +159,17 @@ class TokenStream(Protocol):
         """The worker that computed the prompt; None if `instance_id` did that too."""
 
     def pause(self) -> None:
-        """The reader cannot keep up: asks for no more until `resume`."""
+        """Asks for no more items until `resume`, because the reader cannot keep up."""
 
     def resume(self) -> None:
-        """Takes `pause` back."""
+        """Ends a `pause`."""
 
     async def aclose(self) -> None:
-        """Ends the request, wherever it is. When this returns, all it held is released. Safe twice."""
+        """Ends the request in any state. When this returns, all its resources are released. Safe twice."""
 
 
 class ServedModel(Protocol):
-    """A model that can be asked now."""
+    """A model that can serve requests now."""
 
     @property
     def name(self) -> str:
@@ -186,11 +185,11 @@ class ServedModel(Protocol):
 
     @property
     def instance_count(self) -> int:
-        """How many workers answer for it; prefill workers do not."""
+        """The number of workers that answer for it; prefill workers do not count."""
 
     @property
     def missing_roles(self) -> Sequence[str]:
-        """Roles (as in `ModelCard.worker_type`) without which it cannot be asked now; empty if it can."""
+        """Roles (as in `ModelCard.worker_type`) that the model lacks to serve requests now; empty if it lacks none."""
 
     @property
     def parsers(self) -> Parsers:
@@ -200,17 +199,17 @@ class ServedModel(Protocol):
         """A file of the model folder, such as ``chat_template.jinja``; None if the card does not list it."""
 
     def precheck(self, principal: Principal) -> None:
-        """A quick look before any work is done for a request.
+        """A quick check before any work is done for a request.
 
         Raises:
-            ServiceOverloaded: it would be refused anyway.
+            ServiceOverloaded: `admit` would reject it anyway.
             Unavailable: a role is missing.
         """
 
     async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
-        """Lets in what a client asked and several calls will answer, of which `request` is the first.
+        """Admits a client request that several calls will answer; `request` is the first of them.
 
-        The caller hands each call a `SharedPermit` made from it, and ends that when all are over.
+        The caller passes each call a `SharedPermit` made from the result, and ends that after the last call.
         """
 
     async def generate(
@@ -218,7 +217,7 @@ class ServedModel(Protocol):
     ) -> TokenStream:
         """Admits, routes and starts a request; returns once a worker has accepted it.
 
-        With `permit` it has been let in already; the call releases it. Stopping `ctx` stops the request. The caller
+        With `permit` it has been admitted already; the call releases that. Stopping `ctx` stops the request. The caller
         owns the stream and must close it.
         """
 
@@ -230,7 +229,7 @@ class ServedModel(Protocol):
         """
 
     def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
-        """For operators: how the workers of each role look to a request now. Nothing is chosen or reserved."""
+        """For operators: how the router rates the workers of each role for a request now. Nothing is reserved."""
 
 
 class ModelDirectory(Protocol):
@@ -241,25 +240,25 @@ class ModelDirectory(Protocol):
 
         Raises:
             Unavailable: no model at all is registered, or this one has lost its workers or has prefill workers only.
-            ModelNotFound: others are.
+            ModelNotFound: other models are registered.
         """
 
     def list(self) -> Sequence[ServedModel]:
         """All models, by name."""
 
     def missing_roles(self, name: str) -> Sequence[str]:
-        """Roles (as in `ModelCard.worker_type`) without which this model cannot be asked now.
+        """Roles (as in `ModelCard.worker_type`) that this model lacks to serve requests now.
 
-        Empty if it can, and if none of its workers is there to tell.
+        Empty if it lacks none, and if it has no workers at all.
         """
 
     @property
     def synced(self) -> bool:
-        """Whether discovery's first snapshot is in."""
+        """Whether the first snapshot of discovery is complete."""
 
 
 class RequestLog(Protocol):
-    """Begins the accounting of client requests."""
+    """Starts the accounting of client requests."""
 
     def begin(
         self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], key_id: str = ""
@@ -270,11 +269,11 @@ class RequestLog(Protocol):
         """
 
     def refused(self, error_type: str) -> None:
-        """Counts a request that failed before it was known for which model it is."""
+        """Counts a request that failed before its model was known."""
 
 
 class InflightRequest(Protocol):
-    """One client request being served. A context manager: leaving it counts the request out and announces the record.
+    """One client request in progress. A context manager: leaving it ends the accounting and announces the record.
 
     Until `succeed` is called the request counts as failed.
     """
@@ -289,32 +288,32 @@ class InflightRequest(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
     def prompt_tokens(self, count: int) -> None:
-        """The length of the prompt is known."""
+        """Records the length of the prompt."""
 
     def output(self, tokens: int) -> None:
-        """New tokens are about to be shown to the client; call once per write, not per token."""
+        """Records new tokens that are about to be sent to the client; call once per write, not per token."""
 
     def routed(self, instance_id: int | None) -> None:
-        """A worker accepted the request; after a migration, another one."""
+        """Records the worker that accepted the request; after a migration, another one."""
 
     def succeed(self, finish_reason: str | None, cached_tokens: int | None = None) -> None:
-        """The whole answer was given to the client. `cached_tokens` is what the engine says it had of the prompt."""
+        """Records that the whole answer was sent. `cached_tokens` are prompt tokens from the engine's cache."""
 
     def fail(self, error_type: str, http_status: int) -> None:
-        """The request ends with an error that the client is told."""
+        """Records the error that the client gets."""
 
     def disconnected(self) -> None:
-        """The client went away."""
+        """Records that the client disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendServices:
-    """What a frontend is made with."""
+    """The services that a frontend is constructed with."""
 
     models: ModelDirectory
     requests: RequestLog
     metrics: MetricsScope
-    #: Seconds a client may stall a write before it is cut off.
+    #: Seconds that a client may stall a write before its connection is cut.
     write_stall: float
     #: Seconds of silence after which a stream gets a comment line.
     keep_alive: float
@@ -324,7 +323,7 @@ class FrontendServices:
     overload_status: int = 503
     #: How many bytes of prompts a tokenizer may remember together with their tokens; 0 for none.
     token_cache: int = 0
-    #: When workers are busy, to be looked at and changed by operators; None where that is not offered.
+    #: The thresholds of busy workers, for operators to read and change; None where that is not offered.
     thresholds: ThresholdControl | None = None
     #: All routes of a listener, core's own too, for a description of them. Known once the listeners are made.
     routes: Callable[[ListenerName], Sequence[HttpRoute]] = lambda _: ()
@@ -343,7 +342,7 @@ class Frontend(Plugin, AsyncResource):
 
     @abstractmethod
     def routes(self) -> Iterable[HttpRoute]:
-        """The routes of this frontend. Asked once, before the listeners open.
+        """The routes of this frontend. Called once, before the listeners open.
 
         Where there is no admin listener, its routes are served by the public one; of two with the same method and path
         the public one is kept.
@@ -360,7 +359,7 @@ class Frontend(Plugin, AsyncResource):
         """
 
     async def start(self) -> None:
-        """Begins background work. Called once, before the routes can be reached."""
+        """Starts background work. Called once, before the routes can be reached."""
 
     async def aclose(self) -> None:
-        """Ends background work, after the listeners have closed. Safe twice, and without `start`."""
+        """Stops background work, after the listeners have closed. Safe twice, and without `start`."""

@@ -44,7 +44,7 @@ class MetricFamily(Protocol[ChildT]):
         """The child for these label values, in the order of the label names. Keep it: the look-up is not free."""
 
     def remove(self, *values: str) -> None:
-        """Forgets the child for these label values; a child that does not exist is fine."""
+        """Removes the child for these label values, if it exists."""
 
 
 @runtime_checkable
@@ -71,16 +71,16 @@ class MetricsScope(Protocol):
         """A histogram with the given upper bounds."""
 
     def changed(self) -> None:
-        """Something has happened that the next scrape must show, such as the end of a request.
+        """Invalidates the cached rendering: the next scrape must show an event such as the end of a request.
 
-        What was rendered for a scrape is given out again for a moment. It is not, once this was called.
+        Without it a rendering serves further scrapes for a moment.
         """
 
     def bridge(self, source: CollectorRegistry, *, prefixes: Sequence[str]) -> None:
         """Shows the metrics of another registry whose names begin with one of `prefixes`, with the common labels added.
 
-        For libraries that register metrics of their own, such as an engine with its ``vllm:…``. They are collected when
-        somebody scrapes. A name that is in use here is left out; a label that is common here gets ``exported_`` in
+        For libraries that register metrics of their own, such as an engine with its ``vllm:…``. They are collected at
+        each scrape. A name that is in use here is left out; a label that is common here gets ``exported_`` in
         front. A registry that several workers of one process bridge is shown once. Ends after the engine's `cleanup`.
 
         Raises:
@@ -88,4 +88,4 @@ class MetricsScope(Protocol):
         """
 
     def unbridge(self) -> None:
-        """Ends what `bridge` of this scope began. Safe twice; the framework calls it."""
+        """Ends the bridges of this scope. Safe twice; the framework calls it."""

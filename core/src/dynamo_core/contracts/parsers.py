@@ -1,7 +1,8 @@
-"""Parsers: from the text of an answer to what the API tells apart: content, reasoning, and calls of tools.
+"""Parsers: from the text of an answer to the parts of the API: content, reasoning, and tool calls.
 
-One object parses one choice. It is fed the text as it comes and gives what that makes certain; however the text is cut
-into pieces, the deltas joined are the same. The work of a `feed` must not grow with the text that came before.
+One object parses one choice. It takes the text piece by piece and returns the deltas that are certain by then. The
+joined deltas do not depend on how the text is cut into pieces. The work of a `feed` must not grow with the text before
+it.
 """
 
 from __future__ import annotations
@@ -65,25 +66,25 @@ class ToolCallParser(Plugin, ABC):
         self.tools = tools
 
     def buffer_calls(self) -> None:
-        """Called before the first `feed` if the client sees nothing of the answer before its end.
+        """Called before the first `feed` if the client gets the answer in one piece, at its end.
 
-        A call may then wait until its arguments are complete; one that breaks off is content, as all unsound markup.
-        A parser that does nothing here tells of such a call with the arguments that there are.
+        The parser may then hold a call back until its arguments are complete. A call that breaks off is content, as
+        all unsound markup. A parser that does nothing here reports such a call with the arguments so far.
         """
 
     @abstractmethod
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """The deltas that this piece of text makes certain."""
 
     @abstractmethod
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end of the text. Called once, last."""
+        """The remaining deltas at the end of the text. Called once, last."""
 
 
 class ReasoningParser(Plugin, ABC):
-    """Tells reasoning from content in the text of a choice; gives deltas of these two kinds only. Never raises.
+    """Separates reasoning from content in the text of a choice; returns deltas of these two kinds only. Never raises.
 
-    `prompt` is the text the model was given: a template may have opened the reasoning already, or closed it.
+    `prompt` is the model's prompt as text: a template may have opened the reasoning already, or closed it.
     """
 
     #: Whether the markup is made of special tokens, so that these must be part of the text.
@@ -94,11 +95,11 @@ class ReasoningParser(Plugin, ABC):
 
     @abstractmethod
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """The deltas that this piece of text makes certain."""
 
     @abstractmethod
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end of the text. Called once, last."""
+        """The remaining deltas at the end of the text. Called once, last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +114,14 @@ NO_PARSERS = Parsers()
 
 
 class DeltaWriter:
-    """Gathers deltas; neighbours of one kind are joined. `new_id` makes the ids of calls that have none."""
+    """Collects deltas and joins neighbours of one kind. `new_id` makes the ids of calls that have none."""
 
     __slots__ = ("_deltas", "_make", "_new_id", "_parts", "buffered", "calls")
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         #: How many calls have begun.
         self.calls = 0
-        #: Whether readers are to wait with a call until its arguments are complete.
+        #: Whether readers hold a call back until its arguments are complete.
         self.buffered = False
         self._new_id = new_id
         self._deltas: list[ParserDelta] = []
@@ -146,7 +147,7 @@ class DeltaWriter:
         self._add(self._arguments, text)
 
     def take(self) -> list[ParserDelta]:
-        """All deltas since the last time."""
+        """All deltas since the last call."""
         self._join()
         deltas, self._deltas = self._deltas, []
         return deltas

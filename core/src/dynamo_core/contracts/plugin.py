@@ -36,9 +36,9 @@ class Plugin:
 class ConnectingPlugin(Plugin):
     """A plugin whose `start` may have to wait for a server."""
 
-    #: What it waits for now, in one line for operators; empty if for nothing. `/ready` tells it.
+    #: What `start` waits for now, in one line for operators; empty if for nothing. `/ready` shows it.
     waits_for: str = ""
 
     def wait_for(self, reason: str) -> None:
-        """Notes what `start` waits for; empty when it waits no more."""
+        """Sets what `start` waits for; empty when it no longer waits."""
         self.waits_for = reason

@@ -1,4 +1,4 @@
-"""The router: which worker serves a request. Core keeps the accounting; the router only decides."""
+"""The router: chooses the worker of a request. Core keeps the accounting; the router only decides."""
 
 from __future__ import annotations
 
@@ -65,26 +65,27 @@ class LoadView(Protocol):
         many blocks of `chain`, sequence hashes from the start of a prompt, active requests of this process hold."""
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Has `callback` called whenever a request of this process comes to a worker, has its prompt prefilled, or
-        leaves, until what is returned is called. The callback must be quick."""
+        """Calls `callback` whenever a request of this process comes to a worker, has its prompt prefilled, or leaves.
+
+        Returns a function that unregisters it. The callback must be quick."""
 
 
 class Phase(enum.StrEnum):
-    """What a worker is chosen for."""
+    """The part of a request that a worker is chosen for."""
 
     #: The whole inference.
     AGGREGATED = "aggregated"
     #: The prompt: its KV cache is computed and handed to a decode worker.
     PREFILL = "prefill"
-    #: The answer, from a KV cache that a prefill worker hands over. What the worker holds of the prompt saves nothing:
-    #: a router gives no credit for overlap, does not count on blocks being shared with other requests, and counts no
-    #: tokens to be prefilled (nor does the load tracker). The request's `router_config_override` says the same.
+    #: The answer, from a KV cache that a prefill worker hands over. Blocks of the prompt in the worker's own cache save
+    #: nothing: a router gives no credit for overlap, does not count on shared blocks, and counts no tokens to be
+    #: prefilled (nor does the load tracker). The request's `router_config_override` says the same.
     DECODE = "decode"
 
 
 @dataclass(slots=True)
 class RoutingRequest:
-    """A request as routers see it. Hashes are computed once, when first asked for."""
+    """A request as routers see it. Hashes are computed once, on first use."""
 
     request: PreprocessedRequest
     request_id: str
@@ -95,11 +96,11 @@ class RoutingRequest:
     _blocks: dict[int, list[int]] = field(default_factory=dict)
 
     def in_phase(self, phase: Phase, request: PreprocessedRequest) -> RoutingRequest:
-        """For the choice of another worker: `request` has the same prompt, so that hashes that are known stay so."""
+        """For the choice of another worker: `request` has the same prompt, so that known hashes are kept."""
         return RoutingRequest(request, self.request_id, phase=phase, _hashes=self._hashes)
 
     def known_hashes(self, block_size: int | None) -> list[int]:
-        """The sequence hashes of the prompt if a router has asked for them, else none: they are not computed."""
+        """The sequence hashes of the prompt if a router has computed them, else none."""
         known = self._hashes.get(block_size) if block_size else None
         return known[1] if known is not None else []
 
@@ -133,13 +134,13 @@ class RouteWatcher(Protocol):
     """The load tracker calls it for a request on its route, in this order. Must be quick, and not raise."""
 
     def entered(self, attempt_id: str) -> None:
-        """The request counts on the worker from now on. A route that is not taken is never entered."""
+        """The request counts on the worker from now on. Not called for a route that is not taken."""
 
     def prefilled(self) -> None:
-        """Its first item came. May be told more than once, or not at all."""
+        """Its first item came. May be called more than once, or not at all."""
 
     def left(self) -> None:
-        """It is over. Told once for each route that was entered."""
+        """The request has ended. Called once for each route that was entered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +162,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class ScoredRank:
-    """One rank, as it looked to a choice. Overlap and load are in blocks, but for the tokens to be prefilled.
+    """One rank, as a router rates it for a request. Overlap and load are in blocks, `prefill_tokens` in tokens.
 
-    `shared` are blocks of the prompt that running requests hold there. The lowest `cost` is chosen, or the likeliest.
+    `shared` are blocks of the prompt that running requests hold there. The rank with the lowest `cost` is chosen, or
+    is the likeliest.
     """
 
     instance_id: int
@@ -177,7 +179,7 @@ class ScoredRank:
 
 @dataclass(frozen=True, slots=True)
 class RouterServices:
-    """What a router is made with."""
+    """The services that a router is constructed with."""
 
     pool: PoolView
     tracker: LoadView
@@ -201,7 +203,7 @@ class EndpointCaller(Protocol):
 
 
 def no_worker(pool: PoolView) -> DynamoError:
-    """The error when nobody in the pool is eligible: `ServiceOverloaded` if there are workers, else `Unavailable`."""
+    """The error when no worker of the pool is eligible: `ServiceOverloaded` if it has workers, else `Unavailable`."""
     if pool.instances:
         return ServiceOverloaded()
     return Unavailable(f"no worker serves model {pool.model!r} now")
@@ -218,7 +220,7 @@ class Router(Plugin, AsyncResource):
         self.services = services
 
     async def start(self) -> None:
-        """Begins background work, such as reading events. Called once."""
+        """Starts background work, such as reading events. Called once."""
 
     @abstractmethod
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
@@ -230,9 +232,9 @@ class Router(Plugin, AsyncResource):
         """
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
-        """How every rank that may be chosen looks to a request now; nothing is chosen, and nothing counted.
+        """Rates every rank that may be chosen for a request now, without choosing or counting anything.
 
-        None, as it is by default: there are no costs to be told.
+        None, the default: the router has no costs.
 
         Raises:
             DynamoError: as `route`.
@@ -240,4 +242,4 @@ class Router(Plugin, AsyncResource):
         return None
 
     async def aclose(self) -> None:
-        """Ends background work. Safe twice, and without `start`."""
+        """Stops background work. Safe twice, and without `start`."""

@@ -1,4 +1,4 @@
-"""When a worker is busy: thresholds over what its ranks are doing, and who may look at them and change them."""
+"""When a worker is busy: thresholds over the load of its ranks, and the views to read and change them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-#: Tokens that an engine is taken to compute in one step if its card does not say.
+#: The assumed number of tokens that an engine computes in one step if its card does not say.
 UNKNOWN_BATCH = 10_000_000
 
 DECODE_BLOCKS = "active_decode_blocks_threshold"
@@ -22,10 +22,10 @@ Changes: TypeAlias = Mapping[str, float | int | None]
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """What one data-parallel rank of a worker is doing, and what it could do; None where that is not known.
+    """The load and the capacity of one data-parallel rank; None where that is not known.
 
-    `active_decode_blocks` are KV blocks in use: what the worker reported last and what was placed since. While prompts
-    wait for room they may be more than there are.
+    `active_decode_blocks` are KV blocks in use: those that the worker reported last and those placed since. While
+    prompts wait for room the number may exceed the capacity.
     """
 
     active_decode_blocks: int = 0
@@ -36,7 +36,7 @@ class RankLoad:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What a rank may do before it is busy. None: no bound of that kind."""
+    """The bounds above which a rank is busy. None: no bound of that kind."""
 
     #: Share of its KV blocks, 0 to 1.
     active_decode_blocks_threshold: float | None = None
@@ -54,9 +54,9 @@ class Thresholds:
         )
 
     def exceeded(self, rank: RankLoad) -> bool:
-        """Whether a rank does more than one of them allows. Doing exactly as much is fine."""
+        """Whether a rank is above one of the bounds. A rank at the bound is not."""
         share, total = self.active_decode_blocks_threshold, rank.kv_total_blocks
-        # Of a cache of unknown size nobody can tell how full it is.
+        # The fill level of a cache of unknown size is unknown.
         if share is not None and total is not None and total > 0 and rank.active_decode_blocks / total > share:
             return True
         tokens = self.active_prefill_tokens_threshold
@@ -70,11 +70,11 @@ class Thresholds:
         return rank.active_prefill_tokens > fraction * batch
 
     def busy(self, ranks: Sequence[RankLoad]) -> bool:
-        """Whether a worker is busy: all its ranks are. One of which no rank is known is not."""
+        """Whether a worker is busy: all its ranks are. A worker without known ranks is not."""
         return bool(self) and bool(ranks) and all(self.exceeded(rank) for rank in ranks)
 
     def with_changes(self, changes: Changes) -> Thresholds:
-        """These, with some of them replaced. The changes have been checked."""
+        """A copy with some bounds replaced. The changes have been checked."""
         values = {name: changes[name] if name in changes else getattr(self, name) for name in THRESHOLDS}
         return Thresholds(**values)  # type: ignore[arg-type]
 
@@ -104,14 +104,14 @@ class ThresholdView(Protocol):
 
 
 class ThresholdControl(ThresholdView, Protocol):
-    """The thresholds, for those who may change them."""
+    """The thresholds with the means to change them."""
 
     @property
     def armed(self) -> bool:
-        """Whether anybody goes by them."""
+        """Whether the admission plugin goes by them."""
 
     def changed_models(self) -> Iterable[str]:
-        """Models of which something was set through `change`, whether they are there or not."""
+        """Models with thresholds set through `change`, whether they are registered or not."""
 
     async def change(self, model: str, changes: Changes) -> Thresholds:
         """Sets some of a model's thresholds for all frontends and returns all of them. The others follow within 1 s.
@@ -122,7 +122,7 @@ class ThresholdControl(ThresholdView, Protocol):
         """
 
     async def reset(self, model: str) -> Thresholds:
-        """Takes back what was set through `change`: the configuration counts again.
+        """Drops the thresholds set through `change`: the configuration counts again.
 
         Raises:
             DynamoError: the store cannot be written.
@@ -137,5 +137,5 @@ class _NoThresholds:
 
 
 _NONE = Thresholds()
-#: For those who are not told any.
+#: The default of services without thresholds.
 NO_THRESHOLDS: ThresholdView = _NoThresholds()

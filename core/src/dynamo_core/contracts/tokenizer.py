@@ -1,4 +1,4 @@
-"""What a tokenizer must offer. Token ids are non-negative integers below `vocab_size`."""
+"""The tokenizer protocol. Token ids are non-negative integers below `vocab_size`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class StreamDecoder(Protocol):
     """
 
     def step(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """The text that is certain with these ids; may be empty."""
 
     def flush(self) -> str:
-        """What is left at the end; an incomplete character becomes U+FFFD."""
+        """The rest of the text at the end; an incomplete character becomes U+FFFD."""
 
 
 class Tokenizer(Protocol):

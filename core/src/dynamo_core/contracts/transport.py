@@ -47,9 +47,9 @@ class Transport(ConnectingPlugin, AsyncResource):
         self.metrics = metrics
 
     async def start(self) -> None:
-        """Opens what is shared by all calls. Called once before anything else.
+        """Opens the resources that all calls share. Called once before anything else.
 
-        While it waits for a server it says so with `wait_for`. What waiting would not mend is a `ConfigError`.
+        It reports with `wait_for` which server it waits for. An error that waiting cannot mend is a `ConfigError`.
         """
 
     @abstractmethod
@@ -62,8 +62,8 @@ class Transport(ConnectingPlugin, AsyncResource):
     ) -> Source:
         """Calls an endpoint of one worker and returns once the worker has accepted.
 
-        Stopping `ctx` stops the handler's context, an explicit wish. From the moment this returns the sink is fed,
-        and `Sink.closed` is called exactly once. If this raises, the sink has not been touched. `Sink.event` and
+        Stopping `ctx` stops the handler's context, as an explicit request. Once this returns the sink is fed, and
+        `Sink.closed` is called exactly once. If this raises, the sink has not been touched. `Sink.event` and
         `Sink.closed` are called in a copy of the context (`contextvars`) in which this was; `Sink.data` in that or in
         an empty one, so that what is logged there carries no other request's ids.
 

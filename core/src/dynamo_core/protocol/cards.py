@@ -1,4 +1,4 @@
-"""What the records of a worker may say: read by frontends, and kept by workers before they register."""
+"""The checks of a worker's records: frontends apply them when they read, workers before they register."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from dynamo_core.protocol.reading import Unreadable, check_depth, read, shown
 from dynamo_core.protocol.records import PROTO, Instance, ModelCard
 
-#: Characters of a model's name. Clients send it, lists, logs and metrics show it.
+#: Characters of a model's name. Clients send it; lists, logs and metrics show it.
 MAX_NAME: Final = 256
-#: Data-parallel ranks of one worker; frontends keep accounts of each.
+#: Data-parallel ranks of one worker; frontends keep the load of each.
 MAX_RANKS: Final = 4096
-#: The largest number of tokens, blocks or requests that is counted with.
+#: The largest accepted number of tokens, blocks or requests.
 MAX_COUNT: Final = 2**53
 
 _cards = msgspec.json.Decoder(ModelCard)
@@ -24,7 +24,7 @@ def read_card(data: bytes) -> ModelCard:
     """The card in a record.
 
     Raises:
-        Unreadable: there is none, of another protocol, or with something that no worker may say.
+        Unreadable: it is no card, one of another protocol, or one with a value that no worker may publish.
     """
     card = read(_cards, data)
     _check_proto(card.proto)
@@ -36,7 +36,7 @@ def read_instance(data: bytes) -> Instance:
     """The instance in a record.
 
     Raises:
-        Unreadable: there is none, or of another protocol.
+        Unreadable: it is no instance, or one of another protocol.
     """
     instance = read(_instances, data)
     _check_proto(instance.proto)
@@ -44,7 +44,7 @@ def read_instance(data: bytes) -> Instance:
 
 
 def check_card(card: ModelCard) -> None:
-    """Refuses what frontends could not work with.
+    """Rejects a card that frontends could not use.
 
     Raises:
         Unreadable: the name, a number, or how deeply `runtime_data` is nested.
@@ -58,7 +58,7 @@ def check_card(card: ModelCard) -> None:
 
 
 def check_model_name(name: str) -> None:
-    """Refuses a name that lists, logs and metrics could not show as it is.
+    """Rejects a name that lists, logs and metrics could not show as it is.
 
     Raises:
         ValueError: it is blank, longer than `MAX_NAME` characters, or has control or format characters, such as those

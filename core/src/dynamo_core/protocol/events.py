@@ -1,4 +1,4 @@
-"""Events of workers: what their KV cache holds and how loaded they are; and what frontends have placed on them."""
+"""Events: the KV cache and the load of workers, and the load that frontends have placed on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 KV_EVENTS = "kv-events"
 #: Subject of loads; each payload is a msgpack list of `ActiveLoad`.
 KV_METRICS = "kv_metrics"
-#: Subject of what frontends have placed on workers; each payload is one msgpack `PlacedLoads`.
+#: Subject of the load that frontends have placed on workers; each payload is one msgpack `PlacedLoads`.
 PLACED_LOADS = "placed_loads"
 
 
@@ -47,7 +47,7 @@ class KvEvent(msgspec.Struct, frozen=True):
 class RouterEvent(msgspec.Struct, array_like=True, frozen=True):
     """A cache change together with the worker it happened on.
 
-    `epoch` is higher whenever a worker begins anew to count its events; 0 where that is not known.
+    `epoch` grows whenever a worker restarts the numbering of its events; 0 where that is not known.
     """
 
     worker_id: int
@@ -56,7 +56,7 @@ class RouterEvent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KvSeen(msgspec.Struct, array_like=True, frozen=True):
-    """How far somebody has followed one rank: the last event of an epoch that was taken in."""
+    """How far a router has followed one rank: the last applied event of an epoch."""
 
     dp_rank: int
     epoch: int
@@ -64,7 +64,7 @@ class KvSeen(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KvHistoryRequest(msgspec.Struct, frozen=True):
-    """Asks a worker what the KV caches of all its ranks hold. Of the ranks in `seen` what has changed since will do."""
+    """Asks a worker for the KV caches of all its ranks. Of the ranks in `seen` the changes since then are enough."""
 
     seen: list[KvSeen] = []
 
@@ -72,8 +72,8 @@ class KvHistoryRequest(msgspec.Struct, frozen=True):
 class KvHistoryPart(msgspec.Struct, array_like=True, frozen=True):
     """Some events of one rank, in order.
 
-    With `fresh` they begin with an empty cache, and stand for what it holds rather than for what happened. `event_id`
-    says after which event the rank was in this state; None: there are further parts; -1: nothing has happened yet.
+    With `fresh` they begin with an empty cache, and stand for its contents rather than for what happened. `event_id` is
+    the event after which the rank was in this state; None: there are further parts; -1: there was no event yet.
     """
 
     dp_rank: int
@@ -84,7 +84,7 @@ class KvHistoryPart(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The load of one rank, as its worker sees it.
+    """The load of one rank, as its worker reports it.
 
     `active_prefill_tokens` are prompt tokens that are still to be computed, of waiting requests too. `kv_used_blocks`
     are the KV blocks that requests hold and that cannot be evicted; `active_decode_blocks` the same, as the engine's
@@ -100,9 +100,9 @@ class ActiveLoad(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 class PlacedLoad(msgspec.Struct, array_like=True, frozen=True):
-    """What one frontend has running on one rank of a worker, as its load tracker counts it; all zero if nothing.
+    """The load that one frontend has on one rank of a worker, as its load tracker counts it; all zero if none.
 
-    `blocks` are those whose hashes a router asked for; `held` are all, of requests without hashes too.
+    `blocks` are those with known hashes; `held` counts the blocks of requests without hashes too.
     """
 
     worker_id: int
@@ -114,10 +114,10 @@ class PlacedLoad(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PlacedLoads(msgspec.Struct, array_like=True, frozen=True):
-    """What one frontend tells the others: how things are on each rank named, never what was added or taken away.
+    """The message of one frontend to the others: the present load of each named rank, never a difference.
 
-    `frontend` is drawn anew by every process and `number` counts its messages up. With `whole` there is nothing on the
-    ranks that are not named; without, nothing is said of them.
+    Every process draws a new `frontend`, and `number` counts its messages. With `whole` the ranks that are not named
+    have no load; without it the message says nothing of them.
     """
 
     frontend: int

@@ -1,4 +1,4 @@
-"""What an engine answers: `LLMEngineOutput`, its constructors, and the merging of what already waits."""
+"""The output of an engine: `LLMEngineOutput`, its constructors, and the merging of pending items."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynamo_core.protocol.request import TraceLink
 
 
 class FinishReason(enum.StrEnum):
-    """Why a stream ended. `EOS` and `STOP` are both told to API clients as ``stop``."""
+    """Why a stream ended. API clients get ``stop`` for both `EOS` and `STOP`."""
 
     EOS = "eos"
     STOP = "stop"
@@ -23,7 +23,7 @@ class FinishReason(enum.StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> FinishReason | None:
-        # What some engines call it; written it is always `cancelled`.
+        # The spelling of some engines; it is always written as `cancelled`.
         return cls.CANCELLED if value == "abort" else None
 
     def to_openai(self) -> str:
@@ -137,7 +137,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> CompletionUsage:
 
 
 def merge_outputs(items: Sequence[LLMEngineOutput]) -> list[LLMEngineOutput]:
-    """Everything that waits in one stream, with neighbours of the same choice made one item.
+    """Merges the pending items of one stream: neighbours of the same choice become one item.
 
     Tokens, texts and log-probabilities are joined in order; the last finish reason, usage and engine data win. Items
     with a ready-made `delta` or `text_logprobs` are never merged. The given items are left as they are.

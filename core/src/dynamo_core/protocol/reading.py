@@ -1,4 +1,4 @@
-"""Reading bytes that another process wrote: whatever is wrong with them becomes one error, with a short text."""
+"""Reads bytes that another process wrote. Every fault in them becomes one error with a short text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_DEPTH: Final = 32
 
 
 class Unreadable(ValueError):
-    """Bytes cannot be made into what they should be. The text is one short line that shows on any terminal."""
+    """Bytes that cannot be decoded. The text is one short line that shows on any terminal."""
 
 
 class Decoder(Protocol[T_co]):
@@ -33,10 +33,10 @@ class Decoder(Protocol[T_co]):
 
 
 def read(decoder: Decoder[T], data: bytes | memoryview | str) -> T:
-    """The value that another process wrote.
+    """Decodes a value that another process wrote.
 
     Raises:
-        Unreadable: it is none of the decoder's type.
+        Unreadable: it is not of the decoder's type.
     """
     try:
         return decoder.decode(data)

@@ -20,7 +20,7 @@ AGGREGATED = "aggregated"
 PREFILL = "prefill"
 DECODE = "decode"
 
-#: What a model can be asked for.
+#: The request types of a model.
 CHAT = "chat"
 COMPLETIONS = "completions"
 EMBEDDINGS = "embeddings"
@@ -31,7 +31,7 @@ class Instance(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
 
     `address` is what its transport published, by transport name; `worker` is the name in the config file; `pid` and
     `host` tell an operator where it runs. `lease_ttl` is the life of the worker's lease in seconds, None if it does not
-    say: how long callers put up with its silence.
+    say: callers tolerate its silence for that long.
     """
 
     instance_id: int
@@ -96,7 +96,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     namespace: str = "dynamo"
     component: str = "backend"
     endpoint: str = "generate"
-    #: What it can be asked for: any of chat, completions, embeddings. Empty for prefill workers.
+    #: Its request types: any of chat, completions, embeddings. Empty for prefill workers.
     model_types: list[str] = []
     #: "tokens" or "text".
     model_input: str = "tokens"
@@ -111,9 +111,9 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     capabilities: list[str] = []
     runtime_config: RuntimeConfig = RuntimeConfig()
     proto: int = PROTO
-    #: Roles that must be there beside this worker's: all of any one list. Empty if it serves alone.
+    #: Roles that it needs beside its own: all of any one list. Empty if it serves alone.
     needs: list[list[str]] = []
-    #: How the blocks that it tells of are hashed; None if it does not say. `dynamo_core.kv.hashes.SCHEME` is ours.
+    #: The hash scheme of the blocks in its events; None if it does not say. `dynamo_core.kv.hashes.SCHEME` is ours.
     kv_hashing: str | None = None
 
     @property
@@ -132,7 +132,7 @@ class EventSource(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
 
 class RequestRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """One finished client request, as told to `dynamo_request_finished`. Times in seconds; never prompts or keys."""
+    """One finished client request, the argument of `dynamo_request_finished`. Times in seconds; no prompts or keys."""
 
     request_id: str
     model: str
@@ -153,5 +153,5 @@ class RequestRecord(msgspec.Struct, kw_only=True, frozen=True):
     trace_id: str
     span_id: str
     x_request_id: str | None
-    #: The name of the API key, never the key; empty where none are asked for.
+    #: The name of the API key, never the key; empty where no keys are configured.
     key_id: str = ""

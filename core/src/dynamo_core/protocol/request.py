@@ -1,4 +1,4 @@
-"""What a worker is asked to do: `PreprocessedRequest` and the groups of options in it."""
+"""The request to a worker: `PreprocessedRequest` and its groups of options."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SamplingOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class OutputOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What else is wanted beside the tokens. `logprobs` is the number of alternatives per position."""
+    """Outputs beside the tokens. `logprobs` is the number of alternatives per position."""
 
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -78,7 +78,7 @@ class OutputOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RoutingHints(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Wishes of the caller about where the request goes."""
+    """The caller's hints for routing."""
 
     backend_instance_id: int | None = None
     prefill_worker_id: int | None = None
@@ -88,12 +88,12 @@ class RoutingHints(msgspec.Struct, omit_defaults=True, kw_only=True):
     expected_output_tokens: int | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
-    #: For engines that keep an order: the highest goes first.
+    #: For engines with a priority queue: the highest goes first.
     priority: int | None = None
     allowed_worker_ids: list[int] | None = None
-    #: Requests of a higher one go first in a router's queue, whatever their arrival.
+    #: Requests of a higher one go first in a router's queue, regardless of their arrival.
     strict_priority: int | None = None
-    #: Seconds that the request is taken to have arrived earlier than it did.
+    #: Seconds by which a router backdates the arrival of the request.
     priority_jump: float | None = None
 
 

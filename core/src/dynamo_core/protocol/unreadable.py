@@ -1,4 +1,4 @@
-"""Warnings about what is left out because it cannot be read: few of them, however much of it comes."""
+"""Rate-limited warnings about records and messages that cannot be read and are skipped."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 
 from dynamo_core.protocol.reading import shown
 
-#: Warnings that may come at once, and the seconds after which there may be one more.
+#: Warnings allowed at once, and the seconds after which one more is allowed.
 BURST = 10
 EVERY = 10.0
-#: Names that are remembered as told.
+#: The most names that are remembered as warned about.
 MOST_NAMES = 1000
 
 
 class UnreadableWarner:
-    """Warns once of each name, a record's key or a message's source, until what has that name can be read again.
+    """Warns once per name (a record's key, a message's source) until it can be read again.
 
     Beyond `BURST` warnings, and one more every `EVERY` seconds, names are only counted; the next warning says how many.
     """
 
     def __init__(self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`what` has the names, such as "record"; `clock` only counts, in seconds."""
+        """`what` is the kind of thing that has the names, such as "record"; `clock` counts seconds."""
         self._log = log
         self._what = what
         self._clock = clock
@@ -32,7 +32,7 @@ class UnreadableWarner:
         self._filled_at = clock()
 
     def warn(self, name: str, reason: object) -> None:
-        """What has this name is left out."""
+        """Reports that the thing with this name is skipped."""
         if name in self._warned:
             return
         now = self._clock()
@@ -51,6 +51,6 @@ class UnreadableWarner:
         )
 
     def readable(self, name: str) -> None:
-        """What has this name can be read, or is gone: the next time that it cannot is told again."""
+        """Reports that the thing with this name can be read, or is gone: its next failure is warned about again."""
         if self._warned:
             self._warned.discard(name)

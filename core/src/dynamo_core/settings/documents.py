@@ -18,7 +18,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 def read_document(path: FilePath, named_by: str = "") -> Table:
-    """The file as a tree with origins ``path:line``. `named_by` says who names the file, if it was not the caller.
+    """The file as a tree with origins ``path:line``. `named_by` says what names the file, if not the caller.
 
     Raises:
         ConfigError: it cannot be read, is not valid, has a key twice, or does not hold a mapping.
@@ -171,7 +171,7 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str, above: 
                 inherited = {**table.children, **inherited}
             continue
         child = _convert(loader, value_node, name, above)
-        # A key's own line is what a reader looks for; its value may begin further down.
+        # Messages name the line of the key; its value may begin further down.
         children[key] = _at_line(child, f"{name}:{line}")
     return {**inherited, **children}
 
@@ -198,7 +198,7 @@ _HEADER = re.compile(r"^\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _ASSIGNMENT = re.compile(
     r"""^\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
 )
-#: How tomllib begins what it says of a key that is there already; it names neither the key nor, sometimes, the line.
+#: How tomllib begins its message about a repeated key; it names neither the key nor, sometimes, the line.
 _TOML_DUPLICATE = ("Cannot overwrite", "Cannot declare")
 _KEY_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 

@@ -26,7 +26,7 @@ class Flag:
     """One setting's short names. A key ``workers.*.x`` stands for that key of every worker.
 
     `flag` is None for settings that have a flat environment name only, `env` is None for those that have a flag only.
-    With `lenient` a variable that is no number is told of and left out, and one below zero is zero.
+    With `lenient` a variable that is no number is logged and ignored, and one below zero is zero.
     """
 
     flag: str | None
@@ -92,14 +92,14 @@ FLAGS: tuple[Flag, ...] = (
         "DYN_ROUTER_KV_EVENTS",
         "router.kv_events",
         bool,
-        "Go by what workers tell of their caches, not by a guess.",
+        "Go by the cache events of workers, not by a prediction.",
     ),
     Flag(
         "--router-ttl-secs",
         "DYN_ROUTER_TTL_SECS",
         "router.ttl_secs",
         float,
-        "Seconds that a guessed block is taken to be held.",
+        "Seconds that a predicted block counts as held.",
     ),
     Flag(
         "--router-track-active-blocks",
@@ -134,14 +134,14 @@ FLAGS: tuple[Flag, ...] = (
         "DYN_ROUTER_QUEUE_POLICY",
         "router.queue_policy",
         str,
-        "Who of those that wait goes first: fcfs or wspt.",
+        "Order of waiting requests: fcfs or wspt.",
     ),
     Flag(
         "--router-replica-sync",
         "DYN_ROUTER_REPLICA_SYNC",
         "client.share_loads",
         bool,
-        "Frontends tell each other what they have placed on workers.",
+        "Frontends share the load that they have placed on workers.",
     ),
     Flag(
         "--router-min-initial-workers",

@@ -1,4 +1,4 @@
-"""Laying one layer over another, and what holds for every layer: known keys, tables where tables belong."""
+"""Merging layers, and the checks of every layer: known keys, and tables where tables belong."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _changes_use(lower: Table, upper: Table, shape: Shape) -> bool:
 
 
 def check(table: Table, shape: Shape, path: Path = ()) -> None:
-    """Refuses unknown keys, and values where a table of settings belongs.
+    """Rejects unknown keys, and values where a table of settings belongs.
 
     Raises:
         ConfigError: with the origin in front, and a suggestion.
@@ -74,7 +74,7 @@ def check(table: Table, shape: Shape, path: Path = ()) -> None:
 
 
 def fill(table: Table, shape: Shape) -> Table:
-    """The tree with every default that nothing has set. A table that needs a value is not made up."""
+    """The tree with the defaults of all missing values. A table with a required value is not added."""
     children: dict[str, Node] = {}
     for key, inner in shape.fields.items():
         node = table.children.get(key)
@@ -97,7 +97,7 @@ def _all_optional(shape: Shape) -> bool:
 
 
 def plugin_choices(layer: Table) -> Table:
-    """Only what a layer says about which plugins are used."""
+    """The part of a layer that picks plugins."""
     children: dict[str, Node] = {}
     for key, node in layer.children.items():
         if isinstance(node, Table):

@@ -22,13 +22,13 @@ from dynamo_core.settings.validation import ValidationSubject, validate, validat
 
 ConfigT = TypeVar("ConfigT", bound=PluginConfig)
 
-#: What runs when there is no file, with the defaults of everything else: all in one process, answered by the mocker.
+#: The configuration without a file: everything in one process, answered by the mocker.
 EXAMPLE: dict[str, Any] = {
     "workers": {"mock": {"model": {"name": "mock-model"}, "engine": {"use": "mocker"}, "replicas": 1}},
 }
 #: The origin of its values.
 EXAMPLE_ORIGIN = "built-in example"
-#: What an engine may be called, and a worker may not.
+#: Characters of engine names that worker names may not have.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_]")
 
 
@@ -78,7 +78,7 @@ class LoadedSettings(SettingsView):
         own = {key: node for key, node in section.children.items() if key not in shape.fields}
         use = section.children.get("use")
         name = use.value if isinstance(use, Leaf) else None
-        # A section that nobody wrote is there because of whatever picked the plugin.
+        # A section that is not in the configuration exists because of the setting that picked the plugin.
         origin = section.origin if section.origin != DEFAULT or use is None else use.origin
         known = replace(shape_of(config_cls), fields={**shape.fields, **shape_of(config_cls).fields})
         subject = ValidationSubject(known, path, f"{path[-1]} '{name}'" if name else path[-1], origin)

@@ -160,7 +160,7 @@ class ThresholdSettings(BaseModel):
 
 
 class AdmissionSection(ThresholdSettings, PluginSection):
-    """Who may enter."""
+    """Which requests are admitted."""
 
     model_config = PluginSection.model_config
 
@@ -255,7 +255,7 @@ class KeySettings(BaseModel):
 
 
 class AuthSettings(BaseModel):
-    """Who may ask models. Without keys, whoever reaches the listener."""
+    """Which clients may use models. Without keys, every client that reaches the listener."""
 
     model_config = _STRICT
 
@@ -321,7 +321,7 @@ class ClientSettings(BaseModel):
     )
     share_loads: bool | None = Field(
         default=None,
-        description="Whether frontends tell each other what they have placed on workers; null means where "
+        description="Whether frontends share the load that they have placed on workers; null means where "
         "`frontend.processes` is more than 1, or admission goes by thresholds.",
     )
 

@@ -1,4 +1,4 @@
-"""Secrets: filling in ``${env:NAME}`` and ``${file:PATH}``, and keeping what must not be seen out of dumps."""
+"""Secrets: resolving ``${env:NAME}`` and ``${file:PATH}``, and hiding secret values in dumps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ASSIGNED = re.compile(
 
 def redacted(path: Sequence[str], value: Any) -> Any:
     """The value as it may be shown: ``***`` if a key on its path speaks of a secret; addresses without credentials."""
-    # A worker may be called `token`; names that the user chose say nothing.
+    # A worker may be called `token`: names that the user chose do not mark a secret.
     keys = [*path[:1], *path[2:]] if path[:1] == ("workers",) else list(path)
     return _redacted([key.lower().replace("-", "_") for key in keys], value)
 
@@ -60,8 +60,8 @@ def _redacted(keys: list[str], value: Any) -> Any:
 def without_credentials(text: str, *, address: bool = False) -> str:
     """A text in which what may be a login or a key is ``***``; `address` says that it is meant as an address.
 
-    Passwords may have any character, so of an address all is hidden up to its last ``@``, and all of its query and
-    fragment, whatever they are called.
+    Passwords may have any character, so an address is hidden up to its last ``@``, and so are its whole query and
+    fragment.
     """
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -69,7 +69,7 @@ def without_credentials(text: str, *, address: bool = False) -> str:
     if separator or address or _is_login(text):
         login, at, location = rest.rpartition("@")
         if _QUERY.search(login):
-            # Either the password or the query goes on behind it; nobody can tell.
+            # Either the password or the query goes on behind it; the text does not tell which.
             return f"{scheme}{separator}{HIDDEN}"
         # An address has a login before the ``@``; ``@file`` has none.
         rest = f"{HIDDEN if login else ''}{at}{location}"
@@ -85,7 +85,7 @@ def _is_login(text: str) -> bool:
 
 
 class _Missing(Exception):
-    """A reference that leads nowhere, and why."""
+    """A reference that cannot be resolved, and why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -95,7 +95,7 @@ class _Missing(Exception):
 def resolve(table: Table, env: Mapping[str, str], path: Path = (), *, lenient: bool = False) -> Table:
     """Fills in every reference, and notes for every value what may be shown of it.
 
-    With `lenient` a value whose reference leads nowhere is marked as unfilled, and shows the reason.
+    With `lenient` a value whose reference cannot be resolved is marked as unfilled, and shows the reason.
 
     Raises:
         ConfigError: a variable is not set, a file cannot be read, or a reference has an unknown form.

@@ -62,7 +62,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, workers: Sequence[st
 
 
 def _lenient_seconds(name: str, text: str) -> str:
-    """What to read in place of a number that is below zero, or that is none; empty means the default."""
+    """Replaces a number below zero by zero, and a text that is no number by the empty text, the default."""
     try:
         number = float(text or 0)
         if not math.isfinite(number):
@@ -182,7 +182,7 @@ def _suggestion(name: str, path: Path, shape: Shape, workers: Sequence[str]) -> 
 
 
 def _closest(name: str, known: Iterable[str]) -> str:
-    # What all names begin with makes none of them near.
+    # The common beginning of all names must not make them look alike.
     by_rest = {_rest(right): right for right in sorted(known)}
     close = difflib.get_close_matches(_rest(name), by_rest, n=1, cutoff=0.7)
     return f"; did you mean {by_rest[close[0]]}?" if close else "; see docs/reference/configuration.md for the names"

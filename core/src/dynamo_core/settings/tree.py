@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-#: The origin of values that nobody set.
+#: The origin of values that no layer set.
 DEFAULT = "default"
 
 Path: TypeAlias = tuple[str, ...]
@@ -23,7 +23,7 @@ class Leaf:
     #: What dumps and messages may show in place of `value`, if `hidden`.
     shown: Any = None
     hidden: bool = False
-    #: A reference in it leads nowhere, so it has no value. Only in trees that are made to be looked at.
+    #: A reference in it cannot be resolved, so it has no value. Only in trees that are made for display.
     unfilled: bool = False
 
     @property
@@ -45,7 +45,7 @@ Node: TypeAlias = Leaf | Table
 
 
 def location(origin: str, key: str) -> str:
-    """Where a value stands, for messages: its origin and its key, neither of them twice."""
+    """The place of a value for messages: its origin and its key, neither of them twice."""
     if origin == DEFAULT:
         return key
     # The key of a `--set` argument is in its origin; a key below it is not.

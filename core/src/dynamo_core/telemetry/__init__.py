@@ -1,1 +1,1 @@
-"""What the framework tells about itself: metrics, traces, logs, and the accounting of client requests."""
+"""Telemetry: metrics, traces, logs, and the accounting of client requests."""

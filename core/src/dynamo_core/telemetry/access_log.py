@@ -16,7 +16,7 @@ class AccessLog:
 
     @hookimpl
     def dynamo_request_finished(self, record: RequestRecord) -> None:
-        """Logs the record at level info; what is None is left out."""
+        """Logs the record at level info, without the fields that are None."""
         if log.isEnabledFor(logging.INFO):
             log.info("request finished", extra={"fields": fields(record)})
 

@@ -1,4 +1,4 @@
-"""Metrics that another library keeps in a registry of its own, shown among ours with the labels of who runs it."""
+"""Shows the metrics of another library's registry among ours, with the labels of the scope that bridges it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 
 log = logging.getLogger(__name__)
 
-#: Samples that say when a series began; ours have none either.
+#: Samples with the creation time of a series; our metrics have none.
 _CREATED_SUFFIX = "_created"
 #: Put before a foreign label that has the name of one of ours, as Prometheus does when it scrapes.
 _EXPORTED = "exported_"
@@ -27,7 +27,7 @@ class RegistryBridge:
         self._failed = False
 
     def collect(self) -> list[Metric]:
-        """What the registry holds now; nothing if it fails, which is told of once."""
+        """The registry's metrics now; nothing if it fails, which is logged once."""
         try:
             found = [
                 self._labelled(metric) for metric in self.source.collect() if metric.name.startswith(self._prefixes)
@@ -69,7 +69,7 @@ class BridgeCollector:
             self._bridges.append(bridge)
 
     def remove(self, bridge: RegistryBridge) -> None:
-        """Shows it no longer. Safe twice."""
+        """Stops showing it. Safe twice."""
         with self._lock:
             if bridge in self._bridges:
                 self._bridges.remove(bridge)

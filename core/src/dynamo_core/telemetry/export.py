@@ -1,6 +1,6 @@
 """The switch of span export: off unless ``OTEL_EXPORT_ENABLED`` says so, and then by OTLP over HTTP.
 
-OpenTelemetry is imported only when it is on. Which variables are honoured is told in docs/reference/telemetry.md.
+OpenTelemetry is imported only when it is on. docs/reference/telemetry.md lists the variables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 ENABLED = "OTEL_EXPORT_ENABLED"
 RATIO = "OTEL_TRACES_SAMPLE_RATIO"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-#: The only protocol that is spoken.
+#: The only supported protocol.
 PROTOCOL = "http/protobuf"
 
 #: Seconds that a process which ends waits for its last spans to leave.
@@ -71,7 +71,7 @@ def shutdown_export(timeout: float = FLUSH_TIMEOUT) -> bool:
     if close is None:
         return True
     spans.set_recorder(None)
-    # The exporter tries again for as long as its own deadlines let it, whatever it is asked; so it is left behind.
+    # The exporter retries for as long as its own deadlines allow and cannot be stopped, so it is left behind.
     flusher = threading.Thread(target=close, name="span-flush", daemon=True)
     flusher.start()
     flusher.join(timeout)

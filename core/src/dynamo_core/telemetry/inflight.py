@@ -1,4 +1,4 @@
-"""The accounting of client requests: what /metrics tells about them, their ids, and the record of each at its end."""
+"""The accounting of client requests: their metrics, their ids, and the record of each at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OUTPUT_BUCKETS = (0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000)
 MAX_MODELS = 1000
 OTHER = "other"
 
-#: The lowest HTTP status that says that the server is to blame.
+#: The lowest HTTP status of a server error.
 _SERVER_ERROR = 500
 
 #: What kind of failure an error type is; any other is internal.
@@ -162,7 +162,7 @@ class _EndpointSeries:
         self._families.failed(error_type)
 
     def ended(self) -> None:
-        """A request has been counted out."""
+        """Marks the metrics as changed: a request has ended."""
         self._families.changed()
 
 
@@ -218,7 +218,7 @@ class RequestTracker:
         )
 
     def refused(self, error_type: str) -> None:
-        """A request ended before it was known for which model it is; only failures are counted without one."""
+        """Counts a request that ended before its model was known: a failure without a model."""
         self._families.failed(error_type)
         self._families.changed()
 
@@ -355,7 +355,7 @@ class Inflight:
             return
         self._entered = False
         if exc and exc[0] in (asyncio.CancelledError, GeneratorExit):
-            # The listener cancels a handler whose client left or whose time is over; nobody hears what it would say.
+            # The listener cancels a handler whose client left or whose time is over; no client reads its answer.
             self.fail(CANCELLED, CLIENT_CLOSED_REQUEST)
         self._release()
         record = self._record(self._clock())
@@ -370,7 +370,7 @@ class Inflight:
             self._span.__exit__(None, None, None)
 
     def prompt_tokens(self, count: int) -> None:
-        """The length of the prompt is known. Only the first call counts."""
+        """Records the length of the prompt. Only the first call counts."""
         if self._entered and self._prompt_tokens is None:
             self._prompt_tokens = count
             self._series.input_length.observe(count)
@@ -378,7 +378,7 @@ class Inflight:
             self._enter_pipeline()
 
     def output(self, tokens: int) -> None:
-        """New tokens are about to be shown to the client; call once per write, not per token."""
+        """Records new tokens that are about to be sent to the client; call once per write, not per token."""
         if tokens <= 0 or not self._entered:
             return
         now = self._clock()
@@ -397,13 +397,13 @@ class Inflight:
         self._series.output_tokens.inc(tokens)
 
     def routed(self, instance_id: int | None) -> None:
-        """A worker accepted the request; after a migration, another one."""
+        """Records the worker that accepted the request; after a migration, another one."""
         if self._entered:
             self._instance_id = instance_id
             self._enter_pipeline()
 
     def succeed(self, finish_reason: str | None, cached_tokens: int | None = None) -> None:
-        """The whole answer was given to the client. `cached_tokens` is what the engine says it had of the prompt."""
+        """Records that the whole answer was sent. `cached_tokens` are prompt tokens from the engine's cache."""
         if self._error_type is None:
             self._cached_tokens = cached_tokens
             self._error_type = ""
@@ -411,13 +411,13 @@ class Inflight:
             self._finish_reason = finish_reason
 
     def fail(self, error_type: str, http_status: int) -> None:
-        """The request ends with an error that the client is told."""
+        """Records the error that the client gets."""
         if self._error_type is None:
             self._error_type = error_type or INTERNAL
             self._http_status = http_status
 
     def disconnected(self) -> None:
-        """The client went away. Does nothing once the whole answer was given."""
+        """Records that the client disconnected. Does nothing once the whole answer was sent."""
         if self._gone or self._error_type == "":
             return
         self._gone = True
@@ -491,7 +491,7 @@ class Inflight:
         )
 
     def _describe(self, record: RequestRecord) -> None:
-        """Tells the span how the request ended. What the client did wrong, or gave up, is no error of the server."""
+        """Writes the outcome to the span. A mistake of the client, or its disconnect, is no error of the server."""
         span = self._span
         span.set_attributes(
             {"status": record.http_status, "input_tokens": record.prompt_tokens, "output_tokens": record.output_tokens}

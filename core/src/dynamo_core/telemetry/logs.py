@@ -1,7 +1,7 @@
 """Logging: one line per record, as JSON or as text, written by a thread so that a slow terminal never stops a request.
 
-What is inside a request carries its ids without being told. Control characters are escaped, long messages are cut, and
-whatever looks like an API key, or like a login in an address, is masked; prompts are never logged on purpose.
+Lines written inside a request carry its ids. Control characters are escaped and long messages are cut. Text that looks
+like an API key, or like a login in an address, is masked. Prompts are never logged on purpose.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FLUSH_TIMEOUT = 2.0
 
 
 class LogContext(msgspec.Struct, frozen=True, gc=False):
-    """Whose request a log line belongs to."""
+    """The ids of the request that a log line belongs to."""
 
     request_id: str
     x_request_id: str | None = None
@@ -77,7 +77,7 @@ class RequestScope:
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _CONTROLS.update({0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"})
-# What turns the direction of writing shows something else than there is.
+# Characters that turn the direction of writing make a line show another text than it has.
 _BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS.update({code: f"\\u{code:04x}" for code in _BIDI_CONTROLS})
 # Half a surrogate pair cannot be written as UTF-8.
@@ -92,7 +92,7 @@ _QUERY = re.compile(
 
 
 def escape(text: str) -> str:
-    """The text with every control character visible, so that nobody can forge a line or steer a terminal."""
+    """The text with every control character visible, so that it can neither forge a line nor steer a terminal."""
     return text.translate(_CONTROLS)
 
 
@@ -231,7 +231,7 @@ class _Handler(QueueHandler):
 
 
 class _Listener(QueueListener):
-    """The writer. It can be ended although its queue is full: then what waits is given up."""
+    """The writer. It can be stopped with a full queue: the waiting lines are dropped then."""
 
     def enqueue_sentinel(self) -> None:
         waiting = cast(queue.Queue[Any], self.queue)
@@ -294,7 +294,7 @@ def shutdown() -> bool:
     root.removeHandler(active.handler)
     root.setLevel(active.previous_level)
     active.handler.close()
-    # The listener's own stop waits without a deadline, and the output may be a pipe that nobody reads.
+    # The listener's own stop waits without a deadline, and the output may be a pipe without a reader.
     stopper = threading.Thread(target=active.listener.stop, name="log-flush", daemon=True)
     stopper.start()
     stopper.join(FLUSH_TIMEOUT)

@@ -146,7 +146,7 @@ class _Family(Generic[ChildT]):
             self._children.pop(values, None)
 
     def describe(self) -> Iterable[Metric]:
-        """The names that nobody else may register."""
+        """The names that are reserved in the registry."""
         return [Metric(self.name, self.help, "unknown")]
 
     def collect(self) -> Iterable[Metric]:
@@ -248,7 +248,7 @@ class Family(Generic[ChildT]):
         return self._family.child(self._key(values))
 
     def remove(self, *values: str) -> None:
-        """Forgets the child for these label values; a child that does not exist is fine."""
+        """Removes the child for these label values, if it exists."""
         self._family.forget(self._key(values))
 
     def _key(self, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -293,7 +293,7 @@ class Metrics:
     """A scope of metrics with common labels; implements `dynamo_core.contracts.metrics.MetricsScope`.
 
     Events are meant for one thread, usually that of the event loop; making children, removing them and rendering are
-    safe from any. `cache_seconds` is how long one rendering is given out again if nothing `changed`.
+    safe from any. `cache_seconds` is how long a rendering is reused if nothing `changed`.
     """
 
     def __init__(
@@ -377,21 +377,21 @@ class Metrics:
         self._bridged.append(bridge)
 
     def unbridge(self) -> None:
-        """Ends what `bridge` of this scope began. Safe twice."""
+        """Ends the bridges of this scope. Safe twice."""
         bridged, self._bridged = self._bridged, []
         for bridge in bridged:
             if self._shared.bridges is not None:
                 self._shared.bridges.remove(bridge)
 
     def changed(self) -> None:
-        """Something has happened that every scrape from now on must show; see `MetricsScope.changed`."""
+        """Invalidates the cached rendering; see `MetricsScope.changed`."""
         self._shared.changes += 1
 
     async def render(self) -> bytes:
         """All metrics of the registry as text, written in a thread.
 
-        A rendering is given out again for `cache_seconds`, unless something has `changed` since it began. Callers at
-        the same time share one: that which is under way, or after a change the next.
+        A rendering is reused for `cache_seconds`, unless `changed` was called since it began. Concurrent callers share
+        one: the rendering under way, or after a change the next.
         """
         shared = self._shared
         asked, changes = time.monotonic(), shared.changes

@@ -1,7 +1,7 @@
 """Spans recorded with OpenTelemetry. Imported only when export is on; everything that names the SDK is here.
 
-Whoever uses OpenTelemetry's own API in between, an engine or a library, is part of the same trace: a span that is
-entered here is current there too, and the other way round.
+An engine or a library that uses OpenTelemetry's own API is part of the same trace: a span that is entered here is
+current there too, and the other way round.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ MAX_ERROR = 1024
 
 
 class Span:
-    """A part of a trace. This one is not recorded: it has ids, and all it is told is forgotten.
+    """A part of a trace. This one is not recorded: it has ids, and drops everything else.
 
     Entered, it is the current span: spans opened inside become its children, and log lines carry its ids. Leaving ends
     it; an exception that passes through sets the error status. It may be entered once, and held across awaits and
@@ -35,13 +35,13 @@ class Span:
     __slots__ = ("_token", "context")
 
     def __init__(self, context: TraceContext) -> None:
-        #: The ids, for whoever must name this span: ``context.to_headers()`` makes a receiver its child.
+        #: The ids of this span: ``context.to_headers()`` makes a receiver its child.
         self.context = context
         self._token: Token[TraceContext | None] | None = None
 
     @property
     def recording(self) -> bool:
-        """Whether what the span is told is kept. If not, what costs something to find out need not be told."""
+        """Whether attributes are kept. If not, the caller can skip those that are costly to compute."""
         return False
 
     @property
@@ -62,7 +62,7 @@ class Span:
         """Refers to a span that came before; a link that names none is left out."""
 
     def end(self) -> None:
-        """Ends the span. What it is told later is lost. Safe twice; leaving the span does it."""
+        """Ends the span. Later changes are lost. Safe twice; leaving the span does it."""
 
     def __enter__(self) -> Span:
         self._token = tracing.current.set(self.context)
@@ -70,7 +70,7 @@ class Span:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._leave()
-        # Being cancelled or closed is nobody's error.
+        # Cancelling and closing are no errors.
         if error is not None and isinstance(error, Exception):
             self.set_error(describe(error))
         self.end()

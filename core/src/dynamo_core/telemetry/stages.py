@@ -1,4 +1,4 @@
-"""Where requests are before a worker has them, and how long each part of that way takes."""
+"""Metrics of the stages that a request passes before a worker has it: how many are in each, and for how long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUCKETS = (
 
 
 class Stage:
-    """One part of the way: how many requests are in it now, and how long they were."""
+    """One stage: the number of requests in it now, and their durations."""
 
     __slots__ = ("_current", "_duration")
 
@@ -25,18 +25,18 @@ class Stage:
         self._current = current
 
     def enter(self) -> float:
-        """A request comes; returns when, for `leave`."""
+        """Counts a request in; returns the time, for `leave`."""
         self._current.inc()
         return time.perf_counter()
 
     def leave(self, since: float) -> None:
-        """It goes on, or ends here."""
+        """Counts the request out."""
         self._current.dec()
         self._duration.observe(time.perf_counter() - since)
 
 
 class Stages:
-    """The metrics of all parts. A part is made once and kept by whoever passes requests through it."""
+    """The metrics of all stages. The code that passes requests through a stage makes it once and keeps it."""
 
     def __init__(self, metrics: Metrics, prefix: str = "dynamo_frontend") -> None:
         self._durations = metrics.histogram(
@@ -47,5 +47,5 @@ class Stages:
         )
 
     def stage(self, name: str, phase: str = "") -> Stage:
-        """One part. `phase` is the role of the worker that is sought; before it is known there is none."""
+        """One stage. `phase` is the role of the worker to be found; empty before it is known."""
         return Stage(self._durations.labels(name), self._current.labels(name, phase))

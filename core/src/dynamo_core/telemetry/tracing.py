@@ -23,9 +23,9 @@ _ODD = frozenset("13579bdf")
 _STATE_KEY = re.compile(r"[a-z0-9][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}")
 _STATE_VALUE = re.compile(r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
 _MAX_MEMBERS = 32
-_MAX_STATE = 512  # the length that the specification asks everybody to carry
+_MAX_STATE = 512  # the length that the specification asks all parties to carry
 
-# Ids must differ, not be secret. A generator of their own: engines seed the one that everybody shares, and workers
+# Ids must differ, not be secret. A generator of their own: engines seed the shared one, and workers
 # with the same seed would then give the same ids.
 _bits = random.Random().getrandbits  # noqa: S311
 

@@ -29,7 +29,7 @@ EXPOSED = "exposed to the network"
 def command(as_json: bool, **options: Any) -> None:
     """Load a config and its plugins without starting anything.
 
-    Prints what would run: each stage with its plugin, and each listener with who can reach it; and what plugins remark
+    Prints what would run: each stage with its plugin, and each listener with its reachability; and what plugins remark
     on their settings. Exit code 2, with one line that says what is wrong, if the config could not be served.
     """
     from dynamo_core.plugins.loader import PluginLoader
@@ -51,7 +51,7 @@ def describe(settings: Settings, resolved: Resolved, loader: PluginLoader) -> di
 
 
 def exposure(host: str) -> str:
-    """Who can reach a listener on this address. A name other than ``localhost`` counts as reachable from outside."""
+    """The reachability of a listener on this address. A name other than ``localhost`` counts as exposed."""
     try:
         inside = ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

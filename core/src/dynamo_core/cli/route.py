@@ -65,7 +65,7 @@ def explain(
 
     For every worker and rank: what it has to do (requests, prompt tokens to be computed, blocks held), how many blocks
     of the prompt its cache holds (overlap) and running requests hold there (shared), and the cost, where the router
-    goes by such things. Whoever costs least is marked with *. Nothing is reserved. Exit code 1: the frontend refuses;
+    goes by such things. The cheapest rank is marked with *. Nothing is reserved. Exit code 1: the frontend refuses;
     2: it cannot be asked.
     """
     body = _body(prompt, messages, token_ids)
@@ -172,7 +172,7 @@ def _show(model: str, route: dict[str, Any]) -> str:
     if route["ranks"]:
         lines.append(format_table(_HEADER, [_row(rank) for rank in route["ranks"]]))
     if route["refusal"] is not None:
-        lines.append(f"nobody can be chosen: {route['refusal']}")
+        lines.append(f"no worker can be chosen: {route['refusal']}")
     elif all(rank["best"] is None for rank in route["ranks"]):
         lines.append(f"{route['router']} tells no costs.")
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""What runs on many ranks right now, by the blocks of chained sequence hashes that their requests hold.
+"""The active requests of many ranks, by the blocks of chained sequence hashes that they hold.
 
-A sequence hash stands for its whole prefix. So whoever holds a block holds those before it, and instead of counting
-every block of every request, only the places are counted where requests part. A set of ranks is one int, with a bit for
-each: `depths` finds by bisection how far along a chain each rank comes.
+A sequence hash stands for its whole prefix, so a rank that holds a block holds all blocks before it. Instead of every
+block of every request only the places are counted where requests part. A set of ranks is one int, with a bit for each:
+`depths` finds by bisection how far along a chain each rank comes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _private = count(-1, -1)
 
 
 def unshared_blocks(number: int) -> list[int]:
-    """Names of blocks that are shared with nobody. No two are alike in one process."""
+    """Ids of blocks that no other request shares. No two are alike in one process."""
     return list(islice(_private, number))
 
 
 def depths(chain: Sequence[int], sets: Mapping[int, int], among: int) -> list[tuple[int, int]]:
-    """How far along `chain` the members of `among` come: depths, and who comes so far and no further.
+    """How far along `chain` the ranks in `among` come: depths, each with the set of ranks that come exactly so far.
 
-    `sets` says who is in at each block; these sets, as far as they are of `among`, must only shrink along the chain.
-    Who is not even in at its first block is left out.
+    `sets` maps each block to the set of ranks that hold it; restricted to `among` these sets must only shrink along the
+    chain. Ranks that do not hold its first block are left out.
     """
     found: list[tuple[int, int]] = []
     get = sets.get
@@ -44,7 +44,7 @@ def depths(chain: Sequence[int], sets: Mapping[int, int], among: int) -> list[tu
     at_high = get(chain[-1], 0) & at_low
     if at_high:
         found.append((last, at_high))
-    #: Depths that some do not reach, with those who do; the nearest last.
+    #: Depths that some ranks do not reach, with the ranks that do; the nearest last.
     ahead = [(last, at_high)]
     while ahead:
         high, at_high = ahead[-1]
@@ -124,7 +124,7 @@ class ActiveChains:
         return load.blocks + load.unhashed if load is not None else 0
 
     def loads(self, ranks: Sequence[Rank], chain: Sequence[int] = ()) -> list[Load]:
-        """Of each rank all that a choice goes by."""
+        """The load of each rank, as a router weighs it."""
         get = self._ranks.get
         shared = depths(chain, self._map, -1) if chain else []
         if not shared:
@@ -169,7 +169,7 @@ class ActiveChains:
         """Puts a request's blocks on a rank; how many it did not hold."""
         table, bit, length = self._map, load.bit, len(chain)
         if chain[0] not in table:
-            # As most: nobody begins so.
+            # The most frequent case: no request of the rank begins like this.
             table.update(dict.fromkeys(chain, bit))
             load.blocks += length
             return length
@@ -179,7 +179,7 @@ class ActiveChains:
             load.parts[chain[shared - 1]] = (beside + 1, depth)
             if shared == length:
                 return 0
-        # What nobody holds at all needs no look at who does.
+        # Blocks that no rank holds need no look-up of their holders.
         known = _reach(chain, table, -1)
         for block in chain[shared:known]:
             table[block] |= bit

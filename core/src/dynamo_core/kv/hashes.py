@@ -32,7 +32,7 @@ def lora_seed(lora_name: str | None) -> int:
 
 
 def block_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
-    """The seed of block hashes made under an adapter, for those who give this salt: they share blocks with no others.
+    """The seed of block hashes under an adapter and a salt. Requests share blocks only with requests of the same salt.
 
     How the original mixes a salt in is not known; hashes under a salt are this project's own.
     """

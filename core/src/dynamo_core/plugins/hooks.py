@@ -1,7 +1,7 @@
-"""Hooks: who listens, and how they are told.
+"""Hooks: the listeners, and how they are called.
 
-pluggy keeps the specifications and checks the signatures. The calls are made here, one listener at a time, because
-pluggy stops at the first exception, and a listener that fails must not keep the others from hearing.
+pluggy keeps the specifications and checks the signatures. The calls are made here, one listener at a time: pluggy stops
+at the first exception, and a failing listener must not keep the others from being called.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Hooks:
         return None
 
     def announce(self, hook_name: str, **kwargs: object) -> None:
-        """Tells every listener, the last registered first. One that raises is logged by name; the others still hear.
+        """Calls every listener, the last registered first. A failure is logged by name; the others are still called.
 
         Raises:
             ValueError: there is no such hook, or a parameter of it is missing. Always the caller's mistake.

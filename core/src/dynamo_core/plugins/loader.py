@@ -59,7 +59,7 @@ class PluginLoader:
     """
 
     def __init__(self) -> None:
-        #: Who listens. Announce with ``loader.hooks.announce("dynamo_…", …)``.
+        #: The listeners. Announce with ``loader.hooks.announce("dynamo_…", …)``.
         self.hooks = Hooks()
         self._entries = find_plugins()
         self._modules: dict[str, ModuleType] = {}
@@ -72,7 +72,7 @@ class PluginLoader:
         return list(self._entries)
 
     def is_loaded(self, entry: PluginEntry) -> bool:
-        """Whether this plugin has been asked for, and was sound."""
+        """Whether this plugin was asked for and loaded without an error."""
         return entry in self._loaded
 
     def hooks_of(self, entry: PluginEntry) -> list[str]:

@@ -1,4 +1,4 @@
-"""Blocks under a salt are shared with nobody who does not give it."""
+"""Blocks under a salt are shared only with requests that give it."""
 
 from __future__ import annotations
 

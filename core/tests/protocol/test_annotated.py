@@ -90,7 +90,7 @@ def test_fields_that_are_not_known_are_ignored() -> None:
 
 
 class Vector(msgspec.Struct):
-    """A payload of somebody else's endpoint."""
+    """A payload of a plugin's endpoint."""
 
     values: list[float]
 

@@ -138,7 +138,7 @@ def test_text_after_the_end_of_a_choice_is_refused_and_an_empty_repetition_is_no
     answer.read(json.dumps(choice("stop", delta={})).encode())
 
     assert answer.read(json.dumps(choice(delta={"content": ""})).encode()) == []
-    with pytest.raises(BackendError.StreamIncomplete, match="nobody waits for"):
+    with pytest.raises(BackendError.StreamIncomplete, match="was not asked for"):
         answer.read(json.dumps(choice(delta={"content": "more"})).encode())
 
 

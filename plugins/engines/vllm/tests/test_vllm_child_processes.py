@@ -19,7 +19,7 @@ SLEEP = "import signal, time; print(signal.pthread_sigmask(signal.SIG_BLOCK, [])
 #: A worker whose child has a child of its own, all of them deaf to polite requests.
 WORKER = """
 import signal, subprocess, sys, time
-# Whoever runs the tests in the background has it ignored.
+# A shell that runs the tests in the background ignores it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from dynamo_plugin_engine_vllm.child_processes import ChildProcesses
 deaf = "import signal, subprocess, sys, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "

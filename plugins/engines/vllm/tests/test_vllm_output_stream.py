@@ -13,7 +13,7 @@ from dynamo_testing import mock_context
 
 
 class Request:
-    """A stream as vLLM's: leaving it, or cancelling whoever waits for it, frees the request."""
+    """A stream as vLLM's: leaving it, or cancelling its reader, frees the request."""
 
     def __init__(self) -> None:
         self.outputs: asyncio.Queue[int | Exception | None] = asyncio.Queue()

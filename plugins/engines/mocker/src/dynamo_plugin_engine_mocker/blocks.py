@@ -1,4 +1,4 @@
-"""The KV blocks of one rank: who holds them, what is kept for later, and what others are told of it."""
+"""The KV blocks of one rank: which are held or cached, and the events about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BlockPool:
     """Counts blocks; they have no contents, so that none needs a number.
 
     A block is *free*; or *private* to one sequence, while it is being filled; or *active*: full, known by its sequence
-    hash and held by one sequence or several; or *cached*: full, held by nobody, kept until its place is needed. The
+    hash and held by one sequence or several; or *cached*: full, not held, kept until its place is needed. The
     one unused for longest goes first. A sequence holds all blocks of its prefix and gives back the last one first, so
     that a block never outlives those before it.
     """
@@ -42,7 +42,7 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Full blocks that nobody holds."""
+        """Full blocks that no sequence holds."""
         return len(self._cached)
 
     @property
@@ -57,7 +57,7 @@ class BlockPool:
         return self._active.get(block_hash)
 
     def subscribe(self, listener: KvListener) -> None:
-        """Tells one listener every change of the full blocks from now on."""
+        """Sends one listener every change of the full blocks from now on."""
         self._listener = listener
 
     def match(self, hashes: Iterable[int]) -> int:
@@ -110,7 +110,7 @@ class BlockPool:
             self._publish(KvStored(blocks=new, parent_hash=parent))
 
     def release(self, hashes: Sequence[int], private: int) -> None:
-        """Gives back what one sequence holds: the full blocks of its prefix, in order, and the private ones."""
+        """Releases the blocks of one sequence: the full blocks of its prefix, in order, and the private ones."""
         active = self._active
         for block_hash in reversed(hashes):
             count = active[block_hash] - 1

@@ -32,9 +32,9 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """Time that passes only when somebody sleeps, and then at once, so that tests see exact times and never wait.
+    """Time that passes only when a task sleeps, and then at once, so that tests see exact times and never wait.
 
-    Whoever was woken before the sleep began runs first and still sees the old time. Of several sleepers the one with
+    Tasks that were woken before the sleep began run first and still see the old time. Of several sleepers the one with
     the earliest deadline wakes first. `pause` holds all sleepers until `resume`. `deadlines` are all that were slept
     on.
     """
@@ -53,11 +53,11 @@ class VirtualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass without waking anybody, as if the process had been busy."""
+        """Lets time pass without waking a task, as if the process had been busy."""
         self._now += seconds
 
     def pause(self) -> None:
-        """Lets nobody wake until `resume`."""
+        """Holds all sleepers until `resume`."""
         self._running.clear()
 
     def resume(self) -> None:
@@ -65,7 +65,7 @@ class VirtualClock:
         self._running.set()
 
     async def sleep_until(self, deadline: float) -> None:
-        """Lets everybody else have a turn, then jumps to the deadline."""
+        """Lets all other tasks have a turn, then jumps to the deadline."""
         self.deadlines.append(deadline)
         sleeper = (deadline, len(self.deadlines))
         insort(self._sleepers, sleeper)

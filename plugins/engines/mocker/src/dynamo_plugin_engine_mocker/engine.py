@@ -173,7 +173,7 @@ class MockerEngine(LLMEngine):
         )
 
     async def abort(self, ctx: EngineContext) -> None:
-        """Counts; the request's own stream gives its place back."""
+        """Counts the abort; the request's own stream releases its slot."""
         self.aborts += 1
         if self._abort_counter is not None:
             self._abort_counter.inc()
@@ -206,7 +206,7 @@ class MockerEngine(LLMEngine):
     async def kv_event_sources(self) -> list[KvEventSource]:
         """One per rank. None without prefix caching, where no block can be found again, and none of a decode worker.
 
-        What a decode worker holds saves nobody work: prompts are computed elsewhere.
+        The cache of a decode worker saves no work: prompts are computed elsewhere.
         """
         if not self._settings.enable_prefix_caching or self._role is DisaggregationMode.DECODE:
             return []
@@ -271,7 +271,7 @@ class MockerEngine(LLMEngine):
         return rank, sequence, self._hashes(request, sequence)
 
     def _serving_bootstrap(self, request: PreprocessedRequest, sequence: Sequence) -> AbstractContextManager[None]:
-        """Around the prefill of a prompt: tells the decode worker that waits for it."""
+        """Around the prefill of a prompt: notifies the decode worker that waits for it."""
         if self._rooms is None or request.bootstrap_info is None:
             return nullcontext()
         return self._rooms.hosting(request.bootstrap_info.bootstrap_room, sequence)

@@ -26,7 +26,7 @@ _rooms_by_address: dict[tuple[str, int], BootstrapRooms] = {}
 
 
 class BootstrapRooms:
-    """The rooms of one prefill worker, by the caller's number. In each, one prompt is told to be computed, or lost."""
+    """The rooms of one prefill worker, by the caller's number. In each, one prompt becomes computed, or lost."""
 
     def __init__(self, host: str, port: int, *, timeout: float = PREFILL_TIMEOUT) -> None:
         """Opens them to this process.
@@ -52,7 +52,7 @@ class BootstrapRooms:
         return len(self._rooms)
 
     def close(self) -> None:
-        """Takes the address away; whoever waits is told that the prompt is lost. Safe twice."""
+        """Frees the address and fails all waiting decode workers: their prompts are lost. Safe twice."""
         if _rooms_by_address.get(self._address) is self:
             del _rooms_by_address[self._address]
         for number in [*self._rooms]:
@@ -111,7 +111,7 @@ class BootstrapRooms:
         return room
 
     def _resolve(self, number: int, *, computed: bool) -> None:
-        # Nobody is left in a room that the decode half has come to and gone from.
+        # No worker is left in a room that the decode half has joined and left.
         room = self._rooms.get(number)
         if room is not None and not room.done():
             room.set_result(computed)

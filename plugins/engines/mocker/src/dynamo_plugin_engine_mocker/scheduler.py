@@ -1,4 +1,4 @@
-"""The step loop: who runs, who waits, what is computed, and one token for each decoding request per step."""
+"""The step loop: which requests run and wait, what is computed, one token per step for each decoding request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scheduler:
 
     A sequence holds a slot and its KV blocks from admission until its last token is produced or its reader is gone. It
     gets the blocks of its whole prompt when it is admitted, and one more whenever its answer fills the last. If there
-    is none, another sequence gives way: it loses slot and blocks, goes to the head of the line, and is computed again
+    is none, another sequence is preempted: it loses slot and blocks, goes to the head of the queue, and is recomputed
     when it is admitted again. Its tokens are not produced again. One that is paused for a slow reader keeps its slot.
 
     The prompt of one that is `prefilled` is brought instead of computed: that takes no part of a step, but time.
@@ -49,9 +49,9 @@ class Scheduler:
         self._pool = pool
         self._limits = limits
         self._on_change = on_change
-        # All with removal from anywhere at a constant price: in the order of the line, of admission, and the four
-        # states of those who hold a slot. The number is of tokens to compute before the next one can be produced; it
-        # is 0 where the prompt has been brought.
+        # All with removal from anywhere at a constant price: in the order of the queue, of admission, and the four
+        # states of the sequences that hold a slot. The number is of tokens to compute before the next one can be
+        # produced; it is 0 where the prompt has been transferred.
         self._waiting: OrderedDict[Sequence, BlockTable] = OrderedDict()
         self._running: dict[Sequence, BlockTable] = {}
         self._receiving: dict[Sequence, asyncio.Task[None]] = {}
@@ -89,7 +89,7 @@ class Scheduler:
         return (self._pool.active * size + self._private_tokens) / (self._pool.total * size)
 
     async def run(self) -> None:
-        """Steps as long as there is work, and waits for more; ends when cancelled. Whoever is left then fails."""
+        """Steps as long as there is work, and waits for more; ends when cancelled. The sequences that are left fail."""
         reason = "mocker backend failed"
         self._pacer.restart()
         try:
@@ -112,7 +112,7 @@ class Scheduler:
             self.close(reason)
 
     def submit(self, sequence: Sequence, hashes: PrefixHashes | None = None) -> None:
-        """Puts a sequence at the end of the line; without hashes it neither finds cached blocks nor leaves any.
+        """Queues a sequence; without hashes it neither finds cached blocks nor leaves any.
 
         Raises:
             BackendError.EngineShutdown: the loop has ended.
@@ -146,7 +146,7 @@ class Scheduler:
             self._work.set()
 
     def close(self, reason: str) -> None:
-        """Fails whoever is left and refuses whoever comes; only the first reason counts."""
+        """Fails all sequences and refuses new ones; only the first reason counts."""
         if self._closed is not None:
             return
         self._closed = reason
@@ -158,7 +158,7 @@ class Scheduler:
         self._changed()
 
     def _plan(self) -> list[tuple[Sequence, int]]:
-        """Admits whom there is room for; which prompts are computed in the next step, and how many tokens of each."""
+        """Admits sequences as far as there is room. Returns the prompts of the next step, with the tokens of each."""
         chunks: list[tuple[Sequence, int]] = []
         if not self._prefilling and not self._waiting:
             return chunks
@@ -216,7 +216,7 @@ class Scheduler:
         self._work.set()
 
     def _step(self, chunks: list[tuple[Sequence, int]]) -> None:
-        """One token for everybody. Runs once per token of every request: keep it short."""
+        """One token for each sequence. Runs once per token of every request: keep it short."""
         self.steps += 1
         for sequence, tokens in chunks:
             self._prefill(sequence, tokens)

@@ -55,7 +55,7 @@ def transfer_time(config: MockerConfig) -> TransferTime:
 class Pacer:
     """Keeps steps on an absolute schedule: a late step does not push back the ones after it.
 
-    At most one step is caught up; whoever is later than that starts a new schedule, so that a stall is not followed by
+    At most one step is caught up; a longer delay starts a new schedule, so that a stall is not followed by
     a burst.
     """
 

@@ -20,12 +20,12 @@ from dynamo_plugin_engine_transformers.sampling import sample
 
 log = logging.getLogger(__name__)
 
-#: What a CPU has room for, where nothing else is said.
+#: The KV cache and the batch on a CPU, unless set.
 CPU_CACHE_TOKENS = 32_768
 CPU_BATCH_TOKENS = 512
 #: Seconds that the batching thread has to end its step and itself.
 STOP_TIMEOUT = 20.0
-#: Seconds between two looks at a thread that is starting.
+#: Seconds between two checks of a starting thread.
 _POLL_INTERVAL = 0.02
 
 _BATCHING = "transformers.generation.continuous_batching"
@@ -33,20 +33,20 @@ _BATCHING = "transformers.generation.continuous_batching"
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How far a request has come. `tokens` are all so far; `error` says why it failed."""
+    """The state of a request. `tokens` are all tokens so far; `error` says why it failed."""
 
     tokens: Sequence[int]
     finished: bool
     error: str | None
 
 
-#: Told in the event loop's thread.
+#: Called in the event loop's thread.
 OutputCallback = Callable[[Output], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What there is to know of a model that runs. Lengths are in tokens."""
+    """The properties of a running model. Lengths are in tokens."""
 
     vocabulary: int
     context_length: int
@@ -268,7 +268,7 @@ def _router_class(base: Any) -> Any:
             try:
                 self._loop.call_soon_threadsafe(self._dispatch, outputs)
             except RuntimeError:
-                # The event loop has ended, and with it everybody who waits.
+                # The event loop has ended, and all waiting requests with it.
                 log.debug("outputs of requests came after the end of the event loop")
 
         def _dispatch(self, outputs: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What one request asks of the sampler, checked; and what the sampler knows of it."""
+"""The sampling options of one request, checked, and the sampler's state for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GENERATION_CONFIG = "generation_config.json"
 class RequestSampling:
     """How the tokens of one request are chosen. Written by the request's task, then read by the generating thread.
 
-    `produced`, `log_probs` and `top_logprobs` are the thread's: one entry per token, added before the token is told.
+    `produced`, `log_probs` and `top_logprobs` are the thread's: one entry per token, added before its delivery.
     """
 
     prompt: Sequence[int]
@@ -41,7 +41,7 @@ class RequestSampling:
     #: Tokens that end the answer, and how many others come before one may.
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    #: How many alternatives are told per token; None tells no log-probabilities.
+    #: The number of alternatives reported per token; None reports no log-probabilities.
     logprobs: int | None = None
     produced: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class RequestSampling:
 
 
 def model_defaults(folder: str) -> dict[str, float]:
-    """What the model's own file says of sampling."""
+    """The sampling defaults in the model's own file."""
     try:
         said = read_json((Path(folder) / _GENERATION_CONFIG).read_bytes())
     except (OSError, ValueError):
@@ -78,10 +78,10 @@ def model_defaults(folder: str) -> dict[str, float]:
 def request_sampling(
     request: PreprocessedRequest, *, vocabulary: int, defaults: Mapping[str, float], caching: bool = True
 ) -> RequestSampling:
-    """The wish in a request.
+    """Reads the sampling options of a request.
 
     Raises:
-        BackendError.InvalidArgument: it asks for what this engine cannot do, or for tokens that there are not.
+        BackendError.InvalidArgument: an option that this engine does not have, or a token id beyond the vocabulary.
     """
     _reject_unsupported(request, caching)
     options, stop = request.sampling_options, request.stop_conditions

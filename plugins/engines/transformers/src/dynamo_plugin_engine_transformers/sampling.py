@@ -15,9 +15,9 @@ _MASK = (1 << 63) - 1
 
 
 def sample(torch: Any, scores: Any, samplings: Sequence[RequestSampling]) -> Any:
-    """Chooses a token per row; `scores` is a float tensor, rows by vocabulary, one row per wish.
+    """Chooses a token per row; `scores` is a float tensor, rows by vocabulary, one row per request.
 
-    Returns the scores with the chosen token of every row as the greatest. Each wish is told its token.
+    Returns the scores with the chosen token of every row as the greatest. Each `RequestSampling` records its token.
     """
     log_probs_by_row = _log_probabilities(torch, scores, samplings)
     for row, sampling in enumerate(samplings):

@@ -54,7 +54,7 @@ class Client:
         headers = {"accept": "text/event-stream, application/json"}
         if config.api_key is not None:
             headers["authorization"] = f"Bearer {config.api_key.get_secret_value()}"
-        # How many requests there are at once is the worker's affair; a pool that is full would queue a second time.
+        # The worker limits the requests at once; a full pool would queue them a second time.
         connector = TCPConnector(limit=0, keepalive_timeout=config.keep_alive, ssl=tls_context(config) or True)
         self._session = ClientSession(connector=connector, headers=headers, auto_decompress=True)
         self._timeout = ClientTimeout(total=None, connect=config.connect_timeout, sock_connect=config.connect_timeout)
@@ -288,7 +288,7 @@ def unreachable(url: str, error: BaseException) -> DynamoError:
         # Not of this request: nothing will ever get through.
         return BackendError.EngineShutdown(f"{url} has a certificate that is not trusted; see `tls.ca`", cause=error)
     if isinstance(error, ClientConnectorError):
-        # Nobody listens there. The framework leaves a worker whose engine does not run alone for a while.
+        # No process listens there. The framework avoids a worker with such an error for a while.
         return BackendError.EngineShutdown(f"{url} cannot be reached: {error.os_error}", cause=error)
     if isinstance(error, TimeoutError):
         return BackendError.EngineShutdown(f"{url} did not take a connection in time", cause=error)

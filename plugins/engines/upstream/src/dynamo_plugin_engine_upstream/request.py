@@ -1,4 +1,4 @@
-"""What the server is asked: the client's body, with what this engine needs put in."""
+"""The request to the server: the client's body, with the fields that this engine needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMPLETIONS = "completions"
 
 #: Fields of `nvext` that have the same name and meaning beside it.
 _SAME = ("ignore_eos", "top_k", "repetition_penalty")
-#: What a wish for the most likely token makes pointless.
+#: Options without a meaning once the most likely token is asked for.
 _SAMPLING = ("top_p", "top_k", "min_p")
 
 

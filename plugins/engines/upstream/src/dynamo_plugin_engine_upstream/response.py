@@ -108,7 +108,7 @@ class ResponseReader:
             if not made and isinstance(index, int) and 0 <= index < self._choices:
                 # Some servers repeat a choice that has ended, without anything in it.
                 return
-            raise BackendError.StreamIncomplete(f"the server answered for choice {index!r}, which nobody waits for")
+            raise BackendError.StreamIncomplete(f"the server answered for choice {index!r}, which was not asked for")
         self._unheard.discard(index)
         for item in made:
             item.index = index

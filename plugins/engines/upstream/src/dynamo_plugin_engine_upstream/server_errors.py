@@ -1,4 +1,4 @@
-"""What a server's refusal is to this framework, and how much of it clients are told."""
+"""Maps a server's errors to those of this framework, and limits what clients see of them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LONGEST = 500
 
 #: The server works, and has no room: others may have.
 _BUSY = frozenset({429, 503, 529})
-#: It, or what stands before it, does not work now; others may.
+#: The server, or a proxy before it, does not work now; others may.
 _BROKEN = frozenset({408, 409, 425, 502, 504})
-#: It does not let this worker in, which is no fault of the client's.
+#: The server rejects this worker, which is no fault of the client.
 _CLOSED = frozenset({401, 402, 403, 407})
-#: It does not offer what was asked for.
+#: The server does not offer this function.
 _ABSENT = frozenset({405, 501})
 
 _bodies = msgspec.json.Decoder()

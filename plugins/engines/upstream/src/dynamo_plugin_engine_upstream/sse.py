@@ -8,7 +8,7 @@ from dynamo_core import BackendError
 
 #: What ends a stream.
 DONE = b"[DONE]"
-#: Bytes of one event. Nobody's answer has pieces that large; a stream without line ends would.
+#: The most bytes of one event. No answer has larger pieces; a stream without line ends would.
 LARGEST = 16 * 1024 * 1024
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")

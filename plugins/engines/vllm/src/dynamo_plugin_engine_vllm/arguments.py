@@ -102,10 +102,10 @@ def with_config_objects(arguments: dict[str, Any], fields: Mapping[str, dataclas
 
 
 def events_arguments(settings: VllmConfig, worker: WorkerConfig, endpoints: Endpoints) -> dict[str, Any] | None:
-    """Arguments of `KVEventsConfig`; None if nobody is to be told of the cache."""
+    """Arguments of `KVEventsConfig`; None if the cache is not published."""
     told = settings.enable_prefix_caching and worker.enable_kv_routing and settings.runner != "pooling"
     if not told or worker.disaggregation_mode is DisaggregationMode.DECODE:
-        # What a decode worker holds saves nobody work: prompts are computed elsewhere.
+        # The cache of a decode worker saves no work: prompts are computed elsewhere.
         return None
     return {
         "enable_kv_cache_events": True,

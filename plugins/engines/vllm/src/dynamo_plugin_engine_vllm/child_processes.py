@@ -1,7 +1,7 @@
 """The processes that vLLM starts: none of them outlives the worker, and Ctrl-C is not for them.
 
 vLLM's processes stay behind when the one that started them is killed, and keep the GPU. So they carry a mark in their
-environment, and a small process of its own session waits for the end of the worker and kills whoever still has it.
+environment, and a small process in its own session waits for the end of the worker and kills all that carry it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK = "_DYNAMO_VLLM_MARK"
 #: Longest folder name with room for the names of sockets in it: the system allows 107 bytes for the whole.
 _LONGEST = 60
 
-#: One engine is built at a time: what it is told is told in the environment, which all threads share.
+#: One engine is built at a time: it reads the environment, which all threads share.
 _building = threading.Lock()
 
 
@@ -53,14 +53,14 @@ class ChildProcesses:
 
     def build(self, make: Callable[[], T], environment: Mapping[str, str]) -> T:
         """Calls `make` so that the processes that it starts are marked, and see `environment`. Blocks."""
-        # It would allow again what is forbidden below, had it still to be started.
+        # Started below, it would unblock the signal again.
         resource_tracker.ensure_running()
         name, _, value = self._mark.partition("=")
         with _building, _without_interrupts(), _environment({**environment, name: value}):
             return make()
 
     def kill(self) -> int:
-        """Kills whoever is left; how many there were. Blocks for moments."""
+        """Kills the processes that are left; returns their number. Blocks for moments."""
         return reaper.kill_marked(self._mark, spare=self._reaper.pid)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class ChildProcesses:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that this thread starts inherit that SIGINT is held back: Ctrl-C goes to the whole terminal."""
+    """Processes that this thread starts inherit a blocked SIGINT: Ctrl-C goes to the whole terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -122,7 +122,7 @@ class VllmEngine(LLMEngine):
         return config
 
     def _engine_factory(self, library_: Library, children: ChildProcesses) -> tuple[Callable[[], Any], dict[str, str]]:
-        """How to make the engine, and what its processes are told in the environment."""
+        """A function that makes the engine, and the environment of its processes."""
         settings, worker = self._settings, self.worker
         known = library_.AsyncEngineArgs.__dataclass_fields__
         given = arguments.engine_arguments(settings, worker, on_cpu=library_.on_cpu, known=known)
@@ -149,7 +149,7 @@ class VllmEngine(LLMEngine):
         return make, environment
 
     def _engine_config(self, config: Any, worker_id: int, tasks: frozenset[str]) -> EngineConfig:
-        """Takes over what vLLM found out about the model and the machine."""
+        """Reads the properties that vLLM determined for the model and the machine."""
         cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
         numbers = ranks_of(parallel)
         # vLLM adds up the blocks of all ranks.
@@ -323,7 +323,7 @@ class VllmEngine(LLMEngine):
             metrics.bridge(self._library.registry, prefixes=["vllm:"])
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        """One per rank. None without prefix caching, of a decode worker, and if nobody routes by them."""
+        """One per rank. None without prefix caching, for a decode worker, and if routing by cache is off."""
         if self._engine is None or self._endpoints is None:
             return []
         published = self._engine.get_kv_event_sources()
@@ -331,14 +331,14 @@ class VllmEngine(LLMEngine):
         for number in self._ranks:
             where = published.get(number)
             if where is None:
-                log.warning("vLLM does not say where rank %d tells of its KV cache", number)
+                log.warning("vLLM does not say where rank %d publishes its KV events", number)
                 continue
             subscribe = partial(self._subscribe, number, where.endpoint, where.replay_endpoint)
             sources.append(KvEventSource(number, subscribe))
         return sources
 
     def progress(self) -> int:
-        """The steps of all ranks, as vLLM's statistics tell them."""
+        """The steps of all ranks, from vLLM's statistics."""
         return sum(rank.steps for rank in self._ranks.values())
 
     async def load_sources(self) -> list[LoadSource]:
@@ -356,10 +356,10 @@ class VllmEngine(LLMEngine):
             "prefill_result": {"disaggregated_params": handoff.outgoing(None)},
         }
 
-    # What a request becomes.
+    # From a request to the arguments of vLLM.
 
     def _sampling_params(self, request: PreprocessedRequest) -> tuple[Any, OutputConverter]:
-        """vLLM's sampling parameters, and what reads the answer."""
+        """vLLM's sampling parameters, and the converter of its outputs."""
         library_ = self._require_library()
         args = sampling_args(
             request,
@@ -393,7 +393,7 @@ class VllmEngine(LLMEngine):
         return self._require_library().tokens_input(request.token_ids, cache_salt=salt)
 
     def _generate_options(self, request: PreprocessedRequest, rank: Rank, ctx: GenerateContext) -> dict[str, Any]:
-        """What `AsyncLLM.generate` is told beside the prompt and the parameters."""
+        """The arguments of `AsyncLLM.generate` beside the prompt and the parameters."""
         options: dict[str, Any] = {}
         if len(self._ranks) > 1:
             options["data_parallel_rank"] = rank.number - self._first_rank
@@ -416,7 +416,7 @@ class VllmEngine(LLMEngine):
 
     def _finish(self, item: LLMEngineOutput, output: Any) -> None:
         if item.finish_reason == "cancelled":
-            # Nobody stopped it: it is the engine that ends.
+            # The request was not stopped: the engine ends.
             raise BackendError.EngineShutdown(self._refusal or "vLLM gave the request up")
         if self._role is DisaggregationMode.PREFILL:
             item.disaggregated_params = handoff.outgoing(output.kv_transfer_params)
@@ -436,7 +436,7 @@ class VllmEngine(LLMEngine):
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Around calls of vLLM: what it raises, as errors of ours."""
+        """Around calls of vLLM: translates its errors to ours."""
         try:
             yield
         except (DynamoError, asyncio.CancelledError, GeneratorExit):
@@ -456,7 +456,7 @@ class VllmEngine(LLMEngine):
             self._death.set()
 
     async def _watch_processes(self) -> None:
-        """Notices the death of vLLM's processes, which it tells only to those who ask."""
+        """Polls whether vLLM's processes live: vLLM sends no notification."""
         while self._engine is not None and not self._engine.errored:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(WATCH_INTERVAL)
         if self._engine is not None:
@@ -466,7 +466,7 @@ class VllmEngine(LLMEngine):
     async def _cancel_start(
         building: asyncio.Task[tuple[Any, Exception | None]], children: ChildProcesses | None
     ) -> Any:
-        """Ends a start that was cut short; the engine if it had come up all the same."""
+        """Cancels a start under way; returns the engine if it came up all the same."""
         if children is not None and not building.done():
             # Without its processes the thread that waits for them gives up.
             await asyncio.to_thread(children.kill)
@@ -477,7 +477,7 @@ class VllmEngine(LLMEngine):
             return None
 
     async def _end_streams(self, engine: Any) -> None:
-        """Ends what still runs: each stream gets a last output, and fails with the refusal."""
+        """Ends all running streams: each gets a last output, and fails with the refusal."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_LAST_OUTPUTS):
                 await engine.abort([*self._streams])
@@ -504,7 +504,7 @@ class VllmEngine(LLMEngine):
 
 @contextlib.contextmanager
 def _as_invalid_argument() -> Iterator[None]:
-    """Around the making of vLLM's parameters: what it does not take is the request's fault."""
+    """Around the making of vLLM's parameters: an error there is the request's fault."""
     try:
         yield
     except DynamoError:

@@ -118,7 +118,7 @@ class EventTranslator:
     def _warn(self, what: str) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("vLLM tells of %s: routers are not told of them", what)
+            log.warning("vLLM reports %s: routers do not get them", what)
 
 
 def _read(event: Any) -> tuple[str, Mapping[str, Any]]:

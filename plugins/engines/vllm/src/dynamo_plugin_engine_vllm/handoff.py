@@ -10,7 +10,7 @@ from dynamo_core import PreprocessedRequest, invalid_argument
 #: The key under which they are, in `disaggregated_params` and in the `extra_args` of vLLM's sampling parameters.
 KEY = "kv_transfer_params"
 
-#: What a prefill worker asks its connector for: hold the blocks until somebody fetches them.
+#: What a prefill worker asks its connector for: hold the blocks until a decode worker fetches them.
 PREFILL_PARAMS: dict[str, Any] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,

@@ -63,7 +63,7 @@ def load() -> Library:
     Raises:
         BackendError.EngineShutdown: it cannot be imported, or is one that this plugin does not know.
     """
-    # Nothing is reported to anybody unless the operator wants it.
+    # vLLM reports no usage unless the operator enables it.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # The process has threads and a running event loop: a forked copy of it would hang sooner or later.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")

@@ -1,4 +1,4 @@
-"""What runs on each rank: from vLLM's own statistics, and from what was handed to it and has not begun."""
+"""The load of each rank: from vLLM's own statistics, and from the requests that it has not begun."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Rank:
         self.report()
 
     def report(self) -> None:
-        """Tells those who want to know how things are."""
+        """Reports the load to metrics and subscribers."""
         if self._metrics is not None:
             self._metrics.used.set(self.used_blocks)
         if self._subscribers:
@@ -103,11 +103,11 @@ class Rank:
                 subscriber(load)
 
     def source(self) -> LoadSource:
-        """Where this load is told."""
+        """The source of this load."""
         return LoadSource(self.number, self._subscribers.append)
 
     def setup_metrics(self, metrics: MetricsScope) -> None:
-        """Shows the load on the worker's page."""
+        """Registers the metrics of this rank."""
         label, rank = ("dp_rank",), str(self.number)
 
         def gauge(name: str, help: str) -> GaugeLike:
@@ -153,6 +153,6 @@ def stat_logger(base: type[Any], record: Callable[[int, Any], None]) -> type[Any
                 record(self._rank, scheduler_stats)
 
         def log_engine_initialized(self) -> None:
-            """Nothing to say."""
+            """Nothing to log."""
 
     return Recorder

@@ -1,4 +1,4 @@
-"""What vLLM gives out, as items of our streams."""
+"""Converts the outputs of vLLM to items of our streams."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from dynamo_core import BackendError, FinishReason, LLMEngineOutput, PreprocessedRequest, TopLogprob, usage
 
-#: The log-probability of what is impossible: JSON has no infinity.
+#: The log-probability of an impossible token: JSON has no infinity.
 MIN_LOGPROB = -9999.0
 
 _REASONS = {
@@ -23,7 +23,7 @@ class OutputConverter:
     __slots__ = ("_ends", "_prompt_tokens", "_tops", "cached_tokens", "produced")
 
     def __init__(self, request: PreprocessedRequest, cached_tokens: int | None = None) -> None:
-        """`cached_tokens` is set where somebody else knows better than the engine how many were in a cache."""
+        """`cached_tokens` replaces the engine's own count where another worker knows it better."""
         self._prompt_tokens = len(request.token_ids)
         self._ends = frozenset(request.eos_token_ids)
         self._tops = request.output_options.logprobs

@@ -55,7 +55,7 @@ def kill_marked(mark: str, rounds: int = ROUNDS, spare: int | None = None) -> in
 def main(mark: str, folder: str) -> None:
     """Waits for the end of the worker, then cleans up after it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Whoever ends a whole group of processes ends the worker, and that is what this one waits for.
+        # A signal to the whole process group ends the worker, and that is what this process waits for.
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 64):
         pass

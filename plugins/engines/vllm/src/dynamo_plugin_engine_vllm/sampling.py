@@ -1,4 +1,4 @@
-"""What a request wishes, as the arguments of vLLM's `SamplingParams`. Nothing here needs vLLM."""
+"""From a request to the arguments of vLLM's `SamplingParams`. Nothing here needs vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAME_NAMES = (
     "allowed_token_ids",
 )
 
-#: Keys of `extra_args` with which prompts of other kinds come.
+#: Keys of `extra_args` that carry prompts of other kinds.
 _OTHER_MEDIA = ("multi_modal_data", "mm_processor_kwargs", "prompt_embeds")
 
 
@@ -45,17 +45,17 @@ def sampling_args(
     role: DisaggregationMode,
     guided_backend: str = "auto",
 ) -> SamplingArgs:
-    """What is asked of vLLM; `defaults` come from the model's generation config.
+    """The sampling arguments of a request; `defaults` come from the model's generation config.
 
     Stop strings are the frontend's work: the engine makes no text. Values out of range are left to vLLM to refuse.
 
     Raises:
-        BackendError.InvalidArgument: something is asked that this engine does not do.
+        BackendError.InvalidArgument: an option that this engine does not have.
     """
     room = context_length - len(request.token_ids)
     _check(request, room, context_length, role)
     if role is DisaggregationMode.PREFILL:
-        # One token that nobody sees. It must not end the answer: then nothing would be handed over.
+        # One token that is never sent. It must not end the answer: then no cache would be handed over.
         return SamplingArgs({"temperature": 0.0, "max_tokens": 1, "min_tokens": 1})
     options, stop = request.sampling_options, request.stop_conditions
     params = dict(defaults)

@@ -38,11 +38,11 @@ class EventSequencer:
         self.expected = 0
 
     def gap(self, sequence: int) -> bool:
-        """Whether batches before this one have not come yet."""
+        """Whether batches before this one are missing."""
         return sequence > self.expected
 
     def batch(self, sequence: int, payload: bytes) -> None:
-        """Takes a batch; one with a gap before it counts as after a loss."""
+        """Applies a batch; a gap before it means that batches were lost."""
         if sequence < self.expected:
             return
         if sequence > self.expected:
@@ -52,7 +52,7 @@ class EventSequencer:
         try:
             changes = self._translator.changes(read(self._decoder, payload)[1])
         except (LookupError, TypeError, AttributeError, *UNREADABLE) as error:
-            # What it said is not known, so neither is what the cache holds now.
+            # Its changes are unknown, so the contents of the cache are unknown too.
             self._unreadable.warn(str(self._rank), error)
             changes = [self._translator.clear()]
         else:

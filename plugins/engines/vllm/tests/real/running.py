@@ -1,4 +1,4 @@
-"""Run as a script: an engine that runs until somebody kills it. Argument: a model."""
+"""Run as a script: an engine that runs until it is killed. Argument: a model."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Routers are told of requests that have ended for as long as they live, and kept alive by nobody."""
+"""Routers are notified of ended requests for as long as they live, and not kept alive."""
 
 from __future__ import annotations
 

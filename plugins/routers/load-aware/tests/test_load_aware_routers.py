@@ -1,4 +1,4 @@
-"""Who is chosen: among whom, by what load, and with what chance."""
+"""Which worker is chosen: among which, by what load, and with what chance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ each_router = pytest.mark.parametrize("kind", ROUTERS, ids=lambda kind: kind.NAM
 
 
 class Workers:
-    """A pool as the contract describes it, with everybody eligible but the excluded."""
+    """A pool as the contract describes it, with all workers eligible but the excluded."""
 
     model = "m"
     role = "aggregated"
@@ -52,7 +52,7 @@ class Workers:
 
 @dataclass
 class Tracker:
-    """Loads as written down, and how often anybody looked."""
+    """Loads as written down, and how often they were read."""
 
     active: Mapping[int, int] = field(default_factory=dict)
     prefill: Mapping[tuple[int, int], int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Turns: every eligible worker, every rank, nobody else."""
+"""Turns: every eligible worker, every rank, no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 
 class Workers:
-    """A pool as the contract describes it, with everybody eligible but the excluded."""
+    """A pool as the contract describes it, with all workers eligible but the excluded."""
 
     model = "m"
     role = "aggregated"

@@ -1,4 +1,4 @@
-"""What a worker would cost, and which one to take. Pure: numbers in, numbers out."""
+"""The cost of each rank, and the choice by cost. Pure: numbers in, numbers out."""
 
 from __future__ import annotations
 

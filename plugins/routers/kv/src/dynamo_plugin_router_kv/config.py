@@ -26,13 +26,13 @@ class KvConfig(PluginConfig):
     )
     kv_events: bool = Field(
         default=True,
-        description="Whether workers tell what their caches hold; without, it is guessed from where requests went.",
+        description="Whether workers publish cache events; without them caches are predicted from routed requests.",
     )
     ttl_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=120.0, description="Seconds that a guessed block is taken to be held after its last use."
+        default=120.0, description="Seconds that a predicted block counts as held after its last use."
     )
     max_blocks: Annotated[int, Field(ge=1)] = Field(
-        default=2**20, description="Guessed blocks per rank; never more than the rank has."
+        default=2**20, description="Predicted blocks per rank; never more than the rank has."
     )
     track_active_blocks: bool = Field(
         default=True, description="Whether blocks of running requests count as load of their worker."
@@ -49,7 +49,7 @@ class KvConfig(PluginConfig):
         "never waits.",
     )
     queue_policy: Literal["fcfs", "wspt"] = Field(
-        default="fcfs", description="Who goes first: who came first, or who has the least to be computed."
+        default="fcfs", description="Order of waiting requests: by arrival, or by the least to be computed."
     )
     queue_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=30.0, description="Seconds that a request waits at most; then it is refused."

@@ -1,7 +1,7 @@
-"""Keeps the index in step with what workers tell: in order, without gaps, and through their restarts.
+"""Applies the events of workers to the index: in order, without gaps, and through their restarts.
 
-The events of a rank are numbered. One that is missing is asked for at its worker, who remembers the newest ones and
-what it holds; until the answer is there, later ones wait. Pure: who asks, and when, is the router's affair.
+The events of a rank are numbered. The worker is asked for a missing one: it keeps the newest events and the contents of
+its cache. Until it has answered, later events wait. Pure: the router decides when to ask.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dynamo_plugin_router_kv.index import KvIndex, Status
 #: Events that may wait for one worker's answer; if there are more, it is asked again.
 MAX_PENDING = 10_000
 
-#: Called with the kind of an event and what became of it.
+#: Called with the kind of an event and its result.
 OnApplied = Callable[[str, Status], None]
 #: Called with what was odd about an event: ``duplicate``, ``gap``, ``restart`` or ``overflow``.
 OnWarning = Callable[[str], None]
@@ -46,7 +46,7 @@ class _Worker:
 
 
 class EventFollower:
-    """Takes in events and histories of the workers that were added; others are not listened to."""
+    """Applies events and histories of the workers that were added; it ignores others."""
 
     def __init__(self, index: KvIndex, on_applied: OnApplied, on_warning: OnWarning) -> None:
         self._index = index
@@ -81,7 +81,7 @@ class EventFollower:
     # What they tell.
 
     def on_event(self, router_event: RouterEvent) -> bool:
-        """Takes in an event; False if it is of nobody who was added."""
+        """Applies an event; False if its worker was not added."""
         worker = self._workers.get(router_event.worker_id)
         if worker is None:
             return False
@@ -99,7 +99,7 @@ class EventFollower:
         event = router_event.event
         feed = worker.feeds.get(event.dp_rank)
         if feed is None:
-            # Of who can be asked, everything before is known, which is nothing; of others it never will be.
+            # A worker with a history has sent nothing before; what another worker sent before stays unknown.
             last = -1 if worker.has_history else event.event_id - 1
             feed = worker.feeds[event.dp_rank] = _Feed(router_event.epoch, last)
         number = event.event_id
@@ -135,14 +135,14 @@ class EventFollower:
         self.missing.update(worker_id for worker_id, worker in self._workers.items() if worker.has_history)
 
     def positions(self, worker_id: int) -> list[KvSeen]:
-        """What to tell a worker when it is asked."""
+        """The positions to send with a request for history."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return []
         return [KvSeen(rank, feed.epoch, feed.last) for rank, feed in worker.feeds.items() if feed.last >= 0]
 
     def on_history_part(self, worker_id: int, part: KvHistoryPart) -> None:
-        """Takes in one part of the answer, in order."""
+        """Applies one part of the answer, in order."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -160,12 +160,11 @@ class EventFollower:
             feed.last = part.event_id
 
     def on_history_complete(self, worker_id: int) -> None:
-        """The answer is complete; what has waited for it is taken in."""
+        """Applies the events that waited for the complete answer."""
         self._resume(worker_id, answered=True)
 
     def on_history_failed(self, worker_id: int) -> None:
-        """The worker cannot be asked. What it held of what was missed is not known, and what is gone of it stays until
-        its place is told to be taken."""
+        """Goes on without an answer: missed blocks stay unknown, and missed evictions stay in the index for now."""
         self._resume(worker_id, answered=False)
 
     def _resume(self, worker_id: int, *, answered: bool) -> None:

@@ -31,7 +31,7 @@ _pack_pair = struct.Struct("<QQ").pack
 
 
 class Status(enum.StrEnum):
-    """What became of an event."""
+    """The result of an event."""
 
     OK = "ok"
     PARENT_NOT_FOUND = "parent_block_not_found"
@@ -40,7 +40,7 @@ class Status(enum.StrEnum):
 
 
 class _RankBlocks:
-    """What one rank holds."""
+    """The blocks of one rank."""
 
     __slots__ = ("blocks", "child", "children", "copies", "held", "orphans")
 
@@ -91,7 +91,7 @@ class KvIndex:
     # What ranks tell.
 
     def apply(self, rank: Rank, event: KvEvent) -> Status:
-        """Takes in what one rank tells."""
+        """Applies an event of one rank."""
         data = event.data
         if type(data) is KvStored:
             return self.store(rank, data.parent_hash, data.blocks)
@@ -138,7 +138,7 @@ class KvIndex:
                 continue
             ranks = get(sequence)
             if ranks is None:
-                # Nobody else has it, as it nearly always is: the same few numbers serve for all of these.
+                # Nearly always no other rank has it: the same few numbers serve for all such blocks.
                 table[sequence] = held
                 if new:
                     table[parent] = both

@@ -1,4 +1,4 @@
-"""Who in this process is told of requests that have ended. Light, since it is imported where no router runs."""
+"""The listeners of this process for ended requests. Light, since it is imported where no router runs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class Listener(Protocol):
     """Is told."""
 
     def finished(self, record: RequestRecord) -> None:
-        """A request has ended, whoever chose its worker."""
+        """Records an ended request; any router may have chosen its worker."""
 
 
-#: Told once for each request: a list of references is the cheapest that does not keep them alive.
+#: Called once for each request: a list of weak references is the cheapest that does not keep them alive.
 _listeners: list[ref[Listener]] = []
 
 
 def register(listener: Listener) -> None:
-    """Tells it from now on, for as long as it lives."""
+    """Notifies it from now on, for as long as it lives."""
     _listeners.append(ref(listener, _listeners.remove))
 
 
 def unregister(listener: Listener) -> None:
-    """Tells it no longer. Safe twice."""
+    """Stops notifying it. Safe twice."""
     _listeners[:] = [one for one in _listeners if one() is not listener]
 
 

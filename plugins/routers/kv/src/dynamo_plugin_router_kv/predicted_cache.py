@@ -1,4 +1,4 @@
-"""What workers may hold, where they do not tell: the blocks of the prompts that went to them, for a while."""
+"""Predicts the caches of workers without events: the blocks of the prompts that went to them, for a while."""
 
 from __future__ import annotations
 

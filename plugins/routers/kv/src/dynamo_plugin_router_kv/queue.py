@@ -10,7 +10,7 @@ from itertools import count
 
 from dynamo_core.errors import ServiceOverloaded
 
-#: Seconds between two looks while requests wait: not everything that lets them go is told of.
+#: Seconds between two checks while requests wait: not every change that makes room is notified.
 POLL_INTERVAL = 0.1
 
 
@@ -45,13 +45,13 @@ class RouteQueue:
         self._waiting = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting requests."""
         return self._waiting
 
     async def wait(self, ready: Callable[[], bool], order: tuple[float, float]) -> None:
-        """Returns when `ready` says so and nobody else goes first; lower `order` does.
+        """Returns when `ready` says so and no other request goes first; a lower `order` goes first.
 
-        What the caller does next without waiting is seen by those behind it.
+        The next request sees the effect of what the caller does then without waiting.
 
         Raises:
             ServiceOverloaded: too many wait, or it took too long.
@@ -72,7 +72,7 @@ class RouteQueue:
                 raise ServiceOverloaded() from error
 
     def notify(self) -> None:
-        """Something has changed: lets the first one go if it can."""
+        """Releases the first request if it is ready now."""
         if self._going is not None:
             return
         while self._heap:
@@ -88,7 +88,7 @@ class RouteQueue:
             return
 
     def close(self) -> None:
-        """Ends the looking; who waits is refused."""
+        """Stops the checks and refuses all waiting requests."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -104,7 +104,7 @@ class RouteQueue:
             yield
         finally:
             self._waiting -= 1
-            # Whoever does not go is left in the heap until it comes up, or until there are too many of those.
+            # A request that gives up stays in the heap until it comes up, or until there are too many of them.
             waiter.future.cancel()
             if len(self._heap) > 2 * self._waiting + 16:
                 self._heap = [one for one in self._heap if not one.future.done()]

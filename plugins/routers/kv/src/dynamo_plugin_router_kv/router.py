@@ -1,4 +1,4 @@
-"""The router `kv`: the cheapest rank, by what it holds of the prompt and by its load."""
+"""The router `kv`: chooses the cheapest rank, by cached blocks of the prompt and by load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dynamo_plugin_router_kv.queue import RouteQueue
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what no request would notice.
+#: Seconds between two rounds of maintenance.
 TICK = 0.25
 #: Workers that are asked for their history at a time; seconds for one answer; how often one is asked; the first pause.
 ASKED_AT_ONCE = 8
@@ -43,7 +43,7 @@ HISTORY_PAUSE = 0.25
 RETRY = 1.0
 #: Blocks of ranks that are gone, taken out in one go.
 SWEEP = 5000
-#: What stands for the block size of workers that do not say one, and the largest batch of those who do not say that.
+#: The assumed block size and largest batch of workers that do not publish them.
 NO_BLOCK_SIZE = 16
 NO_BATCH = 10_000_000
 
@@ -52,7 +52,7 @@ _decoder = msgspec.msgpack.Decoder(list[RouterEvent])
 
 @dataclass(slots=True)
 class _Scores:
-    """All that a choice goes by."""
+    """The candidates of a choice, and their costs."""
 
     candidates: Candidates
     weights: Weights
@@ -90,7 +90,7 @@ class KvRouter(Router):
         self._asked = asyncio.Semaphore(ASKED_AT_ONCE)
         #: The pool's version that the rest goes by.
         self._version = -1
-        #: Since when events are due: a request was routed that changes a cache, and nothing has been heard.
+        #: The time since which events are due: a request was routed that changes a cache, and no event came.
         self._due_since: float | None = None
         self._silent = False
         self._unreadable = UnreadableWarner(log, "a message about the KV cache of worker")
@@ -98,13 +98,13 @@ class KvRouter(Router):
             self._unwatch = self._tracker.watch(self._queue.notify)
 
     async def start(self) -> None:
-        """Begins to listen, and to ask workers what they hold. Until that is known, requests go by load."""
+        """Subscribes to cache events, and asks workers for the contents of their caches. Until then load decides."""
         self._tasks.spawn(self._maintain(), name="keep kv index")
         if self._predicted is None:
             self._tasks.spawn(self._listen(), name="hear kv events")
 
     async def aclose(self) -> None:
-        """Ends all that. Safe twice, and without `start`."""
+        """Stops background work. Safe twice, and without `start`."""
         await self._tasks.aclose()
         if self._settings.queue_threshold is not None:
             self._unwatch()
@@ -213,7 +213,7 @@ class KvRouter(Router):
     # Waiting for room.
 
     async def _wait_for_room(self, request: RoutingRequest, pool: PoolView, threshold: float) -> None:
-        # Whoever cannot be served at all is told so at once.
+        # A request that no worker can serve fails at once.
         self._selector.candidates(request, pool)
         if not len(self._queue) and self._has_room(request, pool, threshold):
             return
@@ -230,7 +230,7 @@ class KvRouter(Router):
         try:
             candidates = self._selector.candidates(request, pool)
         except DynamoError:
-            # Choosing will say why.
+            # `route` will raise the same error.
             return True
         loads = self._tracker.loads(candidates.ranks)
         for (worker_id, _), (prefill, _, _) in zip(candidates.ranks, loads, strict=True):
@@ -240,7 +240,7 @@ class KvRouter(Router):
         return False
 
     def _order(self, request: RoutingRequest, pool: PoolView) -> tuple[float, float]:
-        """What decides who goes first: rank by `strict_priority`, then arrival or work; the lowest does."""
+        """The sort key of the queue: `strict_priority`, then arrival or work; the lowest goes first."""
         hints = request.request.routing
         strict = (hints.strict_priority if hints is not None else None) or 0
         jump = max(0.0, (hints.priority_jump if hints is not None else None) or 0.0)
@@ -250,10 +250,10 @@ class KvRouter(Router):
             return (-strict, max(work, 0) / (1.0 + jump))
         return (-strict, asyncio.get_running_loop().time() - jump)
 
-    # Knowing what caches hold.
+    # Following the caches.
 
     def _sync_workers(self, pool: PoolView) -> None:
-        """Brings what is known in line with the workers that are there."""
+        """Adds and removes workers as the pool has changed."""
         self._version = pool.version
         instances = pool.instances
         self._metrics.registered([rank for one, card in pool.cards.items() for rank in ranks_of(one, card)])
@@ -268,7 +268,7 @@ class KvRouter(Router):
         self._request_histories()
 
     async def _listen(self) -> None:
-        """Takes in events, for as long as there is an event plane."""
+        """Applies events, for as long as there is an event plane."""
         while True:
             try:
                 async with aclosing(self.services.events.subscribe(KV_EVENTS, self.services.directory)) as events:
@@ -297,7 +297,7 @@ class KvRouter(Router):
         self._request_histories()
 
     def _request_histories(self) -> None:
-        """Asks workers for what is missing, unless that is under way."""
+        """Asks workers for missing events, unless a request is under way."""
         for worker_id in self._follower.missing - self._asking:
             self._asking.add(worker_id)
             self._tasks.spawn(self._catch_up(worker_id), name=f"kv history of {worker_id:016x}")
@@ -335,7 +335,7 @@ class KvRouter(Router):
             self._asking.discard(worker_id)
 
     async def _maintain(self) -> None:
-        """Does what has time: workers that came or went between requests, expiry, tidying up, and the alarm."""
+        """Maintenance: workers that came or went between requests, expiry, clean-up, and the alarm."""
         loop = asyncio.get_running_loop()
         while True:
             if self._pool.version != self._version:
@@ -349,7 +349,7 @@ class KvRouter(Router):
             await asyncio.sleep(TICK)
 
     def _check_silence(self, now: float) -> None:
-        """The alarm: requests come, and the caches do not seem to change."""
+        """Raises or ends the alarm: requests come, but no cache events."""
         limit = self._settings.alarm_secs
         silent = self._due_since is not None and now - self._due_since >= limit
         if silent == self._silent:

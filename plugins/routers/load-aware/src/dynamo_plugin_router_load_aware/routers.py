@@ -13,13 +13,13 @@ from pydantic import Field
 
 
 class LoadAwareConfig(PluginConfig):
-    """Settings of all three."""
+    """Settings of all three routers."""
 
     seed: int | None = Field(default=None, description="Makes the choices repeatable, for tests.")
 
 
 class LoadAwareRouter(Router):
-    """What the three have in common: the draw, and the errors when nobody can be chosen."""
+    """The common part: the random generator, and the errors when no worker can be chosen."""
 
     Config = LoadAwareConfig
 

@@ -1,9 +1,9 @@
-"""Reads calls of tools that are written as JSON, in text that comes in pieces.
+"""Reads tool calls that are written as JSON, in text that comes in pieces.
 
-A reader takes characters until the call is complete or cannot be one. A call is *told* to the sink as soon as its name
-is known and its arguments have begun; from then on the arguments go to the sink as they come. A sink that wants calls
-`buffered` is told once the arguments are complete. What of the text the sink has not been told is kept, so that markup
-that turns out not to be any can be shown as it was written.
+A reader takes characters until the call is complete or cannot be one. It *reports* a call to the sink as soon as the
+name is known and the arguments have begun; from then on it passes the arguments on as they come. To a `buffered` sink
+it reports the call once the arguments are complete. It keeps the text that it has not reported, so that text that
+turns out to be no markup can be shown as it was written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class CallSink(Protocol):
-    """Who is told of calls."""
+    """Receives the calls."""
 
     #: Whether a call may wait until its arguments are complete: what breaks off before is then no call.
     buffered: bool
@@ -33,17 +33,17 @@ class CallSink(Protocol):
 
 
 class CallReader(Protocol):
-    """What readers have in common."""
+    """The interface of all readers."""
 
     progress: Progress
-    #: Whether the sink has been told of a call.
+    #: Whether a call was reported to the sink.
     reported: bool
 
     def feed(self, text: str, at: int = 0) -> int:
         """Reads on from `at`; returns where it stopped: at the end, after the markup, or at what breaks it."""
 
     def unreported(self) -> str:
-        """What was read and is not part of what the sink was told."""
+        """The text that was read and not reported."""
 
     def leftover(self) -> str:
         """What is to be shown as it is if the text ends here: nothing, if only the end of the markup is missing."""

@@ -1,10 +1,10 @@
-"""Remembers the ids of texts that were encoded before, whole or in pieces.
+"""A cache of the ids of texts that were encoded before, whole or in pieces.
 
-A short text is remembered whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_text.splitting`),
-and each piece is remembered for itself. As the cuts depend only on the text before them, texts that begin alike share
-their first pieces, and what was said before in a long conversation is not tokenized again. Pieces are found by their
-whole content, never by a digest, and their ids put together are the ids of the text: what comes out is what the
-tokenizer gives. A long text of which every piece was known is remembered whole too: it is one that comes again.
+A short text is cached whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_text.splitting`), and
+each piece is cached by itself. The cuts depend only on the text before them. So texts with the same beginning share
+their first pieces, and the earlier turns of a long conversation are not tokenized again. Pieces are found by their
+whole content, never by a digest. Their ids put together are exactly the ids that the tokenizer gives for the text. A
+long text whose pieces were all known is cached whole too, since it is likely to come again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SHARE = 4
 
 
 def _ignore(_: float) -> None:
-    """Where nobody keeps a metric."""
+    """The default where no metric is kept."""
 
 
 class TokenCacheStore:
-    """The ids of texts, up to `limit` bytes, for any number of tokenizers; what was not used for longest goes first.
+    """An LRU cache of the ids of texts, up to `limit` bytes, for any number of tokenizers.
 
     Safe from any thread. `hits` and `misses` count texts and pieces, `size` is in bytes. `hit` and `miss` are called
     with how many more there are, `level` with the new size, one call at a time.
@@ -103,9 +103,9 @@ class TokenCacheStore:
         return found
 
     def put(self, owner: int, text: str, ids: tuple[int, ...], *, shared: bool = False) -> int:
-        """Remembers ids, and returns how many bytes that takes. `shared`: the numbers are in other entries too.
+        """Caches ids, and returns the number of bytes that they take. `shared`: the numbers are in other entries too.
 
-        What would take more than a fourth of the memory is not remembered.
+        An entry that would take more than a fourth of the memory is not cached.
         """
         # After encoding, so that the UTF-8 which Python keeps beside a text is counted too.
         size = getsizeof(text) + _ENTRY + len(ids) * (_SHARED_ID if shared else _OWN_ID)
@@ -126,25 +126,25 @@ class TokenCacheStore:
 
 
 class EncodeJob(Protocol):
-    """A text of which some ids are known already."""
+    """The rest of the work for a text of which some ids are cached."""
 
     @property
     def left(self) -> int:
-        """How many characters are still to be tokenized."""
+        """The number of characters still to be tokenized."""
 
     def finish(self) -> list[int]:
         """All ids. Takes long if much is left. Raises as `Tokenizer.encode` does."""
 
 
 class CachingTokenizer(Protocol):
-    """A tokenizer that can tell how much there is to do for a text: one that has a method `begin`."""
+    """A tokenizer with a method `begin`, which tells how much work a text needs."""
 
     def begin(self, text: str, *, add_special_tokens: bool = True) -> EncodeJob | None:
-        """Looks up what is known of a text, fast even for long ones; None if nothing is remembered."""
+        """Looks a text up in the cache, fast even for long ones; None without a cache."""
 
 
 class TokenCache:
-    """What one tokenizer remembers.
+    """The cache of one tokenizer.
 
     `encode` is the tokenizer's own; `affixes` are the ids that it puts before and after a text if special tokens are
     wanted, None if that is not known: then such texts are remembered whole.
@@ -183,7 +183,7 @@ class TokenCache:
         return ids
 
     def begin(self, text: str, add_special_tokens: bool) -> EncodeJob:
-        """Looks up what is known of a text."""
+        """Looks a text up in the cache."""
         owner = self._owners[add_special_tokens]
         affixes = self._affixes if add_special_tokens else _NOTHING
         if affixes is None or not self._splitter:

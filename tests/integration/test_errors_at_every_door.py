@@ -14,7 +14,7 @@ from dynamo_core.contracts.thresholds import Thresholds
 from dynamo_core.errors import HTTP_ROWS, HttpFault, InvalidArgument, Problem, problem_of
 from dynamo_core.http.health import health_routes, metrics_route, system_routes
 from dynamo_core.http.listener import Listener
-from dynamo_core.telemetry.inflight import Requests
+from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
@@ -138,7 +138,7 @@ async def house(overload_status: int = 503, *, starting: bool = False) -> AsyncI
     metrics = Metrics()
     services = FrontendServices(
         models=Broken(made, get=lambda _: BrokenModel(made)),
-        requests=Requests(metrics, lambda _: None),
+        requests=RequestTracker(metrics, lambda _: None),
         metrics=metrics,
         write_stall=5.0,
         keep_alive=5.0,

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core.contracts.call import ServedContext
-from dynamo_core.contracts.endpoints import MODEL_FILE
+from dynamo_core.contracts.call import MODEL_FILE, ServedContext
 from dynamo_core.errors import Unavailable
 from dynamo_core.protocol.records import (
     CARDS,

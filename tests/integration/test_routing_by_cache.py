@@ -11,7 +11,7 @@ import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.contracts.events import Publisher
-from dynamo_core.contracts.router import ScoredRank, Phase, RouterServices, RoutingRequest
+from dynamo_core.contracts.router import Phase, RouterServices, RoutingRequest, ScoredRank
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.router import Route, Router, RouterServices, RoutingRequest
     from dynamo_core.contracts.transport import Served, Transport
     from dynamo_core.errors import BackendError, DynamoError, HttpFault, Problem
-    from dynamo_core.hookspecs.markers import hookimpl
+    from dynamo_core.hookspecs import hookimpl
     from dynamo_core.protocol.annotated import Annotated
     from dynamo_core.protocol.events import ActiveLoad, KvBlock, KvCleared, KvEvent, KvRemoved, KvStored
     from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput, TopLogprob, chunk, usage
@@ -126,7 +126,7 @@ _HOME = {
     "DynamoError": "errors",
     "HttpFault": "errors",
     "Problem": "errors",
-    "hookimpl": "hookspecs.markers",
+    "hookimpl": "hookspecs",
     "Annotated": "protocol.annotated",
     "ActiveLoad": "protocol.events",
     "KvBlock": "protocol.events",

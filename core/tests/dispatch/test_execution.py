@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from dynamo_core.contracts.admission import Permit
+from dynamo_core.contracts.call import GENERATE
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.contracts.router import Route
 from dynamo_core.dispatch.execution.execution import Deadlines, ExecutionState, RequestExecution, RequestTimeouts
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream

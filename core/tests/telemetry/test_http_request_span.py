@@ -10,7 +10,7 @@ import pytest
 from dynamo_core.errors import CLIENT_CLOSED_REQUEST
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import tracing
-from dynamo_core.telemetry.inflight import Inflight, Requests
+from dynamo_core.telemetry.inflight import Inflight, RequestTracker
 from dynamo_core.telemetry.metrics import Metrics
 from opentelemetry.trace import SpanKind, StatusCode
 

@@ -21,7 +21,7 @@ from dynamo_core import (
     WorkerConfig,
     chunk,
 )
-from dynamo_core.contracts.endpoints import GENERATE
+from dynamo_core.contracts.call import GENERATE
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import FinishReason

@@ -23,7 +23,7 @@ from dynamo_core import (
     chunk,
 )
 from dynamo_core.contracts.boundary import EngineFiles
-from dynamo_core.contracts.endpoints import GENERATE
+from dynamo_core.contracts.call import GENERATE
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 
 #: Seconds after which a test gives up on the warning.

@@ -16,6 +16,10 @@ from typing import Any, Protocol, TypeAlias
 from dynamo_core.contracts.context import Callback, EngineContext
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.events import KvHistoryPart, KvHistoryRequest
+from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
+from dynamo_core.protocol.records import ModelFileChunk, ModelFileRequest
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.resources import AsyncResource
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,10 @@ from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import DynamoError, Problem, problem_of
+from dynamo_core.protocol.ids import client_request_id, new_request_id
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
-from dynamo_core.protocol.request_ids import client_request_id, new_request_id
 from dynamo_core.resources import AsyncResource
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -99,9 +99,9 @@ class HttpRoute:
 
     The handler reads a body with `read`, `text` or `json` of the request, which unpack what the client has packed.
 
-    `respond_error` words what the listener answers in place of the handler: to a caller that may not call it, and to an
-    error that it raises; without it core does. With `early` the route is answered also while the process is still
-    starting; others get a 503 then.
+    `respond_error` words the answers of the listener in place of the handler: to a caller that may not call it, and to
+    an error that it raises. Without it core words them. A route with `before_ready` is served while the process still
+    starts; other routes answer 503 then.
     """
 
     method: str
@@ -110,7 +110,7 @@ class HttpRoute:
     summary: str = ""
     listener: ListenerName = ListenerName.PUBLIC
     respond_error: ErrorResponse | None = None
-    early: bool = False
+    before_ready: bool = False
 
     @property
     def display_path(self) -> str:

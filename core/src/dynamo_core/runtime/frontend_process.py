@@ -41,7 +41,7 @@ from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.resolve import load_parsers
 from dynamo_core.runtime.roles import Role
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.inflight import Requests
+from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_core.telemetry.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)

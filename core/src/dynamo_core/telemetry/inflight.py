@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD
+from dynamo_core.protocol.ids import client_request_id, new_request_id
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics

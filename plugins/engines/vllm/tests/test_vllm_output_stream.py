@@ -1,4 +1,4 @@
-"""Reading a stream that may be stopped in any phase."""
+"""OutputStream a stream that may be stopped in any phase."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def freed_after_its_first_output(request: Request, tasks: TaskSet) -> None
     assert request.freed
 
 
-async def cancelled(request: Request, reading: Reading) -> None:
+async def cancelled(request: Request, reading: OutputStream) -> None:
     """Returns once a reader is cancelled that waits for the first output."""
     reader = asyncio.create_task(read(reading, mock_context()))
     await request.waiting.wait()

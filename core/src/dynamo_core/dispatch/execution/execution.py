@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.call import Endpoint, Sink, Source
+from dynamo_core.contracts.call import GENERATE, Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.endpoints import GENERATE
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner

@@ -106,7 +106,7 @@ class Attempt:
         waiting = len(items)
         if waiting > HIGH_WATER and not stream.source_paused:
             stream._balance()
-        if stream._callback is None or (waiting >= stream._gather and not stream._queued):
+        if stream._callback is None or (waiting >= stream._coalesce and not stream._queued):
             stream._wake()
 
     def event(self, item: Annotated[Any]) -> None:
@@ -146,8 +146,8 @@ class ResponseStream:
         "_attempt",
         "_callback",
         "_close_done",
+        "_coalesce",
         "_flush",
-        "_gather",
         "_items",
         "_merge",
         "_merged",
@@ -184,7 +184,7 @@ class ResponseStream:
         self._merged: deque[Any] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._callback: Callable[[], None] | None = None
-        self._gather = 1
+        self._coalesce = 1
         self._queued = False
         #: The attempt that holds a place, and the one whose items count: None once it has ended.
         self._attempt: Attempt | None = None
@@ -324,14 +324,14 @@ class ResponseStream:
             self._observe(batch)
         return batch
 
-    def on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
+    def on_ready(self, callback: Callable[[], None] | None, *, coalesce: int = 1) -> None:
         """Calls `callback` once per loop turn in which something arrived or the stream ended; soon, if so already.
 
-        With `gather` a reader in no hurry is called only when so many items wait, or the stream has ended. It must be
+        With `coalesce` a reader in no hurry is called only when so many items wait, or the stream has ended. It must be
         far below `HIGH_WATER`.
         """
         self._callback = callback
-        self._gather = gather
+        self._coalesce = coalesce
         if callback is not None and (self._items or self.ended):
             self._wake()
 
@@ -422,7 +422,7 @@ class ResponseStream:
 
     def _wake(self) -> None:
         if self._callback is not None:
-            if not self._queued and (len(self._items) >= self._gather or self.ended):
+            if not self._queued and (len(self._items) >= self._coalesce or self.ended):
                 self._queued = True
                 self._flush.add(self._fire)
             return

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
-from dynamo_core.protocol.left_out import LeftOut
 from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol.unreadable import UnreadableWarner
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ async def listen(
     events: EventPlane, directory: Discovery, subject: str, take: Callable[[bytes], None], *, whose: str
 ) -> None:
     """Gives each message of `subject` to `take`, which may raise `Unreadable`. `whose` is for the log."""
-    unreadable = LeftOut(log, f"a message about the load of {whose}")
+    unreadable = UnreadableWarner(log, f"a message about the load of {whose}")
     while True:
         try:
             async with aclosing(events.subscribe(subject, directory)) as messages:

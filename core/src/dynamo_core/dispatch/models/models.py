@@ -24,6 +24,7 @@ from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol.cards import read_card, read_instance
 from dynamo_core.protocol.reading import Unreadable, shown
 from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
+from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 

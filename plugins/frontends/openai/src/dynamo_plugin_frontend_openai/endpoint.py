@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.frontend import set_request_id, principal_of
+from dynamo_core.contracts.frontend import principal_of, set_request_id
 from dynamo_core.errors import (
     CLIENT_CLOSED_REQUEST,
     DynamoError,

@@ -328,18 +328,7 @@ class Inflight:
         self._span = span
         self._scope = logs.RequestScope(self.request_id, x_request_id)
         if span.recording:
-            span.set_attributes(
-                {
-                    # Models are asked with POST only.
-                    "method": "POST",
-                    "endpoint": endpoint,
-                    "model": model,
-                    "request_id": self.request_id,
-                    "streaming": request_type == "stream",
-                }
-            )
-            if x_request_id is not None:
-                span.set_attribute("x_request_id", x_request_id)
+            self._describe_start()
 
     def __enter__(self) -> Inflight:
         self._entered = True
@@ -423,6 +412,21 @@ class Inflight:
             return
         self._gone = True
         self.fail(CANCELLED, CLIENT_CLOSED_REQUEST)
+
+    def _describe_start(self) -> None:
+        """Writes what is known at the start to the span."""
+        self._span.set_attributes(
+            {
+                # Models are asked with POST only.
+                "method": "POST",
+                "endpoint": self._endpoint,
+                "model": self._model,
+                "request_id": self.request_id,
+                "streaming": self._request_type == "stream",
+            }
+        )
+        if self._x_request_id is not None:
+            self._span.set_attribute("x_request_id", self._x_request_id)
 
     def _enter_pipeline(self) -> None:
         if not self._in_pipeline:

@@ -45,45 +45,52 @@ class _WorkerMetrics:
     remove: Callable[[], None]
 
 
+class _WorkerFamilies:
+    """The metrics that have a child per worker."""
+
+    def __init__(self, scope: MetricsScope) -> None:
+        typed = (*_LABELS, "worker_type")
+        self.started = scope.counter(
+            f"{_COMPONENT}_router_requests_started_total", "Requests for which a worker was chosen.", _LABELS
+        )
+        self.requests = scope.counter(
+            f"{_COMPONENT}_router_requests_total", "Requests that have ended, by the worker that answered.", _LABELS
+        )
+        self.hit_rate = scope.histogram(
+            f"{_COMPONENT}_router_kv_hit_rate", "Share of a prompt's blocks that its worker held.", _LABELS, _SHARES
+        )
+        self.first_token = scope.histogram(
+            f"{_COMPONENT}_router_time_to_first_token_seconds", "Seconds to the first token.", _LABELS
+        )
+        self.between_tokens = scope.histogram(
+            f"{_COMPONENT}_router_inter_token_latency_seconds", "Mean seconds between two tokens.", _LABELS, _ITL
+        )
+        self.input_tokens = scope.histogram(
+            f"{_COMPONENT}_router_input_sequence_tokens",
+            "Tokens of prompts.",
+            (*_LABELS, "model", "phase"),
+            _TOKENS,
+        )
+        self.output_tokens = scope.histogram(
+            f"{_COMPONENT}_router_output_sequence_tokens", "Tokens of answers.", _LABELS, _TOKENS
+        )
+        self.non_max = scope.counter(
+            f"{_COMPONENT}_router_non_max_overlap_selections_total",
+            "Requests that went to a worker though another one held more of the prompt.",
+            typed,
+        )
+        self.lost = scope.histogram(
+            f"{_COMPONENT}_router_overlap_blocks_lost", "How many blocks more that other one held.", typed, _BLOCKS
+        )
+
+
 class RouterMetrics:
     """What one router counts. Children are looked up once per worker."""
 
     def __init__(self, scope: MetricsScope, pool: PoolView, policy: str) -> None:
         self._pool = pool
         self._router_id = f"{secrets.randbits(64):016x}"
-        typed = (*_LABELS, "worker_type")
-        self._started = scope.counter(
-            f"{_COMPONENT}_router_requests_started_total", "Requests for which a worker was chosen.", _LABELS
-        )
-        self._requests = scope.counter(
-            f"{_COMPONENT}_router_requests_total", "Requests that have ended, by the worker that answered.", _LABELS
-        )
-        self._hit_rate = scope.histogram(
-            f"{_COMPONENT}_router_kv_hit_rate", "Share of a prompt's blocks that its worker held.", _LABELS, _SHARES
-        )
-        self._first_token = scope.histogram(
-            f"{_COMPONENT}_router_time_to_first_token_seconds", "Seconds to the first token.", _LABELS
-        )
-        self._between_tokens = scope.histogram(
-            f"{_COMPONENT}_router_inter_token_latency_seconds", "Mean seconds between two tokens.", _LABELS, _ITL
-        )
-        self._input_tokens = scope.histogram(
-            f"{_COMPONENT}_router_input_sequence_tokens",
-            "Tokens of prompts.",
-            (*_LABELS, "model", "phase"),
-            _TOKENS,
-        )
-        self._output_tokens = scope.histogram(
-            f"{_COMPONENT}_router_output_sequence_tokens", "Tokens of answers.", _LABELS, _TOKENS
-        )
-        self._non_max = scope.counter(
-            f"{_COMPONENT}_router_non_max_overlap_selections_total",
-            "Requests that went to a worker though another one held more of the prompt.",
-            typed,
-        )
-        self._lost = scope.histogram(
-            f"{_COMPONENT}_router_overlap_blocks_lost", "How many blocks more that other one held.", typed, _BLOCKS
-        )
+        self._families = _WorkerFamilies(scope)
         self._registered = scope.gauge(
             f"{_COMPONENT}_router_worker_registered",
             "1 for each rank that can be routed to.",
@@ -207,24 +214,29 @@ class RouterMetrics:
         typed = (*labels, self._pool.role)
 
         def remove() -> None:
-            for family in (self._started, self._requests):
+            for family in (self._families.started, self._families.requests):
                 family.remove(*labels)
-            for histogram in (self._hit_rate, self._first_token, self._between_tokens, self._output_tokens):
+            for histogram in (
+                self._families.hit_rate,
+                self._families.first_token,
+                self._families.between_tokens,
+                self._families.output_tokens,
+            ):
                 histogram.remove(*labels)
-            self._input_tokens.remove(*asked)
-            self._non_max.remove(*typed)
-            self._lost.remove(*typed)
+            self._families.input_tokens.remove(*asked)
+            self._families.non_max.remove(*typed)
+            self._families.lost.remove(*typed)
 
         worker = self._workers[instance.instance_id, phase] = self._latest[instance.instance_id] = _WorkerMetrics(
-            started=self._started.labels(*labels),
-            requests=self._requests.labels(*labels),
-            hit_rate=self._hit_rate.labels(*labels),
-            first_token=self._first_token.labels(*labels),
-            between_tokens=self._between_tokens.labels(*labels),
-            input_tokens=self._input_tokens.labels(*asked),
-            output_tokens=self._output_tokens.labels(*labels),
-            non_max=self._non_max.labels(*typed),
-            lost=self._lost.labels(*typed),
+            started=self._families.started.labels(*labels),
+            requests=self._families.requests.labels(*labels),
+            hit_rate=self._families.hit_rate.labels(*labels),
+            first_token=self._families.first_token.labels(*labels),
+            between_tokens=self._families.between_tokens.labels(*labels),
+            input_tokens=self._families.input_tokens.labels(*asked),
+            output_tokens=self._families.output_tokens.labels(*labels),
+            non_max=self._families.non_max.labels(*typed),
+            lost=self._families.lost.labels(*typed),
             remove=remove,
         )
         return worker

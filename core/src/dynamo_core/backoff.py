@@ -16,10 +16,10 @@ def jitter(seconds: float, least: float = 0.5, most: float = 1.5) -> float:
     return seconds * (least + (most - least) * random.random())  # noqa: S311
 
 
-def pauses(first: float, last: float) -> Iterator[float]:
-    """The pauses before each further attempt: doubled each time, up to `last`, and jittered."""
+def pauses(first: float, last: float, *, least: float = 0.5, most: float = 1.5) -> Iterator[float]:
+    """The pauses before each further attempt: doubled each time, up to `last`, and jittered as `jitter` does."""
     while True:
-        yield jitter(first)
+        yield jitter(min(first, last), least, most)
         first = min(2 * first, last)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from dynamo_core.backoff import jitter
+from dynamo_core.backoff import pauses
 from dynamo_core.errors import CannotConnect
 from dynamo_core.tasks import TaskSet
 
@@ -62,9 +62,13 @@ class Sharing:
         self._looked = asyncio.Event()
         self._closed = False
         self._failures = 0
+        self._pauses = self._begin_pauses()
         # The number of changes that others know of, and when it is told again although there are no more.
         self._told = -1
         self._due = 0.0
+
+    def _begin_pauses(self) -> Iterator[float]:
+        return pauses(2 * self._config.interval, _AGAIN, most=1.0)
 
     async def start(self) -> None:
         """Begins, and returns when the others have been looked at, or could not be."""
@@ -99,7 +103,7 @@ class Sharing:
                         await self._round()
                 except Exception as error:
                     self._failed(error)
-                    pause = jitter(min(_AGAIN, pause * 2**self._failures), 0.5, 1.0)
+                    pause = next(self._pauses)
                 else:
                     self._succeeded()
                 self._meters.others(len(self._others), stale=self._failures > 0)
@@ -139,7 +143,7 @@ class Sharing:
         self._arm()
 
     def _failed(self, error: Exception) -> None:
-        self._failures = min(self._failures + 1, 10)
+        self._failures += 1
         if self._failures > 1 or self._closed:
             return
         text = f"Redis did not answer within {self._config.deadline:g} s" if isinstance(error, TimeoutError) else error
@@ -154,3 +158,4 @@ class Sharing:
         if self._failures:
             log.info("limits of tenants are shared again")
         self._failures = 0
+        self._pauses = self._begin_pauses()

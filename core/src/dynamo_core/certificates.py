@@ -1,40 +1,94 @@
-"""Certificates that settings name, loaded for TLS. An error tells which setting, and what it must hold."""
+"""Certificates: the settings that name them, for clients and for listeners, and the TLS contexts made of those.
+
+An error tells which setting is wrong, and what it must hold.
+"""
 
 from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Self
 
+from pydantic import Field, StringConstraints, model_validator
+
+from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_core.errors import ConfigError
 
+#: Modern servers and clients speak 1.3; some that are still about speak 1.2. Nothing below it is safe.
+MINIMUM = ssl.TLSVersion.TLSv1_2
 
-class ClientTls(Protocol):
-    """Settings with which a server is reached."""
-
-    @property
-    def ca(self) -> Path | None:
-        """Who may sign the server's certificate besides the system's list."""
-
-    @property
-    def cert(self) -> Path | None:
-        """This process's certificate chain, for a server that asks for one."""
-
-    @property
-    def key(self) -> Path | None:
-        """The private key of `cert`."""
+_PemFile = Annotated[str, StringConstraints(min_length=1)]
 
 
-def client_context(tls: ClientTls, setting: str) -> ssl.SSLContext:
+class ClientTls(PluginConfig):
+    """Encryption; a certificate that is not for the host of the address is refused."""
+
+    ca: Path | None = Field(
+        default=None,
+        description="Who may sign the server's certificate besides the authorities of the system's list, a PEM file.",
+    )
+    cert: Path | None = Field(
+        default=None, description="This process's certificate chain, a PEM file, for a server that asks for one."
+    )
+    key: Path | None = Field(default=None, description="The private key of `cert`, a PEM file without a passphrase.")
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise SettingsMismatch("`cert` and `key` belong together: set both or neither")
+        return self
+
+
+class ServerTls(PluginConfig):
+    """The certificate of a listener; without one it speaks plain HTTP."""
+
+    cert: _PemFile | None = Field(
+        default=None,
+        description="PEM file with the certificate of this host and those up to the root; null means no TLS.",
+    )
+    key: _PemFile | None = Field(
+        default=None, description="PEM file with its private key; null means it is in `cert` too."
+    )
+    client_ca: _PemFile | None = Field(
+        default=None,
+        description="PEM file with the authorities of clients: who has no certificate of theirs is refused.",
+    )
+
+    @model_validator(mode="after")
+    def _check_cert(self) -> Self:
+        if self.cert is None and (self.key is not None or self.client_ca is not None):
+            given = "key" if self.key is not None else "client_ca"
+            raise ValueError(
+                f"{given} is given without cert, so there would be no TLS: set cert too, or leave both out"
+            )
+        return self
+
+
+class _Encrypted(Exception):
+    """The private key needs a passphrase."""
+
+
+def client_context(
+    tls: ClientTls, setting: str, *, only_ca: bool = False, minimum: ssl.TLSVersion = MINIMUM
+) -> ssl.SSLContext:
     """What encrypted connections are made with. Reads the files: for a thread, or at the start.
 
-    `setting` is where `tls` stands, such as ``discovery.tls``.
+    Args:
+        tls: the files.
+        setting: where `tls` stands, such as ``discovery.tls``.
+        only_ca: whether `ca`, where it is set, replaces the system's list of authorities.
+        minimum: the oldest version of TLS that is spoken.
 
     Raises:
         ConfigError: one of the files cannot be used.
     """
-    context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if only_ca:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if tls.ca is None:
+            context.load_default_certs()
+    else:
+        context = ssl.create_default_context()
+    context.minimum_version = minimum
     if tls.ca is not None:
         load_authorities(context, tls.ca, f"{setting}.ca")
     if tls.cert is not None and tls.key is not None:
@@ -43,10 +97,10 @@ def client_context(tls: ClientTls, setting: str) -> ssl.SSLContext:
 
 
 def load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None:
-    """Trusts whoever the authorities in a file have signed for.
+    """Trusts the certificates that the authorities in a file have signed.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the file cannot be used.
     """
     try:
         context.load_verify_locations(path)
@@ -75,6 +129,70 @@ def load_own(context: ssl.SSLContext, cert: Path, key: Path, setting: str) -> No
         ) from error
 
 
-def _reason(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return reason or str(error)
+def server_context(tls: ServerTls, setting: str) -> ssl.SSLContext | None:
+    """The context of a listener, or None if it has no certificate. `setting` is where `tls` stands, for messages.
+
+    Raises:
+        ConfigError: a file cannot be read or used; the message names the key and the file.
+    """
+    cert = tls.cert
+    if cert is None:
+        return None
+    for name, path in (("cert", cert), ("key", tls.key), ("client_ca", tls.client_ca)):
+        if path is not None:
+            _check_readable(f"{setting}.{name}", path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = MINIMUM
+    context.set_alpn_protocols(["http/1.1"])
+    _load_pair(context, setting, cert, tls.key)
+    if tls.client_ca is not None:
+        try:
+            context.load_verify_locations(tls.client_ca)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"{setting}.client_ca: {tls.client_ca} holds no certificates in PEM form ({_reason(error)})"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _check_readable(key: str, path: str) -> None:
+    try:
+        with Path(path).open("rb"):
+            return
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {path} cannot be read: {error.strerror}; name a PEM file that this user may read"
+        ) from error
+
+
+def _load_pair(context: ssl.SSLContext, setting: str, cert: str, key: str | None) -> None:
+    def passphrase() -> str:
+        # Without this the library would ask on the terminal.
+        raise _Encrypted
+
+    where = f"{setting}.cert: {cert}" if key is None else f"{setting}.key: {key}"
+    try:
+        context.load_cert_chain(cert, key, password=passphrase)
+    except _Encrypted:
+        raise ConfigError(f"{where} holds an encrypted private key; give one without a passphrase") from None
+    except (ssl.SSLError, OSError, ValueError) as error:
+        if "MISMATCH" in str(error):
+            raise ConfigError(f"{where} holds the private key of another certificate than {cert}") from error
+        blame = f"{setting}.cert: {cert}" if not _has_certificate(cert) else where
+        what = "no certificate" if not _has_certificate(cert) else "no private key"
+        raise ConfigError(f"{blame} holds {what} in PEM form that can be used ({_reason(error)})") from error
+
+
+def _has_certificate(path: str) -> bool:
+    """Whether a file holds certificates, whatever else is wrong."""
+    try:
+        ssl.create_default_context(cafile=path)
+    except (ssl.SSLError, OSError):
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
+    return str(reason or error)

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from dynamo_core.certificates import ServerTls, server_context
 from dynamo_core.contracts.frontend import HttpRoute
 from dynamo_core.errors import ConfigError
 from dynamo_core.http.listener import Listener
-from dynamo_core.http.tls import server_context
-from dynamo_core.settings import TlsSettings
 from pydantic import ValidationError
 
 REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -47,8 +46,8 @@ class Pki:
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
-    def settings(self, cert: str = "server.pem", key: str | None = "server.key", ca: str | None = None) -> TlsSettings:
-        return TlsSettings(
+    def settings(self, cert: str = "server.pem", key: str | None = "server.key", ca: str | None = None) -> ServerTls:
+        return ServerTls(
             cert=self.path(cert), key=key and self.path(key), client_ca=self.path(ca) if ca is not None else None
         )
 
@@ -71,7 +70,7 @@ async def hello(request: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def serving(settings: TlsSettings, **options: Any) -> AsyncIterator[Listener]:
+async def serving(settings: ServerTls, **options: Any) -> AsyncIterator[Listener]:
     listener = Listener(
         "public",
         **{
@@ -81,7 +80,7 @@ async def serving(settings: TlsSettings, **options: Any) -> AsyncIterator[Listen
             "body_limit": 1000,
             "max_connections": 10,
             "idle_timeout": 30,
-            "ssl": server_context("frontend.tls", settings),
+            "ssl": server_context(settings, "frontend.tls"),
             **options,
         },
     )
@@ -202,7 +201,7 @@ async def test_a_client_authority_lets_in_only_its_own(pki: Pki) -> None:
 
 
 async def test_old_tls_is_refused(pki: Pki) -> None:
-    context = server_context("frontend.tls", pki.settings())
+    context = server_context(pki.settings(), "frontend.tls")
 
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -226,10 +225,10 @@ def test_files_that_cannot_be_used_are_named_with_their_key(
     pki: Pki, cert: str, key: str | None, ca: str | None, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        server_context("frontend.tls", pki.settings(cert, key, ca))
+        server_context(pki.settings(cert, key, ca), "frontend.tls")
 
 
 def test_without_a_certificate_there_is_no_tls() -> None:
-    assert server_context("frontend.tls", TlsSettings()) is None
+    assert server_context(ServerTls(), "frontend.tls") is None
     with pytest.raises(ValidationError, match="without cert"):
-        TlsSettings(key="server.key")
+        ServerTls(key="server.key")

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp.web import Request
 
+from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission, AdmissionServices
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
@@ -33,7 +34,6 @@ from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route
 from dynamo_core.http.listener import Listener
-from dynamo_core.http.tls import server_context
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.resources import ClosingStack
 from dynamo_core.runtime.health import Health
@@ -308,7 +308,7 @@ class FrontendProcess:
                 frontend.host,
                 frontend.port,
                 [*public, *self._health_routes(known)],
-                ssl=server_context("frontend.tls", frontend.tls),
+                ssl=server_context(frontend.tls, "frontend.tls"),
                 cors=self._make_cors(),
                 reuse_port=self._shared,
             )
@@ -320,7 +320,7 @@ class FrontendProcess:
                     operators.host,
                     port,
                     [*admin, *self._health_routes(known if token is not None else [])],
-                    ssl=server_context("admin.tls", operators.tls),
+                    ssl=server_context(operators.tls, "admin.tls"),
                     port_option="admin.port",
                 )
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery
@@ -22,7 +23,6 @@ from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import ConfigError, PluginError
 from dynamo_core.http.auth import AdminToken, ApiKeys
-from dynamo_core.http.tls import server_context
 from dynamo_core.plugins.loader import (
     LISTENER_KIND,
     NO_ADMISSION,
@@ -235,8 +235,8 @@ def _check_access(loaded: LoadedSettings) -> None:
     """Looks at certificates and keys, so that what is wrong with them is told before anything starts."""
     settings = loaded.settings
     with _placed(loaded):
-        server_context("frontend.tls", settings.frontend.tls)
-        server_context("admin.tls", settings.admin.tls)
+        server_context(settings.frontend.tls, "frontend.tls")
+        server_context(settings.admin.tls, "admin.tls")
         keys = ApiKeys.load(settings.auth, os.environ)
         if settings.admin.token is not None:
             AdminToken(settings.admin.token)

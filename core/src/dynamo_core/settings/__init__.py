@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         ModelSettings,
         PluginSection,
         Settings,
-        TlsSettings,
         WorkerSettings,
     )
     from dynamo_core.settings.schema import config_schema
@@ -45,7 +44,6 @@ _HOME = {
     "ModelSettings": "model",
     "PluginSection": "model",
     "Settings": "model",
-    "TlsSettings": "model",
     "WorkerSettings": "model",
     "config_schema": "schema",
 }
@@ -66,7 +64,6 @@ __all__ = [
     "PluginSection",
     "Settings",
     "SettingsView",
-    "TlsSettings",
     "WorkerSettings",
     "config_schema",
     "load_settings",

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticKnownError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from dynamo_core.certificates import ServerTls
 from dynamo_core.contracts.engine import DisaggregationMode
 from dynamo_core.errors import BackendError
 from dynamo_core.protocol.cards import check_model_name
@@ -104,31 +105,6 @@ class PluginSection(BaseModel):
         return [(name, getattr(self, name)) for name in type(self).model_fields]
 
 
-class TlsSettings(BaseModel):
-    """The certificate of a listener; without one it speaks plain HTTP."""
-
-    model_config = _STRICT
-
-    cert: Text | None = Field(
-        default=None,
-        description="PEM file with the certificate of this host and those up to the root; null means no TLS.",
-    )
-    key: Text | None = Field(default=None, description="PEM file with its private key; null means it is in `cert` too.")
-    client_ca: Text | None = Field(
-        default=None,
-        description="PEM file with the authorities of clients: who has no certificate of theirs is refused.",
-    )
-
-    @model_validator(mode="after")
-    def _check_cert(self) -> TlsSettings:
-        if self.cert is None and (self.key is not None or self.client_ca is not None):
-            given = "key" if self.key is not None else "client_ca"
-            raise ValueError(
-                f"{given} is given without cert, so there would be no TLS: set cert too, or leave both out"
-            )
-        return self
-
-
 class FrontendSection(PluginSection):
     """The API for clients, and the address of the public listener."""
 
@@ -138,7 +114,7 @@ class FrontendSection(PluginSection):
     processes: Positive = Field(
         default=1, description="Frontend processes that share the port; more than 1 need a transport between processes."
     )
-    tls: TlsSettings = Field(default_factory=TlsSettings)
+    tls: ServerTls = Field(default_factory=ServerTls)
 
 
 class ThresholdSettings(BaseModel):
@@ -221,7 +197,7 @@ class AdminSettings(BaseModel):
     port: Port | None = Field(
         default=None, description="Port of the admin listener; null serves its routes on the public listener."
     )
-    tls: TlsSettings = Field(default_factory=TlsSettings)
+    tls: ServerTls = Field(default_factory=ServerTls)
     token: Text | None = Field(
         default=None,
         description="What operators must send as a bearer token, or `sha256:` and its hash; null asks for none.",

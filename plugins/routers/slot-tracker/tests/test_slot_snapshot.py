@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from dynamo_core.certificates import ServerTls
 from dynamo_core.errors import ConfigError
 from dynamo_core.http.auth import hash_of
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration
-from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings, Tls
+from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings, listener_tls
 from dynamo_plugin_router_slot_tracker.snapshot import BATCH
 
 TOKEN = "a-token-that-is-long-enough"
@@ -173,14 +174,25 @@ async def test_what_happens_after_the_snapshot_is_heard(services: Services) -> N
     ("settings", "says"),
     [
         ({"snapshot_from": ("http://x",), "token": hash_of(TOKEN)}, "--token is a hash"),
-        ({"tls": Tls(client_ca="x")}, "--tls-client-ca is given without --tls-cert"),
-        ({"tls": Tls(cert="/nowhere.pem")}, "--tls-cert: /nowhere.pem cannot be read"),
+        ({"tls": ServerTls(cert="/nowhere.pem")}, "--tls-cert: /nowhere.pem cannot be read"),
         ({"snapshot_from": ("http://x",), "snapshot_ca": "/nowhere.pem"}, "--snapshot-ca: /nowhere.pem cannot be used"),
     ],
 )
 async def test_what_cannot_work_is_an_error_of_the_set_up(services: Services, settings: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         await services.start(**settings)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ((None, None, "x"), "--tls-client-ca is given without --tls-cert"),
+        ((None, "x", None), "--tls-key is given without --tls-cert"),
+    ],
+)
+def test_options_of_a_certificate_without_one_are_refused(files: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        listener_tls(*files)
 
 
 async def test_it_ends_twice_and_without_a_start() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dynamo_wire.brokered.addresses import Addresses
 from dynamo_wire.brokered.broker import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
-from dynamo_wire.brokered.settings import BrokeredConfig, TlsConfig
+from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.brokered.transport import BrokeredTransport
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "Listening",
     "OutboundMessage",
     "Session",
-    "TlsConfig",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Self
 
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
@@ -10,24 +9,6 @@ from pydantic import Field, model_validator
 
 #: Seconds that a caller may be silent where `silence` is not set: nothing waits for it but what it has called.
 CALLERS_SILENCE = 60.0
-
-
-class TlsConfig(PluginConfig):
-    """Encryption. Nothing secret is sent before it is in force; a server that does not offer it is refused."""
-
-    ca: Path | None = Field(
-        default=None, description="Who may sign the server's certificate, a PEM file; null means the system's list."
-    )
-    cert: Path | None = Field(
-        default=None, description="This process's certificate chain, a PEM file, for a server that asks for one."
-    )
-    key: Path | None = Field(default=None, description="The private key of `cert`, a PEM file without a passphrase.")
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise SettingsMismatch("`cert` and `key` belong together: set both or neither")
-        return self
 
 
 class BrokeredConfig(PluginConfig):

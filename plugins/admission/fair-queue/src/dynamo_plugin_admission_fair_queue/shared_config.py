@@ -5,8 +5,8 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from dynamo_core import PluginConfig, SettingsMismatch
+from dynamo_core.certificates import ClientTls
 from dynamo_leases.times import check_times
-from dynamo_leases.tls import TlsConfig
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 #: Where a server listens if its address does not say.
@@ -29,7 +29,7 @@ class SharedConfig(PluginConfig):
         max_length=128,
         description="What every key begins with. Frontends with the same one share their limits.",
     )
-    tls: TlsConfig | None = Field(default=None, description="Encryption; null means none, unless `url` has rediss://.")
+    tls: ClientTls | None = Field(default=None, description="Encryption; null means none, unless `url` has rediss://.")
     ttl: float = Field(
         default=3.0,
         ge=0.5,

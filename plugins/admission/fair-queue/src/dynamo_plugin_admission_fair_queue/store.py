@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dynamo_core.certificates import client_context
+from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import CannotConnect
-from dynamo_leases.tls import TlsConfig
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -168,7 +167,7 @@ def _maker(config: SharedConfig) -> Callable[[], Connection]:
     }
     if not config.wants_tls:
         return lambda: Connection(**options)
-    tls = config.tls or TlsConfig()
+    tls = config.tls or ClientTls()
     # Only to find out whether the files can be used: the library makes its own.
     client_context(tls, "admission.shared.tls")
     options |= {

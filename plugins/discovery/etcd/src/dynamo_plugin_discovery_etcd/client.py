@@ -10,12 +10,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
-from dynamo_core.certificates import client_context
+from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.reading import Unreadable, read_json, shown
 from dynamo_leases.lines import Lines
 from dynamo_leases.patience import Refused
-from dynamo_leases.tls import TlsConfig
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.errors import (
@@ -232,7 +231,7 @@ def tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
     """
     if not any(endpoint.startswith("https:") for endpoint in config.endpoints):
         return None
-    return client_context(config.tls or TlsConfig(), "discovery.tls")
+    return client_context(config.tls or ClientTls(), "discovery.tls")
 
 
 def _authorization(token: str | None) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Self
 from urllib.parse import urlsplit
 
+from dynamo_core.certificates import ClientTls
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_leases.times import check_times
-from dynamo_leases.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a member of a cluster listens if its address does not say.
@@ -31,7 +31,7 @@ class EtcdConfig(PluginConfig):
         max_length=128,
         description="What every key begins with, before a slash. Systems with different prefixes can share a cluster.",
     )
-    tls: TlsConfig | None = Field(default=None, description="Encryption; null means what https:// endpoints need.")
+    tls: ClientTls | None = Field(default=None, description="Encryption; null means what https:// endpoints need.")
     ttl: float = Field(
         default=10.0,
         ge=1,

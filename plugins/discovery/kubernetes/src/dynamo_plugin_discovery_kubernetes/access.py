@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_core.certificates import client_context
+from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import ConfigError
-from dynamo_leases.tls import TlsConfig
 
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
 
@@ -121,7 +120,7 @@ def _token(config: KubernetesConfig, account: Path | None) -> Token:
 
 
 def _tls(config: KubernetesConfig, account: Path | None) -> ssl.SSLContext:
-    tls = config.tls or TlsConfig()
+    tls = config.tls or ClientTls()
     if tls.ca is None and account is not None:
         tls = tls.model_copy(update={"ca": account / "ca.crt"})
     return client_context(tls, "discovery.tls")

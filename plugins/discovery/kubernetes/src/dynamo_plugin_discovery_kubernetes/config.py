@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from dynamo_core.certificates import ClientTls
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_leases.times import check_times
-from dynamo_leases.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Hosts to which a token may be sent without encryption.
@@ -35,7 +35,7 @@ class KubernetesConfig(PluginConfig):
     token_file: Path | None = Field(
         default=None, description="A file with the token instead, which is read again as it rotates."
     )
-    tls: TlsConfig | None = Field(
+    tls: ClientTls | None = Field(
         default=None, description="Encryption; null means the service account's authority, or the system's list."
     )
     service_account: Path | None = Field(

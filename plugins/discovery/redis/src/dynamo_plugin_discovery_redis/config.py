@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Self
 from urllib.parse import urlsplit
 
+from dynamo_core.certificates import ClientTls
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_leases.times import check_times
-from dynamo_leases.tls import TlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a server listens if its address does not say.
@@ -33,7 +33,7 @@ class RedisConfig(PluginConfig):
         max_length=128,
         description="What every key begins with. Systems with different prefixes can share a server.",
     )
-    tls: TlsConfig | None = Field(default=None, description="Encryption; null means none, unless `url` has rediss://.")
+    tls: ClientTls | None = Field(default=None, description="Encryption; null means none, unless `url` has rediss://.")
     ttl: float = Field(
         default=5.0, ge=0.1, le=3600, description="Seconds without a heartbeat after which a process counts as dead."
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-from dynamo_core.certificates import client_context
+from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_leases.patience import Refused
-from dynamo_leases.tls import TlsConfig
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -48,7 +47,7 @@ def options(config: RedisConfig) -> dict[str, Any]:
         "protocol": 2,
     }
     if config.wants_tls:
-        tls = config.tls or TlsConfig()
+        tls = config.tls or ClientTls()
         # Only to find out whether the files can be used: the library makes its own.
         client_context(tls, "discovery.tls")
         found |= {

@@ -20,12 +20,12 @@ from aiohttp import (
     TCPConnector,
 )
 from dynamo_core import BackendError
-from dynamo_core.certificates import client_context
+from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.tasks import TaskSet
 
-from dynamo_plugin_engine_upstream.config import TlsConfig, UpstreamConfig
+from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.server_errors import error_object, status_error
 
 log = logging.getLogger(__name__)
@@ -303,4 +303,4 @@ def tls_context(config: UpstreamConfig) -> ssl.SSLContext | None:
     """
     if not config.url.startswith("https:"):
         return None
-    return client_context(config.tls or TlsConfig(), "engine.tls")
+    return client_context(config.tls or ClientTls(), "engine.tls")

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 from dynamo_core import PluginConfig, SettingsMismatch
+from dynamo_core.certificates import ClientTls
 from pydantic import Field, SecretStr, field_validator, model_validator
-
-
-class TlsConfig(PluginConfig):
-    """Encryption; a certificate that is not for the host of the address is refused."""
-
-    ca: Path | None = Field(
-        default=None,
-        description="Who may sign the server's certificate besides the authorities of the system's list, a PEM file.",
-    )
-    cert: Path | None = Field(
-        default=None, description="This process's certificate chain, a PEM file, for servers that ask for one."
-    )
-    key: Path | None = Field(default=None, description="The private key of `cert`, a PEM file without a passphrase.")
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise SettingsMismatch("`cert` and `key` belong together: set both or neither")
-        return self
 
 
 class UpstreamConfig(PluginConfig):
@@ -41,7 +22,7 @@ class UpstreamConfig(PluginConfig):
     api_key: SecretStr | None = Field(
         default=None, description="Sent as a bearer token; write ${env:NAME} to take it from the environment."
     )
-    tls: TlsConfig | None = Field(default=None, description="Encryption; null means what an https:// address needs.")
+    tls: ClientTls | None = Field(default=None, description="Encryption; null means what an https:// address needs.")
     start_timeout: float = Field(
         default=120.0, ge=0, le=86_400, description="How long a starting worker waits for a server that is not up yet."
     )

@@ -6,7 +6,7 @@ import click
 
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS
 from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
-from dynamo_plugin_router_slot_tracker.service import DEFAULT_PORT, ServiceSettings, Tls
+from dynamo_plugin_router_slot_tracker.service import DEFAULT_PORT, ServiceSettings, listener_tls
 
 
 def _listed(value: str | None) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def command(
         raise ConfigError("--replica-sync-gaps requires --replica-sync-bind")
     settings = ServiceSettings(
         sync=sync,
-        tls=Tls(tls_cert, tls_key, tls_client_ca),
+        tls=listener_tls(tls_cert, tls_key, tls_client_ca),
         snapshot_from=_listed(snapshot_from),
         **plain,  # type: ignore[arg-type]
     )

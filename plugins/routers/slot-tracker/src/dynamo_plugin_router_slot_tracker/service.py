@@ -7,13 +7,13 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from dynamo_core.certificates import ServerTls, server_context
 from dynamo_core.errors import ConfigError
 from dynamo_core.http.auth import PREFIX, AdminToken
 from dynamo_core.http.health import metrics_route
 from dynamo_core.http.listener import Listener
-from dynamo_core.http.tls import server_context
 from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_error, respond_listener_error
@@ -31,13 +31,16 @@ _IDLE_TIMEOUT = 75.0
 _DRAIN = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files of the listener."""
+def listener_tls(cert: str | None, key: str | None, client_ca: str | None) -> ServerTls:
+    """The certificate of the listener, as the options name it.
 
-    cert: str | None = None
-    key: str | None = None
-    client_ca: str | None = None
+    Raises:
+        ConfigError: the others are given without `cert`.
+    """
+    if cert is None and (key is not None or client_ca is not None):
+        given = "key" if key is not None else "client-ca"
+        raise ConfigError(f"--tls-{given} is given without --tls-cert: give that too, or leave both out")
+    return ServerTls(cert=cert, key=key, client_ca=client_ca)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class ServiceSettings:
     max_hashes: int = MAX_HASHES
     sync: SyncSettings | None = None
     token: str | None = None
-    tls: Tls = Tls()
+    tls: ServerTls = field(default_factory=ServerTls)
     metrics: bool = False
     snapshot: bool = False
     snapshot_from: tuple[str, ...] = ()
@@ -60,9 +63,6 @@ class ServiceSettings:
 
     def check(self) -> None:
         """Raises ConfigError for what does not go together."""
-        if self.tls.cert is None and (self.tls.key is not None or self.tls.client_ca is not None):
-            given = "key" if self.tls.key is not None else "client-ca"
-            raise ConfigError(f"--tls-{given} is given without --tls-cert: give that too, or leave both out")
         if self.snapshot_from and self.token is not None and self.token.startswith(PREFIX):
             raise ConfigError("--token is a hash, which the peer of --snapshot-from cannot take: give the token itself")
 
@@ -153,9 +153,9 @@ class Service:
                 )
 
 
-def _tls_context(files: Tls) -> ssl.SSLContext | None:
+def _tls_context(files: ServerTls) -> ssl.SSLContext | None:
     try:
-        return server_context("--tls", files)
+        return server_context(files, "--tls")
     except ConfigError as error:
         # Options are spelt otherwise than the keys of a config file.
         raise ConfigError(error.message.replace("--tls.", "--tls-")) from error

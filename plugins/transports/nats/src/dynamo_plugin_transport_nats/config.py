@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from dynamo_core.certificates import ClientTls
 from dynamo_core.contracts.config import SettingsMismatch
 from dynamo_wire.brokered import BrokeredConfig
-from dynamo_wire.brokered import TlsConfig as BrokerTlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a server listens if its address does not say.
@@ -18,9 +18,12 @@ DEFAULT_PORT = 4222
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
-class TlsConfig(BrokerTlsConfig):
+class NatsTls(ClientTls):
     """Encryption. Nothing secret is sent before it is in force; a server that does not offer it is refused."""
 
+    ca: Path | None = Field(
+        default=None, description="Who may sign the server's certificate, a PEM file; null means the system's list."
+    )
     server_name: str | None = Field(
         default=None, description="The name that the servers' certificates bear; null means the host of the address."
     )
@@ -44,7 +47,7 @@ class NatsConfig(BrokeredConfig):
     token: SecretStr | None = Field(default=None, description="Log in with a token.")
     nkey: SecretStr | None = Field(default=None, description="Log in with a key: its seed, which begins with SU.")
     credentials: Path | None = Field(default=None, description="Log in with a `.creds` file.")
-    tls: TlsConfig | None = Field(
+    tls: NatsTls | None = Field(
         default=None, description="Encryption; null means none, unless an address begins with tls://."
     )
     pending_messages: int = Field(

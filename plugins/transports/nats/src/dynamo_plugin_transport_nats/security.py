@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynamo_core.certificates import load_authorities, load_own
+from dynamo_core.certificates import client_context
 from dynamo_core.errors import ConfigError
 from pydantic import SecretStr
 
-from dynamo_plugin_transport_nats.config import NatsConfig, TlsConfig
+from dynamo_plugin_transport_nats.config import NatsConfig, NatsTls
 
 
 class NotEncrypted(ConfigError):
@@ -28,7 +27,9 @@ class Login:
 
     def __init__(self, config: NatsConfig) -> None:
         self._config = config
-        self._context = _context(config.tls or TlsConfig()) if config.wants_tls else None
+        self._context = (
+            client_context(config.tls or NatsTls(), "transport.tls", only_ca=True) if config.wants_tls else None
+        )
         if config.nkey is not None or config.credentials is not None:
             _check_keys(config)
 
@@ -103,15 +104,3 @@ def _check_credentials(path: Path) -> None:
         raise ConfigError(
             f"transport.credentials: {str(path)!r} is not a .creds file, with a JWT and a seed of a user in it"
         )
-
-
-def _context(tls: TlsConfig) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if tls.cert is not None and tls.key is not None:
-        load_own(context, tls.cert, tls.key, "transport.tls")
-    if tls.ca is None:
-        context.load_default_certs()
-    else:
-        load_authorities(context, tls.ca, "transport.tls.ca")
-    return context

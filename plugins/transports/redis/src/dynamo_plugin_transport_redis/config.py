@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from dynamo_core.certificates import ClientTls
 from dynamo_core.contracts.config import SettingsMismatch
 from dynamo_wire.brokered import BrokeredConfig
-from dynamo_wire.brokered import TlsConfig as BrokerTlsConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a server listens if its address does not say.
@@ -19,15 +18,6 @@ DEFAULT_PORT = 6379
 SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([.:][A-Za-z0-9_-]+)*")
-
-
-class TlsConfig(BrokerTlsConfig):
-    """Encryption; a certificate that is not for the host of `url` is refused."""
-
-    ca: Path | None = Field(
-        default=None,
-        description="Who may sign the server's certificate besides the authorities of the system's list, a PEM file.",
-    )
 
 
 class RedisConfig(BrokeredConfig):
@@ -44,7 +34,7 @@ class RedisConfig(BrokeredConfig):
         max_length=128,
         description="What every channel begins with. Systems with different prefixes can share a server.",
     )
-    tls: TlsConfig | None = Field(default=None, description="Encryption; null means none, unless `url` has rediss://.")
+    tls: ClientTls | None = Field(default=None, description="Encryption; null means none, unless `url` has rediss://.")
 
     @field_validator("url")
     @classmethod

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_core.certificates import client_context
+from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
@@ -19,7 +19,7 @@ from redis.exceptions import (
     NoPermissionError,
 )
 
-from dynamo_plugin_transport_redis.config import RedisConfig, TlsConfig
+from dynamo_plugin_transport_redis.config import RedisConfig
 
 #: The server is there, and says no to the login.
 _REFUSALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError)
@@ -46,7 +46,7 @@ def maker(config: RedisConfig) -> Callable[[], Connection]:
     }
     if not config.wants_tls:
         return lambda: Connection(**options)
-    tls = config.tls or TlsConfig()
+    tls = config.tls or ClientTls()
     # Only to find out whether the files can be used: the library makes its own.
     client_context(tls, "transport.tls")
     options |= {

@@ -6,6 +6,7 @@ import ipaddress
 from pathlib import Path
 from typing import Self
 
+from dynamo_core.certificates import ClientTls
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -21,7 +22,7 @@ CALLERS_SILENCE = 60.0
 CALLERS_HEARTBEAT = 5.0
 
 
-class TlsConfig(PluginConfig):
+class TcpTls(ClientTls):
     """Encryption. The same certificate is shown to callers and, where workers ask for one, to workers."""
 
     cert: Path = Field(description="This process's certificate chain, a PEM file.")
@@ -49,7 +50,7 @@ class TcpConfig(PluginConfig):
         default=None,
         description=f"Known to all processes, proven by both ends; {SHORTEST_SECRET} characters or more.",
     )
-    tls: TlsConfig | None = Field(default=None, description="Encryption; null means none.")
+    tls: TcpTls | None = Field(default=None, description="Encryption; null means none.")
     insecure: bool = Field(
         default=False, description="Allows an address that others reach without `secret` or `tls.client_ca`."
     )

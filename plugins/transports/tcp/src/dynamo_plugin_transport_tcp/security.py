@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 import ssl
 
-from dynamo_core.certificates import load_authorities, load_own
+from dynamo_core.certificates import client_context, load_authorities, load_own
 
-from dynamo_plugin_transport_tcp.config import TlsConfig
+from dynamo_plugin_transport_tcp.config import TcpTls
 
 CALLER = b"caller"
 LISTENER = b"listener"
@@ -32,7 +32,7 @@ def proven(expected: bytes, given: bytes) -> bool:
     return hmac.compare_digest(expected, given)
 
 
-def listening_context(tls: TlsConfig) -> ssl.SSLContext:
+def listening_context(tls: TcpTls) -> ssl.SSLContext:
     """What a worker's listener uses.
 
     Raises:
@@ -47,17 +47,10 @@ def listening_context(tls: TlsConfig) -> ssl.SSLContext:
     return context
 
 
-def calling_context(tls: TlsConfig) -> ssl.SSLContext:
+def calling_context(tls: TcpTls) -> ssl.SSLContext:
     """What callers use.
 
     Raises:
         ConfigError: a file cannot be used.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    load_own(context, tls.cert, tls.key, "transport.tls")
-    if tls.ca is None:
-        context.load_default_certs()
-    else:
-        load_authorities(context, tls.ca, "transport.tls.ca")
-    return context
+    return client_context(tls, "transport.tls", only_ca=True, minimum=ssl.TLSVersion.TLSv1_3)

@@ -13,36 +13,25 @@ from __future__ import annotations
 
 import math
 import secrets
-import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import CannotConnect
-from redis.asyncio.connection import Connection, SSLConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    AuthenticationWrongNumberOfArgsError,
-    AuthorizationError,
-    NoPermissionError,
-    RedisError,
-    ResponseError,
-)
+from dynamo_redis import config_error, connection_factory, explain
+from redis.asyncio.connection import Connection
+from redis.exceptions import RedisError, ResponseError
 
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
 from dynamo_plugin_admission_fair_queue.sharing import Store
 from dynamo_plugin_admission_fair_queue.told import LARGEST, Look
 
+#: Where the settings stand.
+SECTION = "admission.shared"
 #: The most frontends that are listened to, those that told something last.
 _MOST = 256
 #: Digits of a frontend's name.
 _DIGITS = 16
-
-#: The server is there, and says no to the login.
-_REFUSALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError)
 
 _Command = tuple[bytes | str | int, ...]
 
@@ -58,7 +47,7 @@ class RedisStore(Store):
 
     def __init__(self, config: SharedConfig) -> None:
         self._config = config
-        self._make = _maker(config)
+        self._make = connection_factory(config, SECTION, database=config.database, connect_timeout=config.deadline)
         self._connection: Connection | None = None
         self._name = secrets.token_hex(_DIGITS // 2)
         self._ttl = max(1, round(config.ttl * 1000))
@@ -110,7 +99,9 @@ class RedisStore(Store):
             answers = [await self._answer(connection) for _ in commands]
             done = True
         except (RedisError, OSError) as error:
-            raise _explain(self._config, error) from error
+            failure = explain(self._config, error)
+            # A wrong setting does not end a frontend that serves.
+            raise CannotConnect(str(config_error(failure, SECTION) or failure), cause=error) from error
         finally:
             if not done:
                 await self._drop()
@@ -147,56 +138,3 @@ def _stamped(pair: tuple[bytes, bytes]) -> tuple[str, int]:
 def _microseconds(time: list[bytes]) -> int:
     seconds, rest = time
     return int(seconds) * 1_000_000 + int(rest)
-
-
-def _maker(config: SharedConfig) -> Callable[[], Connection]:
-    """What makes connections, each of them not connected yet."""
-    options: dict[str, Any] = {
-        "host": config.host,
-        "port": config.port,
-        "db": config.database,
-        "username": config.username,
-        "password": None if config.password is None else config.password.get_secret_value(),
-        # Deadlines are those of whole exchanges: the library's would be a timer for each answer.
-        "socket_timeout": None,
-        "socket_connect_timeout": config.deadline,
-        "socket_keepalive": True,
-        "retry": Retry(NoBackoff(), 0),
-        # The answers look the same in both; this one every server speaks.
-        "protocol": 2,
-    }
-    if not config.wants_tls:
-        return lambda: Connection(**options)
-    tls = config.tls or ClientTls()
-    # Only to find out whether the files can be used: the library makes its own.
-    client_context(tls, "admission.shared.tls")
-    options |= {
-        "ssl_cert_reqs": "required",
-        "ssl_check_hostname": True,
-        "ssl_min_version": ssl.TLSVersion.TLSv1_2,
-        "ssl_ca_certs": None if tls.ca is None else str(tls.ca),
-        "ssl_certfile": None if tls.cert is None else str(tls.cert),
-        "ssl_keyfile": None if tls.key is None else str(tls.key),
-        # Without one, an encrypted key would ask on the terminal and wait for ever.
-        "ssl_password": "",
-    }
-    return lambda: SSLConnection(**options)
-
-
-def _explain(config: SharedConfig, error: Exception) -> CannotConnect:
-    """An error of the library as one of ours, in one line that names the server; never a secret."""
-    where = f"Redis at {config.host}:{config.port}"
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    if config.password is not None and (secret := config.password.get_secret_value()):
-        # A server that does not know a command says with which arguments it came.
-        text = text.replace(secret, "…")
-    if isinstance(error, NoPermissionError):
-        text = f"lets the user do too little: {text}; the plugin's README has the permissions that it needs"
-    # The last is how a server says it that has not even read a request of many parts.
-    elif isinstance(error, _REFUSALS) or "unauthenticated" in text:
-        text = f"refuses the login: {text}; set `shared.username` and `shared.password`"
-    elif isinstance(error, RedisError) and not isinstance(error, OSError):
-        text = f"does not serve: {text}"
-    else:
-        text = f"cannot be reached: {text}"
-    return CannotConnect(f"{where} {text}", cause=error)

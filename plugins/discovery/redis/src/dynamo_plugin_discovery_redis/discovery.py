@@ -21,12 +21,11 @@ from dynamo_leases.fanout import Fanout
 from dynamo_leases.keeper import Keeper
 from dynamo_leases.lease import new_id
 from dynamo_leases.looking import Looking
-from dynamo_leases.patience import Refused
 from dynamo_leases.records import check
 from dynamo_leases.times import check_ttl, heartbeat
+from dynamo_redis import RedisFailure, config_error
 
 from dynamo_plugin_discovery_redis.config import RedisConfig
-from dynamo_plugin_discovery_redis.connect import as_config_error
 from dynamo_plugin_discovery_redis.lease import RedisLease
 from dynamo_plugin_discovery_redis.reader import Reader
 from dynamo_plugin_discovery_redis.store import Store
@@ -78,7 +77,7 @@ class RedisDiscovery(Discovery):
         await wait_for_store(
             self._try_out,
             timeout=self._settings.start_timeout,
-            hopeless=lambda error: as_config_error(self._settings, error),
+            hopeless=lambda error: config_error(error, "discovery"),
             unreachable="discovery.url: {}; start the server, or name the right one",
             tell=self.wait_for,
         )
@@ -215,7 +214,8 @@ class RedisDiscovery(Discovery):
                     async for _ in changes:
                         self._looking.soon()
             except CannotConnect as error:
-                (log.warning if isinstance(error, Refused) else log.debug)("changes are heard of late: %s", error)
+                refused = isinstance(error, RedisFailure) and error.refused
+                (log.warning if refused else log.debug)("changes are heard of late: %s", error)
             except Exception:
                 log.exception("changes are heard of late")
             await asyncio.sleep(jitter(RETRY))

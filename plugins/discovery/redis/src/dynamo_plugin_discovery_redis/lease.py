@@ -10,8 +10,9 @@ from typing import Any
 from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
 from dynamo_leases.lease import BeatingLease
-from dynamo_leases.patience import Patience, Refused
+from dynamo_leases.patience import Patience
 from dynamo_leases.records import check
+from dynamo_redis import RedisFailure
 
 from dynamo_plugin_discovery_redis.store import Store
 
@@ -127,7 +128,7 @@ class RedisLease(BeatingLease):
 
     def _failed(self, error: CannotConnect, now: float) -> None:
         self.due = now + self._spread()
-        if self._patience.failed(error, now, counts=isinstance(error, Refused)):
+        if self._patience.failed(error, now, counts=isinstance(error, RedisFailure) and error.refused):
             self._gone = True
             self._records.clear()
             self.tell_lost()

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_redis import client_options, explain
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from dynamo_plugin_discovery_redis.config import RedisConfig
-from dynamo_plugin_discovery_redis.connect import explain, once, options
 from dynamo_plugin_discovery_redis.scripts import READ, Names
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,8 @@ class Reader:
     def __init__(self, config: RedisConfig) -> None:
         self._config = config
         self._names = Names(config.prefix, config.database)
-        how = options(config) | {"retry": Retry(once(), 0)}
+        how = client_options(config, "discovery", database=config.database, timeout=config.timeout)
+        how["retry"] = Retry(NoBackoff(), 0)
         self._client = Redis(**how, redis_connect_func=self._connected)
         self._announcements = Redis(**how)
         self._connections = 0

@@ -6,18 +6,19 @@ import secrets
 from collections.abc import Iterable, Mapping
 
 import redis
+from dynamo_redis import client_options, explain
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from dynamo_plugin_discovery_redis import scripts
 from dynamo_plugin_discovery_redis.config import RedisConfig
-from dynamo_plugin_discovery_redis.connect import explain, once, options
 from dynamo_plugin_discovery_redis.scripts import NO_LEASE, Names, lease_name
 
 
 class Store:
-    """Every method raises `CannotConnect` if the server cannot be asked, `Refused` if it says no.
+    """Every method raises `CannotConnect` if the server cannot be asked.
 
     Safe for several threads at once. Times are in seconds.
     """
@@ -27,8 +28,9 @@ class Store:
         self._names = Names(config.prefix, config.database)
         # Again at once, once: a connection of before a restart of the server is found out by using it. All that is
         # asked may be asked twice.
-        retry = Retry(once(), 1, supported_errors=(RedisConnectionError,))
-        self._client = redis.Redis(**options(config), retry=retry)
+        retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+        options = client_options(config, "discovery", database=config.database, timeout=config.timeout)
+        self._client = redis.Redis(**options, retry=retry)
 
     @property
     def config(self) -> RedisConfig:

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import DynamoError
 from dynamo_core.tasks import TaskSet
+from dynamo_redis import config_error, connection_factory, explain
 from dynamo_wire.brokered import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
 from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from dynamo_plugin_transport_redis.config import RedisConfig
-from dynamo_plugin_transport_redis.connect import explain, maker
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class RedisBroker(Broker):
     def __init__(self, config: RedisConfig, metrics: MetricsScope) -> None:
         super().__init__(config, metrics)
         self._settings = config
-        self._make = maker(config)
+        self._make = connection_factory(config, "transport", connect_timeout=config.connect_timeout)
 
     @property
     def default_max_message(self) -> int:
@@ -101,7 +101,10 @@ class _RedisSession(Session):
         return MAX_MESSAGE
 
     def explain(self, error: Exception) -> DynamoError:
-        return explain(self._config, error)
+        if isinstance(error, TimeoutError) and not str(error):
+            error = TimeoutError(f"no connection within {self._config.connect_timeout} s")
+        failure = explain(self._config, error)
+        return config_error(failure, "transport") or failure
 
     async def connect(self) -> None:
         for connection in (self._publishing, self._listening):

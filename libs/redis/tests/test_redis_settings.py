@@ -1,0 +1,83 @@
+"""Addresses and logins: what is completed, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import dynamo_redis
+import pytest
+from dynamo_redis import RedisSettings
+from pydantic import ValidationError
+
+
+@pytest.mark.parametrize(
+    ("given", "full", "tls"),
+    [
+        ("host", "redis://host:6379", False),
+        ("host:1", "redis://host:1", False),
+        ("[::1]", "redis://[::1]:6379", False),
+        ("rediss://host", "rediss://host:6379", True),
+        ("valkey://[::1]:7", "valkey://[::1]:7", False),
+        ("valkeys://store", "valkeys://store:6379", True),
+    ],
+)
+def test_an_address_is_completed(given: str, full: str, tls: bool) -> None:
+    settings = RedisSettings(url=given)
+
+    assert settings.url == full
+    assert settings.wants_tls is tls
+    assert full.endswith(f":{settings.port}")
+    assert settings.host in full
+
+
+def test_a_certificate_asks_for_encryption_whatever_the_scheme() -> None:
+    assert RedisSettings.model_validate({"url": "redis://host", "tls": {}}).wants_tls
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"url": "redis://me:hunter2@host"}, "set `username` and `password`"),
+        ({"url": "redis://host/3"}, "names a database: set `database`"),
+        ({"url": "http://host"}, "neither redis://host:port nor rediss"),
+        ({"url": "redis://host:99999"}, "a port that is none"),
+        ({"url": "redis://host:port"}, "a port that is none"),
+        ({"url": "redis://"}, "is not redis://host:port"),
+        ({"url": "host?x=1"}, "is not redis://host:port"),
+        ({"username": "me"}, "`username` needs a `password`"),
+        ({"tls": {"cert": "a.pem"}}, "`cert` and `key` belong together"),
+        ({"unknown": 1}, "Extra inputs"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason) as caught:
+        RedisSettings.model_validate(settings)
+    assert "hunter2" not in str(caught.value.errors(include_input=False))
+
+
+def test_a_password_does_not_show() -> None:
+    settings = RedisSettings.model_validate({"password": "hunter2"})
+
+    assert "hunter2" not in repr(settings) + settings.model_dump_json()
+
+
+# The package.
+
+
+def test_exported_members() -> None:
+    assert sorted(dynamo_redis.__all__) == [
+        "Fault", "RedisFailure", "RedisSettings", "client_options", "config_error", "connection_factory", "explain"
+    ]  # fmt: skip
+    assert all(getattr(dynamo_redis, name) is not None for name in dynamo_redis.__all__)
+    assert set(dynamo_redis._HOME) == set(dynamo_redis.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = dynamo_redis.no_such_name
+
+
+def test_settings_are_checked_without_the_library() -> None:
+    program = "import sys; from dynamo_redis import RedisSettings; RedisSettings(); print('redis' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+
+    assert done.stdout.strip() == "False"

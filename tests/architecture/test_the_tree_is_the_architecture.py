@@ -44,6 +44,10 @@ IMPORT_NAMES = {
 }
 
 
+#: Libraries that plugins import from the top level only.
+ONE_SURFACE = ("dynamo_leases", "dynamo_redis")
+
+
 def manifest(distribution: Path) -> dict[str, Any]:
     return tomllib.loads((distribution / "pyproject.toml").read_text())
 
@@ -104,6 +108,8 @@ def test_a_plugin_imports_only_public_names_of_core_and_no_sibling(plugin: Path)
             if parts[0] == "dynamo_core" and len(parts) > 1:
                 assert parts[1] in PUBLIC, f"{relative(path)} imports {name}"
                 assert not any(part.startswith("_") for part in parts), f"{relative(path)} imports {name}"
+            if parts[0] in ONE_SURFACE:
+                assert len(parts) == 1, f"{relative(path)} imports {name}: import from {parts[0]} itself"
             if parts[0].startswith("dynamo_plugin_"):
                 assert parts[0] == own, f"{relative(path)} imports its sibling {name}"
 

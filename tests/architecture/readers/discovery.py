@@ -14,7 +14,7 @@ from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.records import CARDS, INSTANCES, EventSource, Instance, ModelCard, RuntimeConfig
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_leases.fanout import Fanout
+from dynamo_leases import Fanout
 
 from tests.architecture.bad_bytes import json_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json
@@ -81,7 +81,7 @@ async def stores() -> AsyncGenerator[Feed, None]:
 
     def feed(data: bytes) -> None:
         key = data.decode(errors="surrogateescape")
-        fanout.tell([WatchEvent(WatchKind.PUT, key, b"1"), WatchEvent(WatchKind.PUT, "k", data * 2)], synced=True)
+        fanout.publish([WatchEvent(WatchKind.PUT, key, b"1"), WatchEvent(WatchKind.PUT, "k", data * 2)], synced=True)
 
     yield feed
     assert fanout.records["k"] == b"{}{}"

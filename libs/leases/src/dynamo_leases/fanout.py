@@ -1,4 +1,4 @@
-"""What a process sees of a store, told to all of its watches: a snapshot, then changes."""
+"""The view that a process has of a store, for all of its watches: a snapshot, then changes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.protocol.unreadable import UnreadableWarner
 
-from dynamo_leases.records import check
+from dynamo_leases.records import check_record
 
 log = logging.getLogger(__name__)
 
 
 class Fanout:
-    """The view of one process, and the watches that hear how it changes. For one event loop."""
+    """The view of one process, and the watches that receive its changes. For one event loop."""
 
     def __init__(self) -> None:
         #: Key to value, the newest last.
@@ -23,7 +23,6 @@ class Fanout:
         #: Whether the store is away and the view may be old.
         self.stale = False
         self._left_out = UnreadableWarner(log, "record")
-        self._synced = False
         self._closed = False
         self._watchers: set[_Watcher] = set()
         #: Set once there is a snapshot, or never will be.
@@ -33,8 +32,8 @@ class Fanout:
         """Whether `close` has been called."""
         return self._closed
 
-    def tell(self, events: Iterable[WatchEvent], *, synced: bool) -> None:
-        """The view has changed; `synced` says whether it is complete, which it stays once it was."""
+    def publish(self, events: Iterable[WatchEvent], *, synced: bool) -> None:
+        """Applies changes to the view; `synced` says whether it is complete, which it stays once it was."""
         for event in events:
             match event.kind:
                 case WatchKind.PUT if not self._fits(event):
@@ -50,26 +49,25 @@ class Fanout:
             for watcher in self._watchers:
                 watcher.offer(event)
         if synced:
-            self._synced = True
             self._ready.set()
 
     def _fits(self, event: WatchEvent) -> bool:
-        """Whether it is a record that could have been put here: stores can be written by others."""
+        """Whether a discovery could have put the record: other programs can write to the store too."""
         try:
-            check(event.key, event.value)
+            check_record(event.key, event.value)
         except ValueError as error:
             self._left_out.warn(event.key, error)
             return False
         return True
 
-    async def watch(self, prefix: str, look: Callable[[], Awaitable[None]]) -> AsyncGenerator[WatchEvent, None]:
-        """See `Discovery.watch`. `look` brings the view up to date with what was there when it is called.
+    async def watch(self, prefix: str, refresh: Callable[[], Awaitable[None]]) -> AsyncGenerator[WatchEvent, None]:
+        """See `Discovery.watch`. `refresh` brings the view up to date with what was there when it is called.
 
         Before a store that cannot be read there is no snapshot: `STALE` until it can.
         """
         if self.is_closed():
             return
-        await look()
+        await refresh()
         if not self._ready.is_set():
             yield WatchEvent(WatchKind.STALE)
             await self._ready.wait()
@@ -101,7 +99,7 @@ class Fanout:
 
 
 class _Watcher:
-    """What waits to be told to one watch: the newest per key, so that a slow reader holds no more than the view."""
+    """The changes that one watch has not taken yet: the newest per key, so that it holds no more than the view."""
 
     __slots__ = ("_pending", "_prefix", "_waiter")
 

@@ -13,13 +13,13 @@ from dynamo_core.contracts.discovery import Lease
 log = logging.getLogger(__name__)
 
 
-def new_id() -> int:
-    """An id for a lease: nobody else draws the same."""
+def new_lease_id() -> int:
+    """A random id for a lease; two processes do not draw the same."""
     return secrets.randbelow(2**63 - 1) + 1
 
 
-class OutsideLease(Lease):
-    """What all of them have: an id, and `lost`, which any thread may tell. Made in the loop that waits for it."""
+class StoreLease(Lease):
+    """A lease with an id and `lost`, which any thread may set. Made in the event loop that waits for `lost`."""
 
     def __init__(self, lease_id: int, ttl: float) -> None:
         """`ttl` in seconds."""
@@ -42,35 +42,35 @@ class OutsideLease(Lease):
 
     @property
     @abstractmethod
-    def over(self) -> bool:
-        """Whether it needs no heartbeats any more: closed or lost."""
+    def ended(self) -> bool:
+        """Whether the lease needs no heartbeats any more: closed or lost."""
 
-    def tell_lost(self) -> None:
+    def mark_lost(self) -> None:
         """Sets `lost`, from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._lost.set)
         except RuntimeError:
-            # The loop has been closed, and with it everybody who could wait for this.
+            # The loop has been closed, and with it all tasks that could wait for this.
             log.debug("lease %016x was lost after its event loop had ended", self._id)
 
 
-class BeatingLease(OutsideLease):
-    """One whose heartbeats come from a `Keeper`'s thread; the other methods are called in the event loop."""
+class HeartbeatLease(StoreLease):
+    """A lease whose heartbeats a `HeartbeatThread` sends; the other methods are called in the event loop."""
 
     def __init__(self, lease_id: int, ttl: float) -> None:
         """`ttl` in seconds."""
         super().__init__(lease_id, ttl)
-        # What follows is touched with the lock held: by the keeper's thread, and by those that write.
+        # Guards what follows: the heartbeat thread and the threads that write share it.
         self._lock = threading.Lock()
         self._closed = False
         self._gone = False
-        #: When the next heartbeat is due, on the keeper's clock.
+        #: When the next heartbeat is due, on the clock of the thread.
         self.due = 0.0
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self._closed or self._gone
 
     @abstractmethod
     def beat(self) -> None:
-        """Renews the lease, or registers it again, and sets `due`. Raises nothing that can be foreseen."""
+        """Renews the lease, or registers it again, and sets `due`. Raises no expected error."""

@@ -1,4 +1,4 @@
-"""What may be put into a directory."""
+"""The bounds of keys and values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ MAX_KEY = 1024
 NO_LEASE = 0
 
 
-def check(key: str, value: bytes) -> None:
-    """Refuses what cannot be a record.
+def check_record(key: str, value: bytes) -> None:
+    """Checks the key and the value of a record.
 
     Raises:
         ValueError: the key is empty or too long, or the value is too large.

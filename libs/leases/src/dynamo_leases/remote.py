@@ -16,29 +16,29 @@ from dynamo_core.loop_thread import LoopThread
 from dynamo_core.tasks import TaskSet
 
 from dynamo_leases.fanout import Fanout
-from dynamo_leases.holding import Holding, LeaseStore
-from dynamo_leases.lease import OutsideLease, new_id
-from dynamo_leases.records import check
-from dynamo_leases.times import check_ttl, heartbeat
+from dynamo_leases.lease import StoreLease, new_lease_id
+from dynamo_leases.maintainer import LeaseMaintainer, LeaseStore
+from dynamo_leases.records import check_record
+from dynamo_leases.times import check_ttl, heartbeat_interval
 
 log = logging.getLogger(__name__)
 
 #: Seconds that ending the thread may take.
 STOP_TIMEOUT = 5.0
 
-#: Told what has changed in a view, and whether it is complete.
-Tell = Callable[[list[WatchEvent], bool], None]
+#: Called with the changes of a view, and whether the view is complete.
+OnChange = Callable[[list[WatchEvent], bool], None]
 
 
 class RemoteStore(LeaseStore, Protocol):
-    """What a session asks, beside leases."""
+    """The operations of a session, beside those of leases."""
 
     async def put_value(self, key: str, value: bytes | None) -> None:
         """Writes a value that outlives its writer; None removes it."""
         ...
 
-    async def try_out(self) -> None:
-        """Finds out whether everything can be done that will be needed, and leaves nothing behind."""
+    async def probe(self) -> None:
+        """Checks that every operation is permitted that discovery needs, and leaves nothing behind."""
         ...
 
     async def aclose(self) -> None:
@@ -47,9 +47,9 @@ class RemoteStore(LeaseStore, Protocol):
 
 
 class Follower(Protocol):
-    """Keeps a view of the store, and tells how it changes."""
+    """Keeps a view of the store, and reports its changes."""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Reads what is there, so that it is in the view; keeps the view if that fails."""
         ...
 
@@ -71,21 +71,21 @@ class Session(Generic[S]):
         self._tasks = TaskSet()
         self._following = False
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Reads what is there, and follows from the first call on."""
-        await self._follower.look()
+        await self._follower.refresh()
         if not self._following:
             self._following = True
             self._tasks.spawn(self._follower.follow(), name="discovery-follow")
 
-    async def hold(self, lease: RemoteLease, ttl: float, heartbeat: float) -> Holding:
+    async def maintain(self, lease: RemoteLease, ttl: float, heartbeat: float) -> LeaseMaintainer:
         """Registers a lease and keeps it alive."""
-        holding = Holding(
-            self.store, lease.id, ttl=ttl, heartbeat=heartbeat, lost_after=self._lost_after, on_lost=lease.tell_lost
+        maintainer = LeaseMaintainer(
+            self.store, lease.id, ttl=ttl, heartbeat=heartbeat, lost_after=self._lost_after, on_lost=lease.mark_lost
         )
-        await holding.register()
-        self._tasks.spawn(holding.keep(), name="discovery-heartbeat")
-        return holding
+        await maintainer.register()
+        self._tasks.spawn(maintainer.keep(), name="discovery-heartbeat")
+        return maintainer
 
     async def aclose(self) -> None:
         """Ends what runs, and closes the connections."""
@@ -93,49 +93,49 @@ class Session(Generic[S]):
         await self.store.aclose()
 
 
-class RemoteLease(OutsideLease):
-    """A lease as the process sees it; the work is done in the thread."""
+class RemoteLease(StoreLease):
+    """A lease as the process sees it; its `LeaseMaintainer` does the work in the thread."""
 
     def __init__(self, thread: LoopThread, lease_id: int, ttl: float) -> None:
         """`ttl` in seconds."""
         super().__init__(lease_id, ttl)
         self._thread = thread
-        self._holding: Holding | None = None
+        self._maintainer: LeaseMaintainer | None = None
         self._closed = False
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self._closed or self._lost.is_set()
 
-    def bind(self, holding: Holding) -> None:
-        """Says what does the work."""
-        self._holding = holding
+    def bind(self, maintainer: LeaseMaintainer) -> None:
+        """Names the maintainer, which lives in the thread."""
+        self._maintainer = maintainer
 
     async def put(self, key: str, value: bytes) -> None:
-        check(key, value)
+        check_record(key, value)
         await self._thread.run(self._held().put(key, value))
 
     async def remove(self, key: str) -> None:
         await self._thread.run(self._held().remove(key))
 
     async def aclose(self) -> None:
-        if self._closed or self._holding is None:
+        if self._closed or self._maintainer is None:
             return
         self._closed = True
         try:
-            await self._thread.run(self._holding.close())
+            await self._thread.run(self._maintainer.close())
         except (CannotConnect, ValueError) as error:
             log.warning("lease %016x expires: %s", self._id, error)
 
-    def _held(self) -> Holding:
-        if self._holding is None or self._closed:
+    def _held(self) -> LeaseMaintainer:
+        if self._maintainer is None or self._closed:
             raise ValueError("the lease is closed")
-        return self._holding
+        return self._maintainer
 
 
 class RemoteDiscovery(Discovery, ABC, Generic[S]):
-    """All that is asked of the store is asked in the thread, so that an engine that blocks the process's loop while it
-    starts is not taken for dead. From the first watch on, the store is followed for all watches.
+    """A thread of its own asks the store, so that an engine that blocks the process's loop while it starts keeps its
+    lease. From the first watch on, the thread follows the store for all watches.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
         self._fanout = Fanout()
 
     @abstractmethod
-    async def _connect(self, tell: Tell) -> Session[S]:
+    async def _connect(self, on_change: OnChange) -> Session[S]:
         """Makes the session; called in the thread, once unless it fails.
 
         Raises:
@@ -169,18 +169,20 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
         seconds = self._ttl if ttl is None else ttl
         check_ttl(seconds)
         session = await self._open()
-        # Drawn here, so that a store that has forgotten it gives it back under the same id.
-        lease = RemoteLease(self._thread, new_id(), seconds)
-        lease.bind(await self._thread.run(session.hold(lease, seconds, heartbeat(seconds, self._heartbeat))))
+        # The process draws the id, so that a store that has forgotten the lease grants it again under the same id.
+        lease = RemoteLease(self._thread, new_lease_id(), seconds)
+        lease.bind(
+            await self._thread.run(session.maintain(lease, seconds, heartbeat_interval(seconds, self._heartbeat)))
+        )
         if self._fanout.is_closed():
             await lease.aclose()
-            self._refuse_if_closed()
-        self._leases = {other for other in self._leases if not other.over} | {lease}
+            self._check_open()
+        self._leases = {other for other in self._leases if not other.ended} | {lease}
         return lease
 
     def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
         """See `Discovery.watch`. Before a store that cannot be read there is no snapshot: `STALE` until it can."""
-        return self._fanout.watch(prefix, self._look)
+        return self._fanout.watch(prefix, self._refresh)
 
     async def put_value(self, key: str, value: bytes | None) -> None:
         """See `Discovery.put_value`.
@@ -189,7 +191,7 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
             ValueError: the key or the value is too large, or discovery is closed.
             CannotConnect: the store cannot be written.
         """
-        check(key, value or b"")
+        check_record(key, value or b"")
         session = await self._open()
         await self._thread.run(session.store.put_value(key, value))
 
@@ -199,13 +201,13 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
         await asyncio.gather(*(lease.aclose() for lease in leases))
         await asyncio.to_thread(self._thread.stop, STOP_TIMEOUT)
 
-    async def _try_out(self) -> None:
+    async def _probe(self) -> None:
         session = await self._open()
-        await self._thread.run(session.store.try_out())
+        await self._thread.run(session.store.probe())
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         try:
-            await self._thread.run((await self._open()).look())
+            await self._thread.run((await self._open()).refresh())
         except ValueError:
             # Closed meanwhile.
             if not self._fanout.is_closed():
@@ -213,9 +215,9 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
 
     async def _open(self) -> Session[S]:
         async with self._opening:
-            self._refuse_if_closed()
+            self._check_open()
             if self._session is None:
-                self._session = await self._thread.run(self._connect(self._telling()))
+                self._session = await self._thread.run(self._connect(self._reporter()))
             return self._session
 
     async def _end(self) -> None:
@@ -223,20 +225,20 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
         if self._session is not None:
             await self._session.aclose()
 
-    def _telling(self) -> Tell:
+    def _reporter(self) -> OnChange:
         loop = asyncio.get_running_loop()
 
-        def tell(events: list[WatchEvent], synced: bool) -> None:
+        def report(events: list[WatchEvent], synced: bool) -> None:
             try:
-                loop.call_soon_threadsafe(self._told, events, synced)
+                loop.call_soon_threadsafe(self._publish, events, synced)
             except RuntimeError:
                 log.debug("discovery changed after the event loop had ended")
 
-        return tell
+        return report
 
-    def _told(self, events: list[WatchEvent], synced: bool) -> None:
-        self._fanout.tell(events, synced=synced)
+    def _publish(self, events: list[WatchEvent], synced: bool) -> None:
+        self._fanout.publish(events, synced=synced)
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._fanout.is_closed():
             raise ValueError("discovery is closed")

@@ -1,15 +1,15 @@
-"""How often the heartbeats of a lease are sent, and which settings of time a lease can live with. In seconds."""
+"""The interval of heartbeats, and the checks of settings that depend on the ttl. In seconds."""
 
 from __future__ import annotations
 
 
-def heartbeat(ttl: float, setting: float | None) -> float:
+def heartbeat_interval(ttl: float, setting: float | None) -> float:
     """The time between two heartbeats of a lease; `setting` is the configured one, None for a third of the ttl."""
     return min(ttl / 3 if setting is None else setting, ttl / 2)
 
 
 def check_ttl(ttl: float) -> None:
-    """Refuses what no lease can live.
+    """Checks the ttl of a lease.
 
     Raises:
         ValueError: it is not above 0.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.telemetry.metrics import Metrics
-from dynamo_leases.records import NO_LEASE
+from dynamo_leases import NO_LEASE
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
 from dynamo_plugin_discovery_file.folder import RECORDS, Folder
@@ -111,7 +111,7 @@ class Host:
 
     def beat(self) -> None:
         for lease in self.alive:
-            if lease.due <= self.time.monotonic and not lease.over:
+            if lease.due <= self.time.monotonic and not lease.ended:
                 lease.beat()
 
 

@@ -30,7 +30,7 @@ class TestFileDiscovery(DiscoveryKit):
     async def kill_owner(self, directories: Directories) -> None:
         assert isinstance(directories.one, FileDiscovery)
         # Its heartbeats end; nothing is removed.
-        directories.one._keeper.stop(self.WAIT)
+        directories.one._heartbeats.stop(self.WAIT)
 
     async def cut_store(self, directories: Directories) -> None:
         path = self._path(directories)

@@ -94,12 +94,12 @@ async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(server: Any, 
                 if not client.exists(key):
                     missing.append(time.monotonic())
 
-    looking = threading.Thread(target=look_from_elsewhere)
-    looking.start()
+    poller = threading.Thread(target=look_from_elsewhere)
+    poller.start()
     # An engine that loads its weights without giving way.
     time.sleep(2.0)  # noqa: ASYNC251
     blocked.set()
-    looking.join(5)
+    poller.join(5)
 
     assert missing == []
     assert not lease.lost.is_set()
@@ -160,7 +160,7 @@ async def test_a_store_that_is_emptied_leaves_the_view_as_it_was_until_everybody
 async def test_who_does_not_come_back_to_an_emptied_store_is_told_as_gone(server: Any, make: Any) -> None:
     one, other = make(), make()
     await (await one.lease()).put("a", b"1")
-    one._keeper.stop(5)
+    one._heartbeats.stop(5)
     async with aclosing(other.watch("")) as events:
         await until(events, WatchKind.SYNCED)
 
@@ -179,7 +179,7 @@ async def test_after_a_wipe_a_dead_worker_is_gone_within_its_own_lifetime_howeve
     dead, alive, watching = make(**short), make(**short), make(**short)
     await (await dead.lease()).put("dead", b"1")
     await (await alive.lease()).put("alive", b"1")
-    dead._keeper.stop(5)
+    dead._heartbeats.stop(5)
     with closing(Store(dead._settings)) as store:
         store.register(7, 60.0, {"a lease of a minute whose owner is gone": b""})
     async with aclosing(watching.watch("")) as events:
@@ -199,7 +199,7 @@ def test_trying_out_a_server_leaves_nothing_that_outlives_a_lease(make_server: A
         client.execute_command("ACL", "SETUSER", "dynamo", "on", ">secret", "~*", "&*", "+@all", "-exists")
         store = Store(RedisConfig(url=server.url, username="dynamo", password=SecretStr("secret"), ttl=4.0))
         with closing(store), pytest.raises(CannotConnect, match="too little"):
-            store.try_out()
+            store.probe()
         (lease,) = client.keys("dynamo:lease:*")
 
         assert 0 < client.pttl(lease) <= 4000

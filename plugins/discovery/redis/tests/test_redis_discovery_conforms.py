@@ -27,7 +27,7 @@ class RedisKit(DiscoveryKit):
     async def kill_owner(self, directories: Directories) -> None:
         assert isinstance(directories.one, RedisDiscovery)
         # Its heartbeats end; nothing is removed.
-        directories.one._keeper.stop(self.WAIT)
+        directories.one._heartbeats.stop(self.WAIT)
 
 
 class TestAServerThatHangs(RedisKit):

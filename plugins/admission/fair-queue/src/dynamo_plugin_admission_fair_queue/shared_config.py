@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_leases.times import check_times
+from dynamo_leases import check_times
 from dynamo_redis import RedisSettings
 from pydantic import Field, ValidationInfo, field_validator
 

@@ -13,8 +13,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.reading import Unreadable, read_json, shown
-from dynamo_leases.lines import Lines
-from dynamo_leases.patience import Refused
+from dynamo_leases import LineDecoder, Refused
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.errors import (
@@ -187,7 +186,7 @@ class Messages:
         #: The server that sends.
         self.endpoint = endpoint
         self._response = response
-        self._lines = Lines()
+        self._lines = LineDecoder()
 
     async def read(self) -> list[Json]:
         """The messages that have arrived since, perhaps none yet.

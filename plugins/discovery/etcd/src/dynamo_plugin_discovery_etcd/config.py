@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from dynamo_core.certificates import ClientTls
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
-from dynamo_leases.times import check_times
+from dynamo_leases import check_times
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Where a member of a cluster listens if its address does not say.

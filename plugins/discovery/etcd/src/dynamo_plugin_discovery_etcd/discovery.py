@@ -10,7 +10,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import CannotConnect
 from dynamo_core.starting import first_words, quoted, wait_for_store
-from dynamo_leases.remote import RemoteDiscovery, Session, Tell
+from dynamo_leases import OnChange, RemoteDiscovery, Session
 
 from dynamo_plugin_discovery_etcd.client import Client, tls_context
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
@@ -43,16 +43,16 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
             CannotConnect: it cannot be reached within `start_timeout`.
         """
         await wait_for_store(
-            self._try_out,
+            self._probe,
             timeout=self._settings.start_timeout,
             hopeless=as_config_error,
             unreachable="discovery.endpoints: {}; start the cluster, or name the right one",
             tell=self.wait_for,
         )
 
-    async def _try_out(self) -> None:
+    async def _probe(self) -> None:
         try:
-            await super()._try_out()
+            await super()._probe()
         except CannotConnect as error:
             if isinstance(error.__cause__, ServerDisconnectedError):
                 await self._refuse_strangers()
@@ -66,9 +66,9 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
             if words and not words.startswith(b"HTTP/"):
                 raise stranger(endpoint, quoted(words))
 
-    async def _connect(self, tell: Tell) -> Session[Store]:
+    async def _connect(self, on_change: OnChange) -> Session[Store]:
         settings = self._settings
         tls = await asyncio.to_thread(tls_context, settings)
         store = Store(Client(settings, tls), Keys(settings.prefix))
-        follower = Follower(store, ttl=settings.ttl, poll=settings.poll, timeout=settings.timeout, tell=tell)
+        follower = Follower(store, ttl=settings.ttl, poll=settings.poll, timeout=settings.timeout, on_change=on_change)
         return Session(store, follower, lost_after=settings.lost_after)

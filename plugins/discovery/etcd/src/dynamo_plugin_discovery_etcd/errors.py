@@ -6,7 +6,7 @@ import ssl
 
 from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponseError
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_leases.patience import Refused
+from dynamo_leases import Refused
 
 #: The numbers of what went wrong that the plugin tells apart.
 INVALID, NOT_FOUND, DENIED, PRECONDITION, OUT_OF_RANGE, LOGIN = 3, 5, 7, 9, 11, 16

@@ -9,7 +9,7 @@ import time
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect
-from dynamo_leases.remote import Tell
+from dynamo_leases import OnChange
 
 from dynamo_plugin_discovery_etcd.client import Messages
 from dynamo_plugin_discovery_etcd.errors import TokenExpired
@@ -27,17 +27,17 @@ class Relist(Exception):
 class Follower:
     """Lives in the plugin's own event loop. Times are in seconds."""
 
-    def __init__(self, store: Store, *, ttl: float, poll: float, timeout: float, tell: Tell) -> None:
+    def __init__(self, store: Store, *, ttl: float, poll: float, timeout: float, on_change: OnChange) -> None:
         self._store = store
         self._poll = poll
         self._timeout = timeout
-        self._tell = tell
+        self._on_change = on_change
         self._view = View(ttl)
         self._listing = asyncio.Lock()
         #: The view's revision when the store had something else than the view.
         self._suspected_at: int | None = None
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Reads everything once, so that what was there before this call is in the view; keeps it if that fails."""
         try:
             await self._list()
@@ -158,7 +158,7 @@ class Follower:
     def _report(self, events: list[WatchEvent]) -> None:
         if any(event.kind is WatchKind.FRESH for event in events):
             log.info("discovery is current again")
-        self._tell(events, self._view.synced)
+        self._on_change(events, self._view.synced)
 
 
 def _change(keys: Keys, event: Json) -> Change:

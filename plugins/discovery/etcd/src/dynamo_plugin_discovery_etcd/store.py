@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dynamo_core.errors import CannotConnect
-from dynamo_leases.records import NO_LEASE
+from dynamo_leases import NO_LEASE
 
 from dynamo_plugin_discovery_etcd.client import Client, Messages
 from dynamo_plugin_discovery_etcd.errors import NOT_FOUND, OUT_OF_RANGE, PRECONDITION, Status
@@ -121,7 +121,7 @@ class Store:
         revision = max((number(fields, "mod_revision") for fields in answer.get("kvs", ())), default=0)
         return revision, number(answer, "count")
 
-    async def try_out(self) -> None:
+    async def probe(self) -> None:
         """Finds out whether the user may read and write, and writes nothing: no version is below 0."""
         await self.list()
         never = {"key": self.keys.one("-"), "target": "VERSION", "result": "LESS", "version": "0"}

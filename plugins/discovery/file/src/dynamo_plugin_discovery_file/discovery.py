@@ -12,12 +12,17 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import ConfigError
-from dynamo_leases.fanout import Fanout
-from dynamo_leases.keeper import Keeper
-from dynamo_leases.lease import new_id
-from dynamo_leases.looking import Looking
-from dynamo_leases.records import NO_LEASE, check
-from dynamo_leases.times import check_times, check_ttl, heartbeat
+from dynamo_leases import (
+    NO_LEASE,
+    Fanout,
+    HeartbeatThread,
+    Poller,
+    check_record,
+    check_times,
+    check_ttl,
+    heartbeat_interval,
+    new_lease_id,
+)
 from pydantic import Field, field_validator, model_validator
 
 from dynamo_plugin_discovery_file.clock import SYSTEM, Clock
@@ -80,11 +85,11 @@ class FileDiscovery(Discovery):
         self._settings = config
         self._clock = clock
         self._folder = Folder(_path(config), clock)
-        self._keeper = Keeper(clock.monotonic)
+        self._heartbeats = HeartbeatThread(clock.monotonic)
         self._scanner = Scanner(self._folder, ttl=config.ttl, clock=clock)
         self._leases: set[FileLease] = set()
         self._fanout = Fanout()
-        self._looking = Looking(self._look, config.poll)
+        self._poller = Poller(self._poll_once, config.poll)
 
     @property
     def path(self) -> Path:
@@ -117,11 +122,11 @@ class FileDiscovery(Discovery):
             raise ValueError("discovery is closed")
         lease = FileLease(
             self._folder,
-            new_id(),
+            new_lease_id(),
             ttl=seconds,
-            heartbeat=heartbeat(seconds, settings.heartbeat),
+            heartbeat=heartbeat_interval(seconds, settings.heartbeat),
             clock=self._clock,
-            on_change=self._looking.soon,
+            on_change=self._poller.poll_soon,
         )
         try:
             await asyncio.to_thread(lease.register)
@@ -130,13 +135,13 @@ class FileDiscovery(Discovery):
         if self._fanout.is_closed():
             await lease.aclose()
             raise ValueError("discovery is closed")
-        self._leases = {other for other in self._leases if not other.over} | {lease}
-        self._keeper.add(lease)
+        self._leases = {other for other in self._leases if not other.ended} | {lease}
+        self._heartbeats.add(lease)
         return lease
 
     def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
         """See `Discovery.watch`. Before a folder that cannot be read there is no snapshot: `STALE` until it can."""
-        return self._fanout.watch(prefix, self._looking.look)
+        return self._fanout.watch(prefix, self._poller.poll)
 
     async def put_value(self, key: str, value: bytes | None) -> None:
         """See `Discovery.put_value`.
@@ -145,19 +150,19 @@ class FileDiscovery(Discovery):
             ValueError: the key or the value is too large.
             CannotConnect: the folder cannot be written.
         """
-        check(key, value or b"")
+        check_record(key, value or b"")
         try:
             await asyncio.to_thread(self._put_value, key, value)
         except OSError as error:
             raise cannot_write(self._folder, error) from error
-        self._looking.soon()
+        self._poller.poll_soon()
 
     async def aclose(self) -> None:
         self._fanout.close()
         leases, self._leases = self._leases, set()
         await asyncio.gather(*(lease.aclose() for lease in leases))
-        await self._looking.aclose()
-        await asyncio.to_thread(self._keeper.stop, STOP_TIMEOUT)
+        await self._poller.aclose()
+        await asyncio.to_thread(self._heartbeats.stop, STOP_TIMEOUT)
 
     def _put_value(self, key: str, value: bytes | None) -> None:
         name = f"{RECORDS}/{file_name(key)}"
@@ -174,10 +179,10 @@ class FileDiscovery(Discovery):
             with self._folder.open() as place:
                 place.write(name, data)
 
-    async def _look(self) -> None:
+    async def _poll_once(self) -> None:
         # Reading a thousand files takes some milliseconds; requests do not wait for that.
         events = await asyncio.to_thread(self._scanner.poll)
-        self._fanout.tell(events, synced=self._scanner.synced)
+        self._fanout.publish(events, synced=self._scanner.synced)
 
 
 def _path(config: FileConfig) -> Path:

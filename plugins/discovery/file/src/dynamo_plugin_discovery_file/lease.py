@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
-from dynamo_leases.lease import BeatingLease
-from dynamo_leases.patience import Patience
-from dynamo_leases.records import check
+from dynamo_leases import HeartbeatLease, LeaseFailureTracker, check_record
 
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.folder import FORMAT, LEASES, RECORDS, Folder, Place, Signature
@@ -40,8 +38,8 @@ class _Held:
     state: Signature
 
 
-class FileLease(BeatingLease):
-    """Made by `FileDiscovery.lease`. `beat` is called by the `Keeper`'s thread, the rest in the event loop.
+class FileLease(HeartbeatLease):
+    """Made by `FileDiscovery.lease`. The `HeartbeatThread` calls `beat`, the event loop the rest.
 
     A record belongs to whoever put it last: a lease neither removes nor renews a record that another has replaced.
     """
@@ -61,12 +59,12 @@ class FileLease(BeatingLease):
         self._heartbeat = heartbeat
         self._clock = clock
         self._on_change = on_change
-        self._patience = Patience(lease_id, LOST_AFTER * ttl)
+        self._failures = LeaseFailureTracker(lease_id, LOST_AFTER * ttl)
         self._records: dict[str, _Held] = {}
         self._must_register = False
 
     async def put(self, key: str, value: bytes) -> None:
-        check(key, value)
+        check_record(key, value)
         await asyncio.to_thread(self._put, key, value)
         self._on_change()
 
@@ -98,7 +96,7 @@ class FileLease(BeatingLease):
         """Renews the lease, mends records that are missing or damaged, and registers again if the lease is gone."""
         now = self._clock.monotonic()
         with self._lock:
-            if self.over:
+            if self.ended:
                 return
             try:
                 if not self._must_register:
@@ -112,7 +110,7 @@ class FileLease(BeatingLease):
             except OSError as error:
                 self._failed(error, now, wait=self._heartbeat / 2)
             else:
-                self._patience.succeeded()
+                self._failures.succeeded()
                 self.due = now + self._heartbeat
 
     def _renew(self) -> None:
@@ -171,7 +169,7 @@ class FileLease(BeatingLease):
 
     def _close(self) -> None:
         with self._lock:
-            if self.over:
+            if self.ended:
                 self._closed = True
                 return
             self._closed = True
@@ -225,10 +223,10 @@ class FileLease(BeatingLease):
         return record.lease, record == Record(key, held.value, self._id)
 
     def _failed(self, error: OSError, now: float, *, wait: float) -> None:
-        if self._patience.failed(cannot_write(self._folder, error), now, counts=True):
+        if self._failures.failed(cannot_write(self._folder, error), now, counts=True):
             self._gone = True
             self._records.clear()
-            self.tell_lost()
+            self.mark_lost()
         self.due = now + wait + jitter(self._heartbeat - wait, 0, 1)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from dynamo_core.contracts.discovery import MAX_VALUE
-from dynamo_leases.records import MAX_KEY, check
+from dynamo_leases import MAX_KEY, check_record
 
 #: The largest file that can be a record: no more is ever read.
 MAX_RECORD = MAX_VALUE + 3 * MAX_KEY + 64
@@ -61,7 +61,7 @@ def decode(data: bytes) -> Record:
     if not newline or len(parts) != 5 or " ".join(parts[:2]) != _MAGIC:
         raise ValueError("it is not a record")
     record = Record(unquote(parts[4], errors="strict"), value, int(parts[2], 16))
-    check(record.key, value)
+    check_record(record.key, value)
     if int(parts[3], 16) != _checksum(record):
         raise ValueError("its checksum is wrong")
     return record

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.protocol.unreadable import UnreadableWarner
-from dynamo_leases.records import NO_LEASE
+from dynamo_leases import NO_LEASE
 
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.folder import FORMAT, LEASES, RECORDS, Folder, Place, Signature

@@ -12,8 +12,7 @@ from aiohttp import AddrInfoType, ClientError, ClientResponse, ClientSession, Cl
 from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol.reading import Unreadable, read_json, shown
-from dynamo_leases.lines import Lines
-from dynamo_leases.patience import Refused
+from dynamo_leases import LineDecoder, Refused
 
 from dynamo_plugin_discovery_kubernetes.access import Access
 from dynamo_plugin_discovery_kubernetes.errors import NotSpoken, Throttled, Unauthorized, failure, unreachable
@@ -168,7 +167,7 @@ class Events:
     def __init__(self, url: str, response: ClientResponse) -> None:
         self._url = url
         self._response = response
-        self._lines = Lines()
+        self._lines = LineDecoder()
 
     async def read(self) -> list[Json]:
         """The events that have arrived since, perhaps none yet.

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from dynamo_core.certificates import ClientTls
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
-from dynamo_leases.times import check_times
+from dynamo_leases import check_times
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: Hosts to which a token may be sent without encryption.

@@ -9,7 +9,7 @@ import socket
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.starting import wait_for_store
-from dynamo_leases.remote import RemoteDiscovery, Session, Tell
+from dynamo_leases import OnChange, RemoteDiscovery, Session
 
 from dynamo_plugin_discovery_kubernetes.access import find_access
 from dynamo_plugin_discovery_kubernetes.client import Client
@@ -39,19 +39,19 @@ class KubernetesDiscovery(RemoteDiscovery[Store]):
             CannotConnect: it cannot be reached within `start_timeout`.
         """
         await wait_for_store(
-            self._try_out,
+            self._probe,
             timeout=self._settings.start_timeout,
             hopeless=as_config_error,
             unreachable="discovery.url: {}; name the right API server, or see why it does not serve",
             tell=self.wait_for,
         )
 
-    async def _connect(self, tell: Tell) -> Session[Store]:
+    async def _connect(self, on_change: OnChange) -> Session[Store]:
         settings = self._settings
         access = await asyncio.to_thread(find_access, settings)
         objects = Objects(access.namespace, settings.prefix, f"{access.pod or socket.gethostname()}/{os.getpid()}")
         store = Store(Client(access, settings.timeout), objects, access.pod)
         follower = Follower(
-            store, ttl=settings.ttl, poll=settings.poll, watch_timeout=settings.watch_timeout, tell=tell
+            store, ttl=settings.ttl, poll=settings.poll, watch_timeout=settings.watch_timeout, on_change=on_change
         )
         return Session(store, follower, lost_after=settings.lost_after)

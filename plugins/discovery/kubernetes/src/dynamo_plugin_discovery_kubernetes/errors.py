@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import ClientConnectorCertificateError, ClientError
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_leases.patience import Refused
+from dynamo_leases import Refused
 
 NOT_FOUND, CONFLICT, GONE, INVALID = 404, 409, 410, 422
 #: The server understood; what it was asked for is not there, already is, or has changed.

@@ -12,7 +12,7 @@ from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect
 from dynamo_core.tasks import TaskSet
-from dynamo_leases.remote import Tell
+from dynamo_leases import OnChange
 
 from dynamo_plugin_discovery_kubernetes.client import Events, Json, WatchEnded
 from dynamo_plugin_discovery_kubernetes.errors import Status
@@ -39,18 +39,18 @@ class Relist(Exception):
 class Follower:
     """Lives in the plugin's own event loop. Times are in seconds."""
 
-    def __init__(self, store: Store, *, ttl: float, poll: float, watch_timeout: float, tell: Tell) -> None:
+    def __init__(self, store: Store, *, ttl: float, poll: float, watch_timeout: float, on_change: OnChange) -> None:
         self._store = store
         self._ttl = ttl
         self._poll = poll
         self._watch_timeout = watch_timeout
-        self._tell = tell
+        self._on_change = on_change
         self._view = View(ttl)
         self._listing = asyncio.Lock()
         #: When a watch last told of a lease.
         self._heard_at = 0.0
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Reads everything once, so that what was there before this call is in the view; keeps it if that fails."""
         try:
             await self._list()
@@ -213,7 +213,7 @@ class Follower:
     def _report(self, events: list[WatchEvent]) -> None:
         if any(event.kind is WatchKind.FRESH for event in events):
             log.info("discovery is current again")
-        self._tell(events, self._view.synced)
+        self._on_change(events, self._view.synced)
 
 
 def _leases(items: list[Json]) -> list[LeaseFact]:

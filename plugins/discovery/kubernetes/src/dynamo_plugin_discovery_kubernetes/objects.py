@@ -16,7 +16,7 @@ from typing import Any
 
 from dynamo_core.protocol.reading import UNREADABLE
 from dynamo_core.protocol.unreadable import UnreadableWarner
-from dynamo_leases.records import NO_LEASE
+from dynamo_leases import NO_LEASE
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from dynamo_core.errors import CannotConnect
-from dynamo_leases.records import NO_LEASE
+from dynamo_leases import NO_LEASE
 
 from dynamo_plugin_discovery_kubernetes.client import Client, Events, Json
 from dynamo_plugin_discovery_kubernetes.errors import CONFLICT, GONE, NOT_FOUND, Denied, NoNamespace, NotSpoken, Status
@@ -166,7 +166,7 @@ class Store:
                 raise _unexpected(error) from error
             raise
 
-    async def try_out(self) -> None:
+    async def probe(self) -> None:
         """Finds out whether everything is permitted that will be needed, and writes nothing."""
         await self._find_owner()
         objects = self.objects

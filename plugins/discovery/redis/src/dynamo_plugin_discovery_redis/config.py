@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from dynamo_leases.times import check_times
+from dynamo_leases import check_times
 from dynamo_redis import RedisSettings
 from pydantic import Field, model_validator
 

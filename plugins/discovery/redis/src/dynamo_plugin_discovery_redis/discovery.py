@@ -17,12 +17,7 @@ from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import CannotConnect
 from dynamo_core.starting import wait_for_store
 from dynamo_core.tasks import TaskSet
-from dynamo_leases.fanout import Fanout
-from dynamo_leases.keeper import Keeper
-from dynamo_leases.lease import new_id
-from dynamo_leases.looking import Looking
-from dynamo_leases.records import check
-from dynamo_leases.times import check_ttl, heartbeat
+from dynamo_leases import Fanout, HeartbeatThread, Poller, check_record, check_ttl, heartbeat_interval, new_lease_id
 from dynamo_redis import RedisFailure, config_error
 
 from dynamo_plugin_discovery_redis.config import RedisConfig
@@ -59,11 +54,11 @@ class RedisDiscovery(Discovery):
         self._settings = config
         self._opened: tuple[Store, Reader] | None = None
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="discovery-write")
-        self._keeper = Keeper()
+        self._heartbeats = HeartbeatThread()
         self._leases: set[RedisLease] = set()
         self._view = View(config.ttl)
         self._fanout = Fanout()
-        self._looking = Looking(self._look_once, config.poll)
+        self._poller = Poller(self._poll_once, config.poll)
         self._tasks = TaskSet()
 
     async def start(self) -> None:
@@ -75,7 +70,7 @@ class RedisDiscovery(Discovery):
         """
         self._open()
         await wait_for_store(
-            self._try_out,
+            self._probe,
             timeout=self._settings.start_timeout,
             hopeless=lambda error: config_error(error, "discovery"),
             unreachable="discovery.url: {}; start the server, or name the right one",
@@ -92,26 +87,26 @@ class RedisDiscovery(Discovery):
         settings = self._settings
         seconds = settings.ttl if ttl is None else ttl
         check_ttl(seconds)
-        self._refuse_if_closed()
+        self._check_open()
         lease = RedisLease(
             self._open()[0],
-            new_id(),
+            new_lease_id(),
             ttl=seconds,
-            heartbeat=heartbeat(seconds, settings.heartbeat),
+            heartbeat=heartbeat_interval(seconds, settings.heartbeat),
             in_thread=self._in_thread,
-            on_change=self._looking.soon,
+            on_change=self._poller.poll_soon,
         )
         await self._in_thread(lease.register)
         if self._fanout.is_closed():
             await lease.aclose()
-            self._refuse_if_closed()
-        self._leases = {other for other in self._leases if not other.over} | {lease}
-        self._keeper.add(lease)
+            self._check_open()
+        self._leases = {other for other in self._leases if not other.ended} | {lease}
+        self._heartbeats.add(lease)
         return lease
 
     def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
         """See `Discovery.watch`. Before a store that cannot be read there is no snapshot: `STALE` until it can."""
-        return self._fanout.watch(prefix, self._look)
+        return self._fanout.watch(prefix, self._refresh)
 
     async def put_value(self, key: str, value: bytes | None) -> None:
         """See `Discovery.put_value`.
@@ -120,22 +115,22 @@ class RedisDiscovery(Discovery):
             ValueError: the key or the value is too large, or discovery is closed.
             CannotConnect: the store cannot be written.
         """
-        check(key, value or b"")
-        self._refuse_if_closed()
+        check_record(key, value or b"")
+        self._check_open()
         store, _ = self._open()
         await self._in_thread(lambda: store.put_value(key, value))
-        self._looking.soon()
+        self._poller.poll_soon()
 
     async def aclose(self) -> None:
         self._fanout.close()
-        self._looking.end()
+        self._poller.stop()
         if self._opened is not None:
             self._opened[1].end()
         leases, self._leases = self._leases, set()
         await asyncio.gather(*(lease.aclose() for lease in leases))
         await self._tasks.aclose()
-        await self._looking.aclose()
-        await asyncio.to_thread(self._keeper.stop, STEPS * self._settings.timeout)
+        await self._poller.aclose()
+        await asyncio.to_thread(self._heartbeats.stop, STEPS * self._settings.timeout)
         self._threads.shutdown(wait=False)
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -148,14 +143,14 @@ class RedisDiscovery(Discovery):
             self._opened = (Store(self._settings), Reader(self._settings))
         return self._opened
 
-    async def _try_out(self) -> None:
+    async def _probe(self) -> None:
         """Reads, writes and listens once, so that a missing permission is found before anything has started."""
         store, reader = self._open()
         reading = await self._in_time(reader.read())
-        self._fanout.tell(self._view.read(reading, time.monotonic()), synced=self._view.is_synced())
+        self._fanout.publish(self._view.read(reading, time.monotonic()), synced=self._view.is_synced())
         async with aclosing(reader.changes()) as changes:
             await self._in_time(anext(changes))
-        await self._in_thread(store.try_out)
+        await self._in_thread(store.probe)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         """Runs what blocks; a caller that is cancelled does not stop it."""
@@ -175,20 +170,20 @@ class RedisDiscovery(Discovery):
             where = f"{self._settings.host}:{self._settings.port}"
             raise CannotConnect(f"Redis at {where} does not answer", cause=error) from error
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._fanout.is_closed():
             raise ValueError("discovery is closed")
 
-    async def _look(self) -> None:
-        """See `Looking.look`; from the first one on, changes are listened for."""
+    async def _refresh(self) -> None:
+        """See `Poller.poll`; from the first one on, changes are listened for."""
         if self._fanout.is_closed():
             return
         _, reader = self._open()
         if not self._tasks:
             self._tasks.spawn(self._keep_listening(reader), name="discovery-changes")
-        await self._looking.look()
+        await self._poller.poll()
 
-    async def _look_once(self) -> None:
+    async def _poll_once(self) -> None:
         _, reader = self._open()
         was_stale = self._view.stale
         try:
@@ -203,7 +198,7 @@ class RedisDiscovery(Discovery):
                 log.warning("the store of discovery has been emptied; the last view is kept until the leases are back")
             elif was_stale and not self._view.stale:
                 log.info("discovery is current again")
-        self._fanout.tell(events, synced=self._view.is_synced())
+        self._fanout.publish(events, synced=self._view.is_synced())
 
     async def _keep_listening(self, reader: Reader) -> None:
         """Looks soon after each change; without this, only at the next poll."""
@@ -212,7 +207,7 @@ class RedisDiscovery(Discovery):
             try:
                 async with aclosing(reader.changes()) as changes:
                     async for _ in changes:
-                        self._looking.soon()
+                        self._poller.poll_soon()
             except CannotConnect as error:
                 refused = isinstance(error, RedisFailure) and error.refused
                 (log.warning if refused else log.debug)("changes are heard of late: %s", error)

@@ -9,9 +9,7 @@ from typing import Any
 
 from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
-from dynamo_leases.lease import BeatingLease
-from dynamo_leases.patience import Patience
-from dynamo_leases.records import check
+from dynamo_leases import HeartbeatLease, LeaseFailureTracker, check_record
 from dynamo_redis import RedisFailure
 
 from dynamo_plugin_discovery_redis.store import Store
@@ -22,8 +20,8 @@ log = logging.getLogger(__name__)
 InThread = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
 
-class RedisLease(BeatingLease):
-    """Made by `RedisDiscovery.lease`. `beat` is called by the `Keeper`'s thread, the rest in the event loop."""
+class RedisLease(HeartbeatLease):
+    """Made by `RedisDiscovery.lease`. The `HeartbeatThread` calls `beat`, the event loop the rest."""
 
     def __init__(
         self,
@@ -40,12 +38,12 @@ class RedisLease(BeatingLease):
         self._heartbeat = heartbeat
         self._in_thread = in_thread
         self._on_change = on_change
-        self._patience = Patience(lease_id, store.config.lost_after)
+        self._failures = LeaseFailureTracker(lease_id, store.config.lost_after)
         self._records: dict[str, bytes] = {}
         self._must_register = False
 
     async def put(self, key: str, value: bytes) -> None:
-        check(key, value)
+        check_record(key, value)
         await self._in_thread(lambda: self._put(key, value))
         self._on_change()
 
@@ -54,7 +52,7 @@ class RedisLease(BeatingLease):
         self._on_change()
 
     async def aclose(self) -> None:
-        if self.over:
+        if self.ended:
             self._closed = True
             return
         try:
@@ -79,7 +77,7 @@ class RedisLease(BeatingLease):
         """Renews the lease, and registers again if the lease or a record of it is gone."""
         now = time.monotonic()
         with self._lock:
-            if self.over:
+            if self.ended:
                 return
             try:
                 if self._must_register:
@@ -93,7 +91,7 @@ class RedisLease(BeatingLease):
             except CannotConnect as error:
                 self._failed(error, now)
                 return
-            self._patience.succeeded()
+            self._failures.succeeded()
             self.due = now + self._heartbeat
 
     def _put(self, key: str, value: bytes) -> None:
@@ -111,12 +109,12 @@ class RedisLease(BeatingLease):
     def _remove(self, key: str) -> None:
         with self._lock:
             # Forgotten first: should this fail, the next heartbeat finds a record too many, and mends that.
-            if self._records.pop(key, None) is not None and not self.over:
+            if self._records.pop(key, None) is not None and not self.ended:
                 self._store.remove(self._id, key)
 
     def _close(self) -> None:
         with self._lock:
-            if self.over:
+            if self.ended:
                 return
             self._closed = True
             self._records.clear()
@@ -128,10 +126,10 @@ class RedisLease(BeatingLease):
 
     def _failed(self, error: CannotConnect, now: float) -> None:
         self.due = now + self._spread()
-        if self._patience.failed(error, now, counts=isinstance(error, RedisFailure) and error.refused):
+        if self._failures.failed(error, now, counts=isinstance(error, RedisFailure) and error.refused):
             self._gone = True
             self._records.clear()
-            self.tell_lost()
+            self.mark_lost()
 
     def _spread(self) -> float:
         return jitter(self._heartbeat, 0.05, 0.5)

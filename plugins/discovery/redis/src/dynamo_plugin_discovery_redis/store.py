@@ -67,7 +67,7 @@ class Store:
         else:
             self.put(NO_LEASE, key, value)
 
-    def try_out(self) -> None:
+    def probe(self) -> None:
         """Does each of the above once, with a lease that is gone at once."""
         lease, ttl = secrets.randbelow(2**63 - 1) + 1, 0.001
         # Should the rest fail, the lease ends as that of a process that died; one that ends early does no harm.

@@ -1,4 +1,4 @@
-"""One task that looks at a store for all watches of a process."""
+"""One task that polls a store for all watches of a process."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks that were asked for by changes.
+#: The shortest time between two polls that changes ask for, in seconds.
 SOON = 0.02
 
 
-class Looking:
-    """Looks every `poll` seconds from the first `look` on, and soon after each call of `soon`."""
+class Poller:
+    """Polls every `interval` seconds from the first `poll` on, and soon after each call of `poll_soon`."""
 
-    def __init__(self, look_once: Callable[[], Awaitable[None]], poll: float) -> None:
-        self._look_once = look_once
-        self._poll = poll
+    def __init__(self, poll_once: Callable[[], Awaitable[None]], interval: float) -> None:
+        self._poll_once = poll_once
+        self._interval = interval
         self._tasks = TaskSet()
         self._wanted = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
-        self._ended = False
+        self._stopped = False
 
-    async def look(self) -> None:
-        """Returns after a look that began after this call; at once if this has ended."""
-        if self._ended:
+    async def poll(self) -> None:
+        """Returns after a poll that began after this call; at once if the poller has stopped."""
+        if self._stopped:
             return
         if not self._tasks:
-            self._tasks.spawn(self._keep_looking(), name="discovery-poll")
+            self._tasks.spawn(self._run(), name="discovery-poll")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
-        self.soon()
+        self.poll_soon()
         await waiter
 
-    def soon(self) -> None:
-        """Asks for a look, as something has changed."""
+    def poll_soon(self) -> None:
+        """Asks for a poll, as something has changed."""
         self._wanted.set()
 
-    def end(self) -> None:
-        """Lets the task end after the look that it is at, for libraries that swallow being cancelled."""
-        self._ended = True
+    def stop(self) -> None:
+        """Ends the task after the poll that it is at, for libraries that swallow a cancellation."""
+        self._stopped = True
 
     async def aclose(self) -> None:
-        """Ends the task, and lets go of whoever waits for a look."""
-        self.end()
+        """Ends the task, and releases the callers that wait for a poll."""
+        self.stop()
         await self._tasks.aclose()
         _release(self._waiting)
 
-    async def _keep_looking(self) -> None:
-        while not self._ended:
+    async def _run(self) -> None:
+        while not self._stopped:
             self._wanted.clear()
             waiting, self._waiting = self._waiting, []
             begun = time.monotonic()
             try:
-                await self._look_once()
+                await self._poll_once()
             except Exception:
-                # The watches must not stand still for ever because of one look.
+                # One failed poll must not end the watches.
                 log.exception("the store of discovery could not be looked at")
             finally:
                 _release(waiting)
             try:
-                async with asyncio.timeout(self._poll):
+                async with asyncio.timeout(self._interval):
                     await self._wanted.wait()
             except TimeoutError:
                 continue
-            # A burst of changes is one look.
+            # A burst of changes is one poll.
             await asyncio.sleep(max(0.0, begun + SOON - time.monotonic()))
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from dynamo_core.errors import CannotConnect
-from dynamo_leases.holding import Holding
-from dynamo_leases.patience import Refused
+from dynamo_leases.failures import Refused
+from dynamo_leases.maintainer import LeaseMaintainer
 
 
 class Memory:
@@ -62,11 +62,13 @@ class Kept:
     def __init__(self, lost_after: float = 60.0) -> None:
         self.store = Memory()
         self.lost = asyncio.Event()
-        self.holding = Holding(self.store, 7, ttl=0.06, heartbeat=0.02, lost_after=lost_after, on_lost=self.lost.set)
+        self.maintainer = LeaseMaintainer(
+            self.store, 7, ttl=0.06, heartbeat=0.02, lost_after=lost_after, on_lost=self.lost.set
+        )
 
     async def __aenter__(self) -> Kept:
-        await self.holding.register()
-        self._keeping = asyncio.ensure_future(self.holding.keep())
+        await self.maintainer.register()
+        self._keeping = asyncio.ensure_future(self.maintainer.keep())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -89,9 +91,9 @@ class Kept:
 
 async def test_a_lease_that_the_store_has_forgotten_comes_back_with_its_records() -> None:
     async with Kept() as kept:
-        await kept.holding.put("a", b"1")
-        await kept.holding.put("b", b"2")
-        await kept.holding.remove("b")
+        await kept.maintainer.put("a", b"1")
+        await kept.maintainer.put("b", b"2")
+        await kept.maintainer.remove("b")
 
         kept.store.leases.clear()
 
@@ -100,17 +102,17 @@ async def test_a_lease_that_the_store_has_forgotten_comes_back_with_its_records(
 
 async def test_a_put_registers_a_lease_that_the_store_has_forgotten() -> None:
     async with Kept() as kept:
-        await kept.holding.put("a", b"1")
+        await kept.maintainer.put("a", b"1")
         kept.store.leases.clear()
 
-        await kept.holding.put("b", b"2")
+        await kept.maintainer.put("b", b"2")
 
         assert kept.store.leases[7] == {"a": b"1", "b": b"2"}
 
 
 async def test_a_record_that_is_missing_is_put_again_and_one_too_many_is_taken_back() -> None:
     async with Kept() as kept:
-        await kept.holding.put("a", b"1")
+        await kept.maintainer.put("a", b"1")
 
         kept.store.leases[7] = {"stranger": b""}
 
@@ -121,7 +123,7 @@ async def test_a_record_that_was_never_confirmed_is_taken_back() -> None:
     async with Kept() as kept:
         kept.store.loses_answers = True
         with pytest.raises(CannotConnect, match="the answer was lost"):
-            await kept.holding.put("a", b"1")
+            await kept.maintainer.put("a", b"1")
         kept.store.loses_answers = False
 
         await kept.holds({})
@@ -129,7 +131,7 @@ async def test_a_record_that_was_never_confirmed_is_taken_back() -> None:
 
 async def test_a_record_whose_key_somebody_else_has_put_is_given_up() -> None:
     async with Kept() as kept:
-        await kept.holding.put("a", b"1")
+        await kept.maintainer.put("a", b"1")
         kept.store.taken = {"a"}
         kept.store.leases[7].clear()
         await kept.beats(3)
@@ -142,7 +144,7 @@ async def test_a_record_whose_key_somebody_else_has_put_is_given_up() -> None:
 
 async def test_a_store_that_is_away_is_waited_for_however_long_it_takes() -> None:
     async with Kept(lost_after=0.0) as kept:
-        await kept.holding.put("a", b"1")
+        await kept.maintainer.put("a", b"1")
         kept.store.failing = CannotConnect("away")
         kept.store.leases.clear()
         await kept.beats(5)
@@ -155,14 +157,14 @@ async def test_a_store_that_is_away_is_waited_for_however_long_it_takes() -> Non
 
 async def test_a_lease_that_is_refused_for_too_long_is_lost_and_keeps_nothing() -> None:
     async with Kept(lost_after=0.05) as kept:
-        await kept.holding.put("a", b"1")
+        await kept.maintainer.put("a", b"1")
 
         kept.store.failing = Refused("no")
         async with asyncio.timeout(10):
             await kept.lost.wait()
 
         with pytest.raises(CannotConnect, match="the lease is lost"):
-            await kept.holding.put("b", b"2")
+            await kept.maintainer.put("b", b"2")
 
 
 async def test_refusals_with_something_else_in_between_begin_anew() -> None:
@@ -182,19 +184,19 @@ async def test_an_error_that_nobody_had_foreseen_does_not_end_the_heartbeats() -
         await kept.beats(2)
 
         kept.store.failing = None
-        await kept.holding.put("a", b"1")
+        await kept.maintainer.put("a", b"1")
         kept.store.leases.clear()
         await kept.holds({"a": b"1"})
 
 
 async def test_a_closed_lease_leaves_nothing_and_takes_nothing() -> None:
     async with Kept() as kept:
-        await kept.holding.put("a", b"1")
+        await kept.maintainer.put("a", b"1")
 
-        await kept.holding.close()
+        await kept.maintainer.close()
 
         assert kept.store.leases == {}
         with pytest.raises(ValueError, match="closed"):
-            await kept.holding.put("b", b"2")
+            await kept.maintainer.put("b", b"2")
         async with asyncio.timeout(10):
             await kept._keeping

@@ -1,4 +1,4 @@
-"""The thread that keeps leases alive while the event loop is busy, such as with an engine that starts."""
+"""The thread that keeps leases alive while the event loop is busy, for example with an engine that starts."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import threading
 import time
 from collections.abc import Callable
 
-from dynamo_leases.lease import BeatingLease
+from dynamo_leases.lease import HeartbeatLease
 
 log = logging.getLogger(__name__)
 
-#: Seconds until the next heartbeat of a lease whose last one failed in a way that nobody had foreseen.
-AFTER_A_SURPRISE = 1.0
+#: Seconds until the next heartbeat of a lease whose last one raised an unexpected exception.
+RETRY = 1.0
 
 
-class Keeper:
-    """Beats for leases when they are due. Its thread runs from the first lease to `stop`."""
+class HeartbeatThread:
+    """Sends the heartbeats of leases when they are due. The thread runs from the first lease to `stop`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` only counts; in seconds."""
+        """`clock` is monotonic, in seconds."""
         self._clock = clock
-        self._leases: list[BeatingLease] = []
+        self._leases: list[HeartbeatLease] = []
         self._changed = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def add(self, lease: BeatingLease) -> None:
-        """Keeps a lease alive until it is over."""
+    def add(self, lease: HeartbeatLease) -> None:
+        """Keeps a lease alive until it has ended."""
         with self._changed:
             if self._stopped:
                 raise ValueError("discovery is closed")
             self._leases.append(lease)
             if self._thread is None:
-                # A daemon: a process that is killed or fails must not be held up by its heartbeat.
+                # A daemon: the heartbeat must not hold up a process that is killed or fails.
                 self._thread = threading.Thread(target=self._run, name="discovery-heartbeat", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -50,7 +50,7 @@ class Keeper:
         while True:
             now = self._clock()
             with self._changed:
-                self._leases = [lease for lease in self._leases if not lease.over]
+                self._leases = [lease for lease in self._leases if not lease.ended]
                 due = [lease for lease in self._leases if lease.due <= now]
                 if self._stopped:
                     return
@@ -62,6 +62,6 @@ class Keeper:
                 try:
                     lease.beat()
                 except Exception:
-                    # One lease must not take the others with it.
+                    # The other leases go on.
                     log.exception("the heartbeat of lease %016x failed", lease.id)
-                    lease.due = now + AFTER_A_SURPRISE
+                    lease.due = now + RETRY

@@ -1,4 +1,4 @@
-"""What one lease holds in a store that answers requests, and how it is kept there."""
+"""What one lease holds in a store that answers requests, and how it stays there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
 
-from dynamo_leases.patience import Patience, Refused
+from dynamo_leases.failures import LeaseFailureTracker, Refused
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,11 @@ class LeaseStore(Protocol):
         ...
 
     async def put(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record, whoever held the key; False if there is no such lease."""
+        """Writes a record, whichever lease held the key; False if there is no such lease."""
         ...
 
     async def reclaim(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record that is missing; False if somebody else has put the key meanwhile, who keeps it."""
+        """Writes a record that is missing; False if another lease has put the key meanwhile and keeps it."""
         ...
 
     async def remove(self, lease: int, key: str) -> None:
@@ -44,11 +44,11 @@ class LeaseStore(Protocol):
         ...
 
 
-class Holding:
-    """Lives in one event loop, one step at a time. Times are in seconds.
+class LeaseMaintainer:
+    """Keeps one lease and its records in the store. Lives in one event loop. Times are in seconds.
 
-    What the store has is mended at each heartbeat: a lease that is gone is granted again under its id, a record that is
-    missing is put again unless somebody else has taken its key, and one that was never confirmed is taken back.
+    Each heartbeat repairs the store: it grants a lease that is gone again under its id, puts a record that is missing
+    unless another lease has taken the key, and removes a record whose write was never confirmed.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Holding:
         lost_after: float,
         on_lost: Callable[[], None],
     ) -> None:
-        """`lost_after` is how long the store may refuse the lease; one that is away is waited for."""
+        """`lost_after` is how long the store may refuse the lease; a store that is away does not count."""
         self._store = store
         self._id = lease
         self._ttl = ttl
         self._heartbeat = heartbeat
         self._on_lost = on_lost
-        self._patience = Patience(lease, lost_after)
+        self._failures = LeaseFailureTracker(lease, lost_after)
         self._lock = asyncio.Lock()
         self._records: dict[str, bytes] = {}
         self._must_register = False
@@ -99,7 +99,7 @@ class Holding:
     async def remove(self, key: str) -> None:
         """Removes a record of this lease."""
         async with self._lock:
-            # Forgotten first: should this fail, the next heartbeat finds a record too many, and removes it.
+            # Forgotten first: if the request fails, the next heartbeat finds a record too many and removes it.
             if self._records.pop(key, None) is not None and not self._lost:
                 await self._store.remove(self._id, key)
 
@@ -120,35 +120,35 @@ class Holding:
                     pause = await self._beat()
             except CannotConnect as error:
                 self._failed(error)
-                pause = self._spread()
+                pause = self._soon()
             except Exception:
-                # One wrong answer must not end it.
+                # One wrong answer must not end the lease.
                 log.exception("the heartbeat of lease %016x failed", self._id)
-                pause = self._spread()
+                pause = self._soon()
 
     async def _beat(self) -> float:
-        """Renews and mends; when to come again."""
+        """Renews the lease and repairs its records. Returns the seconds until the next heartbeat."""
         if self._closed:
             return 0.0
         if self._must_register:
             await self._register()
         elif (held := await self._store.keep_alive(self._id)) is None:
-            # All processes notice at about the same time; they come back spread over half a heartbeat.
+            # All processes notice at about the same time, and register again spread over half a heartbeat.
             log.warning("lease %016x is not in the store any more; it registers again", self._id)
             self._must_register = True
-            return self._spread()
+            return self._soon()
         else:
-            await self._mend(held)
-        self._patience.succeeded()
+            await self._repair(held)
+        self._failures.succeeded()
         return self._heartbeat
 
     async def _register(self) -> None:
         self._must_register = True
         await self._store.grant(self._id, self._ttl)
-        await self._mend(set())
+        await self._repair(set())
         self._must_register = False
 
-    async def _mend(self, held: set[str]) -> None:
+    async def _repair(self, held: set[str]) -> None:
         for key in held - self._records.keys():
             await self._store.remove(self._id, key)
         for key, value in [item for item in self._records.items() if item[0] not in held]:
@@ -157,10 +157,10 @@ class Holding:
                 del self._records[key]
 
     def _failed(self, error: CannotConnect) -> None:
-        if self._patience.failed(error, time.monotonic(), counts=isinstance(error, Refused)):
+        if self._failures.failed(error, time.monotonic(), counts=isinstance(error, Refused)):
             self._lost = True
             self._records.clear()
             self._on_lost()
 
-    def _spread(self) -> float:
+    def _soon(self) -> float:
         return jitter(self._heartbeat, 0.05, 0.5)

@@ -6,8 +6,8 @@ from __future__ import annotations
 MAX_LINE = 64 * 1024 * 1024
 
 
-class Lines:
-    """Puts together what arrives in pieces."""
+class LineDecoder:
+    """Joins the chunks of a stream and splits them into lines."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

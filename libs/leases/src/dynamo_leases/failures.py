@@ -1,4 +1,4 @@
-"""How long a lease goes on that cannot be kept alive."""
+"""When a lease that cannot be kept alive is lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ log = logging.getLogger(__name__)
 
 
 class Refused(CannotConnect):
-    """The store is there and says no: another login or set of permissions is needed."""
+    """The store is there and says no: it needs another login or another set of permissions."""
 
 
-class Patience:
-    """Counts failures of one lease, and says when it is lost. Times are of a clock that only counts.
+class LeaseFailureTracker:
+    """Counts the failed heartbeats of one lease, and says when the lease is lost. Times are of a monotonic clock.
 
-    A store that is away may come back at any time, and frontends go on over what they have seen: only failures that
-    count bring a lease nearer to its end. For one thread at a time.
+    A store that is away may come back at any time, and frontends go on with the last view: only failures that count
+    bring a lease nearer to its end. For one thread at a time.
     """
 
     def __init__(self, lease: int, lost_after: float) -> None:
@@ -27,7 +27,7 @@ class Patience:
         self._since: float | None = None
 
     def failed(self, error: Exception, now: float, *, counts: bool) -> bool:
-        """Notes a failure; whether the lease is lost: all failures counted for `lost_after` seconds."""
+        """Records a failure; whether the lease is lost: all failures counted for `lost_after` seconds."""
         if not self._failing:
             log.warning("lease %016x cannot be kept alive: %s", self._lease, error)
         self._failing = True
@@ -41,7 +41,7 @@ class Patience:
         return False
 
     def succeeded(self) -> None:
-        """Notes a heartbeat that arrived."""
+        """Records a heartbeat that the store has taken."""
         if self._failing:
             log.info("lease %016x is kept alive again", self._lease)
         self._failing, self._since = False, None

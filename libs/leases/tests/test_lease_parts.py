@@ -1,4 +1,4 @@
-"""The small parts that discoveries share: keeper, looks, patience, times, lines, threads, the start."""
+"""The small parts that discoveries share: heartbeats, polls, failures, times, lines, threads, the start."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_core.loop_thread import LoopThread
 from dynamo_core.starting import wait_for_store
-from dynamo_leases.keeper import Keeper
-from dynamo_leases.lease import BeatingLease, new_id
-from dynamo_leases.lines import Lines
-from dynamo_leases.looking import Looking
-from dynamo_leases.patience import Patience
-from dynamo_leases.records import MAX_KEY, check
-from dynamo_leases.times import check_times, check_ttl, heartbeat
+from dynamo_leases.failures import LeaseFailureTracker
+from dynamo_leases.heartbeat_thread import HeartbeatThread
+from dynamo_leases.lease import HeartbeatLease, new_lease_id
+from dynamo_leases.line_decoder import LineDecoder
+from dynamo_leases.poller import Poller
+from dynamo_leases.records import MAX_KEY, check_record
+from dynamo_leases.times import check_times, check_ttl, heartbeat_interval
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-class Counting(BeatingLease):
+class Counting(HeartbeatLease):
     """Beats as fast as it is let, until a test closes it."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        super().__init__(new_id(), ttl=1.0)
+        super().__init__(new_lease_id(), ttl=1.0)
         self.fails = fails
         self.beats = 0
         self.enough = threading.Event()
@@ -49,45 +49,45 @@ class Counting(BeatingLease):
         self._closed = True
 
 
-async def test_the_keeper_beats_while_the_event_loop_is_blocked() -> None:
-    keeper, lease = Keeper(), Counting()
-    keeper.add(lease)
+async def test_the_heartbeat_thread_beats_while_the_event_loop_is_blocked() -> None:
+    thread, lease = HeartbeatThread(), Counting()
+    thread.add(lease)
 
     # The loop cannot run meanwhile.
     assert lease.enough.wait(5)
 
-    keeper.stop(5)
-    keeper.stop(5)
+    thread.stop(5)
+    thread.stop(5)
     with pytest.raises(ValueError, match="closed"):
-        keeper.add(lease)
+        thread.add(lease)
 
 
 async def test_a_lease_that_fails_does_not_take_the_others_with_it() -> None:
-    keeper, good, bad = Keeper(), Counting(), Counting(fails=True)
-    keeper.add(bad)
-    keeper.add(good)
+    thread, good, bad = HeartbeatThread(), Counting(), Counting(fails=True)
+    thread.add(bad)
+    thread.add(good)
 
     assert good.enough.wait(5)
 
-    keeper.stop(5)
+    thread.stop(5)
     assert bad.beats == 1
 
 
 async def test_a_lease_that_is_over_is_beaten_for_no_more() -> None:
-    keeper, goes, stays = Keeper(), Counting(), Counting()
+    thread, goes, stays = HeartbeatThread(), Counting(), Counting()
     await goes.aclose()
-    keeper.add(goes)
-    keeper.add(stays)
+    thread.add(goes)
+    thread.add(stays)
 
     assert stays.enough.wait(5)
 
-    keeper.stop(5)
+    thread.stop(5)
     assert goes.beats == 0
 
 
 async def test_lost_can_be_told_from_any_thread_and_after_the_loop() -> None:
     lease = Counting()
-    await asyncio.to_thread(lease.tell_lost)
+    await asyncio.to_thread(lease.mark_lost)
     async with asyncio.timeout(5):
         await lease.lost.wait()
 
@@ -97,22 +97,22 @@ async def test_lost_can_be_told_from_any_thread_and_after_the_loop() -> None:
 
         return asyncio.run(make())
 
-    (await asyncio.to_thread(in_a_loop_that_ends)).tell_lost()
+    (await asyncio.to_thread(in_a_loop_that_ends)).mark_lost()
 
 
 async def test_a_look_returns_after_one_that_began_after_the_call() -> None:
     begun, gates = 0, [asyncio.Event(), asyncio.Event()]
 
-    async def look_once() -> None:
+    async def poll_once() -> None:
         nonlocal begun
         begun += 1
         await gates[begun - 1].wait()
 
-    looking = Looking(look_once, 60.0)
-    first = asyncio.ensure_future(looking.look())
+    poller = Poller(poll_once, 60.0)
+    first = asyncio.ensure_future(poller.poll())
     while not begun:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    second = asyncio.ensure_future(looking.look())
+    second = asyncio.ensure_future(poller.poll())
     await asyncio.sleep(0)
     gates[0].set()
 
@@ -123,50 +123,50 @@ async def test_a_look_returns_after_one_that_began_after_the_call() -> None:
         assert not second.done()
         gates[1].set()
         await second
-    await looking.aclose()
+    await poller.aclose()
 
 
 async def test_a_look_that_fails_lets_go_of_those_that_wait_and_the_next_one_comes() -> None:
     looks = asyncio.Queue[None]()
 
-    async def look_once() -> None:
+    async def poll_once() -> None:
         looks.put_nowait(None)
         raise RuntimeError("surprise")
 
-    looking = Looking(look_once, 0.01)
+    poller = Poller(poll_once, 0.01)
     async with asyncio.timeout(5):
-        await looking.look()
+        await poller.poll()
         for _ in range(3):
             await looks.get()
-    await looking.aclose()
-    await looking.look()
+    await poller.aclose()
+    await poller.poll()
 
 
 async def test_closing_lets_go_of_those_that_wait_for_a_look() -> None:
-    async def look_once() -> None:
+    async def poll_once() -> None:
         await asyncio.Event().wait()
 
-    looking = Looking(look_once, 60.0)
-    waiting = [asyncio.ensure_future(looking.look()) for _ in range(2)]
+    poller = Poller(poll_once, 60.0)
+    waiting = [asyncio.ensure_future(poller.poll()) for _ in range(2)]
     await asyncio.sleep(0.01)
 
-    await looking.aclose()
+    await poller.aclose()
 
     async with asyncio.timeout(5):
         await asyncio.gather(*waiting)
 
 
 def test_only_failures_that_count_in_a_row_exhaust_the_patience() -> None:
-    patience, error = Patience(1, 10.0), CannotConnect("no")
+    failures, error = LeaseFailureTracker(1, 10.0), CannotConnect("no")
 
-    assert not patience.failed(error, 0.0, counts=True)
-    assert not patience.failed(error, 10.0, counts=True)
-    assert not patience.failed(error, 11.0, counts=False)
-    assert not patience.failed(error, 12.0, counts=True)
-    patience.succeeded()
-    assert not patience.failed(error, 30.0, counts=True)
-    assert not patience.failed(error, 40.0, counts=True)
-    assert patience.failed(error, 40.1, counts=True)
+    assert not failures.failed(error, 0.0, counts=True)
+    assert not failures.failed(error, 10.0, counts=True)
+    assert not failures.failed(error, 11.0, counts=False)
+    assert not failures.failed(error, 12.0, counts=True)
+    failures.succeeded()
+    assert not failures.failed(error, 30.0, counts=True)
+    assert not failures.failed(error, 40.0, counts=True)
+    assert failures.failed(error, 40.1, counts=True)
 
 
 @given(st.floats(0.001, 1000), st.floats(0, 2), st.floats(0, 2))
@@ -175,9 +175,9 @@ def test_a_spread_lies_between_its_ends(seconds: float, least: float, more: floa
 
 
 def test_heartbeats_come_at_least_twice_in_a_ttl() -> None:
-    assert heartbeat(9.0, None) == 3.0
-    assert heartbeat(9.0, 1.0) == 1.0
-    assert heartbeat(1.0, 3.0) == 0.5
+    assert heartbeat_interval(9.0, None) == 3.0
+    assert heartbeat_interval(9.0, 1.0) == 1.0
+    assert heartbeat_interval(1.0, 3.0) == 0.5
 
 
 def test_settings_that_do_not_fit_into_the_ttl_are_named() -> None:
@@ -192,19 +192,19 @@ def test_settings_that_do_not_fit_into_the_ttl_are_named() -> None:
 
 
 def test_what_cannot_be_a_record_is_refused() -> None:
-    check("k" * MAX_KEY, b"")
+    check_record("k" * MAX_KEY, b"")
     with pytest.raises(ValueError, match="must not be empty"):
-        check("", b"")
+        check_record("", b"")
     with pytest.raises(ValueError, match="longer than 1024 bytes"):
-        check("é" * 513, b"")
+        check_record("é" * 513, b"")
     with pytest.raises(ValueError, match="has 65537 bytes, more than 65536"):
-        check("a", b"x" * 65537)
+        check_record("a", b"x" * 65537)
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(1, 7))
 def test_lines_are_the_same_in_whatever_pieces_they_come(parts: list[bytes], size: int) -> None:
     data = b"\n".join(part.replace(b"\n", b"") for part in parts) + b"\n"
-    lines, found = Lines(), list[bytes]()
+    lines, found = LineDecoder(), list[bytes]()
 
     for start in range(0, len(data), size):
         found += lines.feed(data[start : start + size])
@@ -213,10 +213,10 @@ def test_lines_are_the_same_in_whatever_pieces_they_come(parts: list[bytes], siz
 
 
 def test_a_line_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynamo_leases import lines
+    from dynamo_leases import line_decoder
 
-    monkeypatch.setattr(lines, "MAX_LINE", 10)
-    reader = Lines()
+    monkeypatch.setattr(line_decoder, "MAX_LINE", 10)
+    reader = LineDecoder()
     reader.feed(b"12345678\n")
     with pytest.raises(ValueError, match="more than 10 bytes"):
         reader.feed(b"12345678901")
@@ -256,27 +256,27 @@ async def test_a_loop_thread_runs_while_the_callers_loop_is_blocked_and_ends_wha
 async def test_a_starting_process_waits_for_a_store_that_comes() -> None:
     tries = 0
 
-    async def try_out() -> None:
+    async def probe() -> None:
         nonlocal tries
         tries += 1
         if tries < 2:
             raise CannotConnect("not there yet")
 
-    await wait_for_store(try_out, timeout=10, hopeless=lambda error: None, unreachable="url: {}")
+    await wait_for_store(probe, timeout=10, hopeless=lambda error: None, unreachable="url: {}")
 
     assert tries == 2
 
 
 async def test_a_starting_process_does_not_wait_for_what_waiting_would_not_mend() -> None:
-    async def try_out() -> None:
+    async def probe() -> None:
         raise CannotConnect("wrong password")
 
     with pytest.raises(ConfigError, match="set the password"):
         await wait_for_store(
-            try_out, timeout=60, hopeless=lambda error: ConfigError("set the password"), unreachable="url: {}"
+            probe, timeout=60, hopeless=lambda error: ConfigError("set the password"), unreachable="url: {}"
         )
     with pytest.raises(CannotConnect, match=r"^url: wrong password; start it$"):
-        await wait_for_store(try_out, timeout=0, hopeless=lambda error: None, unreachable="url: {}; start it")
+        await wait_for_store(probe, timeout=0, hopeless=lambda error: None, unreachable="url: {}; start it")
 
 
 async def test_a_starting_process_says_what_it_waits_for_and_once_per_reason_in_the_log(
@@ -285,12 +285,12 @@ async def test_a_starting_process_says_what_it_waits_for_and_once_per_reason_in_
     reasons = ["refused", "refused", "loading", "refused", "loading"]
     told: list[str] = []
 
-    async def try_out() -> str:
+    async def probe() -> str:
         if reasons:
             raise CannotConnect(reasons.pop(0))
         return "there"
 
-    found = await wait_for_store(try_out, timeout=20, what="a store", unreachable="url: {}", tell=told.append)
+    found = await wait_for_store(probe, timeout=20, what="a store", unreachable="url: {}", tell=told.append)
 
     assert found == "there"
     assert told == ["refused", "refused", "loading", "refused", "loading", ""]

@@ -31,7 +31,7 @@ async def read(watch: AsyncGenerator[WatchEvent, None], number: int) -> list[Wat
 
 async def test_a_watch_begins_with_what_is_there_below_its_prefix() -> None:
     fanout = Fanout()
-    fanout.tell([WatchEvent(PUT, key, b"") for key in ("a/1", "b/1", "a/2")], synced=True)
+    fanout.publish([WatchEvent(PUT, key, b"") for key in ("a/1", "b/1", "a/2")], synced=True)
 
     events = await read(fanout.watch("a/", nothing), 3)
 
@@ -42,7 +42,7 @@ async def test_the_look_comes_before_the_snapshot() -> None:
     fanout = Fanout()
 
     async def look() -> None:
-        fanout.tell([WatchEvent(PUT, "a", b"1")], synced=True)
+        fanout.publish([WatchEvent(PUT, "a", b"1")], synced=True)
 
     assert await read(fanout.watch("", look), 2) == [WatchEvent(PUT, "a", b"1"), WatchEvent(SYNCED)]
 
@@ -52,15 +52,15 @@ async def test_before_there_is_a_snapshot_a_watch_is_stale_and_then_current() ->
     watch = fanout.watch("", nothing)
     assert await read(watch, 1) == [WatchEvent(STALE)]
 
-    fanout.tell([WatchEvent(STALE), WatchEvent(PUT, "a", b"1"), WatchEvent(FRESH)], synced=True)
+    fanout.publish([WatchEvent(STALE), WatchEvent(PUT, "a", b"1"), WatchEvent(FRESH)], synced=True)
 
     assert await read(watch, 2) == [WatchEvent(PUT, "a", b"1"), WatchEvent(SYNCED)]
 
 
 async def test_a_watch_that_begins_during_an_outage_gets_the_last_view_marked_stale() -> None:
     fanout = Fanout()
-    fanout.tell([WatchEvent(PUT, "a", b"1")], synced=True)
-    fanout.tell([WatchEvent(STALE)], synced=True)
+    fanout.publish([WatchEvent(PUT, "a", b"1")], synced=True)
+    fanout.publish([WatchEvent(STALE)], synced=True)
 
     assert await read(fanout.watch("", nothing), 3) == [
         WatchEvent(PUT, "a", b"1"),
@@ -71,21 +71,21 @@ async def test_a_watch_that_begins_during_an_outage_gets_the_last_view_marked_st
 
 async def test_a_slow_reader_gets_the_newest_of_every_key() -> None:
     fanout = Fanout()
-    fanout.tell([], synced=True)
+    fanout.publish([], synced=True)
     watch = fanout.watch("", nothing)
     await read(watch, 1)
     reading = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
 
     for number in range(1001):
-        fanout.tell([WatchEvent(PUT, f"k{number % 2}", str(number).encode())], synced=True)
+        fanout.publish([WatchEvent(PUT, f"k{number % 2}", str(number).encode())], synced=True)
 
     assert [await reading, *await read(watch, 1)] == [WatchEvent(PUT, "k1", b"999"), WatchEvent(PUT, "k0", b"1000")]
 
 
 async def test_closing_ends_those_that_read_and_those_that_wait_for_a_snapshot() -> None:
     fanout, unsynced = Fanout(), Fanout()
-    fanout.tell([], synced=True)
+    fanout.publish([], synced=True)
     reading, waiting = fanout.watch("", nothing), unsynced.watch("", nothing)
     await read(reading, 1)
     await read(waiting, 1)
@@ -102,7 +102,7 @@ async def test_closing_ends_those_that_read_and_those_that_wait_for_a_snapshot()
 
 async def test_a_watch_that_is_closed_is_told_nothing_more() -> None:
     fanout = Fanout()
-    fanout.tell([], synced=True)
+    fanout.publish([], synced=True)
     watch = fanout.watch("", nothing)
     await read(watch, 1)
 
@@ -117,7 +117,7 @@ steps = st.lists(st.tuples(st.sampled_from(["put", "delete", "read"]), st.sample
 @given(steps, st.sampled_from(["", "a"]))
 async def test_what_a_watch_tells_adds_up_to_the_view(history: list[tuple[str, str]], prefix: str) -> None:
     fanout, told = Fanout(), dict[str, bytes]()
-    fanout.tell([WatchEvent(PUT, "a", b"first")], synced=True)
+    fanout.publish([WatchEvent(PUT, "a", b"first")], synced=True)
     watch = fanout.watch(prefix, nothing)
 
     async def follow() -> None:
@@ -131,9 +131,9 @@ async def test_what_a_watch_tells_adds_up_to_the_view(history: list[tuple[str, s
     following = asyncio.ensure_future(follow())
     for number, (action, key) in enumerate(history):
         if action == "put":
-            fanout.tell([WatchEvent(PUT, key, str(number).encode())], synced=True)
+            fanout.publish([WatchEvent(PUT, key, str(number).encode())], synced=True)
         elif action == "delete" and key in fanout.records:
-            fanout.tell([WatchEvent(DELETE, key)], synced=True)
+            fanout.publish([WatchEvent(DELETE, key)], synced=True)
         else:
             await asyncio.sleep(0)
     for _ in range(5):

@@ -19,13 +19,13 @@ from tests.architecture.readers.registry import Feed, reader, says, to_json
 
 
 @reader(
-    "dynamo_plugin_admission_fair_queue.told:_DECODER msgspec.msgpack.Decoder",
+    "dynamo_plugin_admission_fair_queue.usage_codec:_DECODER msgspec.msgpack.Decoder",
     bodies=msgpack_bodies,
     good=[pack([1, {"t": [1, 2, 3.0, 4.0]}, False])],
     raises=[ValueError],
 )
 async def tenants_of_frontends() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_admission_fair_queue.told import decode
+    from dynamo_plugin_admission_fair_queue.usage_codec import decode
 
     yield decode
 

@@ -464,9 +464,9 @@ def test_whatever_happens_limits_hold_and_nothing_is_left(
                 await house.after(values[0])
             elif step == "turn":
                 await house.after()
-            running = house.admission._model("m").line.running
+            running = house.admission._model("m").queue.running
             assert workers is None or running <= workers * 2
-            assert len(house.admission._model("m").line) <= queue
+            assert len(house.admission._model("m").queue) <= queue
             assert not limited or house.admission._limits.running("c") <= 2
             for task in [one for one in tasks if one.done()]:
                 tasks.remove(task)
@@ -479,7 +479,7 @@ def test_whatever_happens_limits_hold_and_nothing_is_left(
             permit.release(1)
         await house.after()
         model = house.admission._model("m")
-        assert (house.admission.held, len(model.line.shares), model.line.running) == (0, 0, 0)
+        assert (house.admission.held, len(model.queue.shares), model.queue.running) == (0, 0, 0)
         for name in ("a", "b", "c"):
             assert house.admission._limits.running(name) == 0
             assert house.sample("dynamo_admission_running_requests", model="m", tenant=name) == 0

@@ -274,7 +274,7 @@ async def test_a_frontend_starts_and_serves_before_redis_is_there(make: Make, se
     server.start()
 
     await until(lambda: one.peers == two.peers == 1)
-    await until(lambda: two.admission._limits._elsewhere.get("a") == 1)
+    await until(lambda: two.admission._limits._peer_running.get("a") == 1)
     permit.release(1)
 
 

@@ -16,43 +16,43 @@ from dynamo_core.protocol.request import PreprocessedRequest
 
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
-from dynamo_plugin_admission_fair_queue.line import Line, Waiter
 from dynamo_plugin_admission_fair_queue.meters import Meters, SharingMeters
+from dynamo_plugin_admission_fair_queue.queue import RequestQueue, Waiter
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
 from dynamo_plugin_admission_fair_queue.sharing import Sharing
 
 #: Reasons of refusals, as the metric has them.
 FULL, WAITED, DEADLINE, PUSHED_OUT, RATE, CLOSED = "full", "waited", "deadline", "pushed_out", "rate", "closed"
-#: Attempts of a client that give seniority, at most: anybody can claim to have made more.
+#: The most attempts that give seniority: a client can claim any number.
 _ATTEMPTS = 5
 #: What an answer is expected to have before the first is known, in tokens, and how much each known one counts.
 _FIRST_GUESS, _LEARNING = 256.0, 0.05
 _LONGEST = 60.0
-#: How much of a client's patience may go by in the queue: it is to hear of a refusal before it gives up.
+#: The part of a client's deadline that may pass in the queue: the refusal must arrive before the client gives up.
 _PATIENCE = 0.9
 _TENANT_LIMIT = "This tenant has used up its tokens, please retry later"
 
 
 @dataclass(slots=True, eq=False)
-class _Ask:
-    """What a waiter asks for, and where it hears."""
+class _Pending:
+    """What a waiting request needs, and the future of its permit."""
 
     pools: Sequence[PoolView]
     prompt: int
     let_in: asyncio.Future[_Granted]
 
 
-_Asked: TypeAlias = Waiter[_Ask]
+_PendingWaiter: TypeAlias = Waiter[_Pending]
 
 
 class _Model:
-    """The requests for one model. `placing` were let in since the loads of its workers were last looked at."""
+    """The requests for one model. `placing` were admitted since the loads of its workers were last read."""
 
-    __slots__ = ("line", "name", "output", "placing")
+    __slots__ = ("name", "output", "placing", "queue")
 
-    def __init__(self, name: str, line: Line[_Ask]) -> None:
+    def __init__(self, name: str, queue: RequestQueue[_Pending]) -> None:
         self.name = name
-        self.line = line
+        self.queue = queue
         self.placing = 0
         self.output = _FIRST_GUESS
 
@@ -84,7 +84,7 @@ class _Granted(Permit):
             self._model.output += _LEARNING * (output_tokens - self._model.output)
 
     def take_back(self) -> None:
-        """Nobody came for it."""
+        """Returns a permit that was never used."""
         self._give_back(0)
 
     def _give_back(self, cost: int) -> None:
@@ -94,11 +94,11 @@ class _Granted(Permit):
 
 
 class FairQueueAdmission(Admission):
-    """Counts what it has let in, by model and tenant, and keeps a line for each model.
+    """Counts what it has admitted, by model and tenant, and keeps a queue for each model.
 
-    The lines move when a permit comes back, here or in a frontend that shares the limits, when a load has changed, or
-    when a tenant may spend tokens again; nothing looks in between. A worker takes a moment to show what it was given:
-    of those who wait no more are let in at a time than there are free workers, until the loads are looked at again.
+    The queues move when a permit comes back, here or in a frontend that shares the limits, when a load has changed, or
+    when a tenant may spend tokens again; nothing polls. The load of a worker shows a new request after a moment: until
+    the loads are read again, no more waiting requests are admitted than there are free workers.
     """
 
     NAME = "fair-queue"
@@ -124,10 +124,10 @@ class FairQueueAdmission(Admission):
     @property
     def held(self) -> int:
         """Permits that are out, and places that are taken."""
-        return sum(len(model.line) + model.line.running for model in self._models.values())
+        return sum(len(model.queue) + model.queue.running for model in self._models.values())
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
-        """Whether every rank is over a threshold of the model. Whoever asks marks the worker before the lines move."""
+        """Whether every rank is over a threshold of the model. The caller marks the worker before the queues move."""
         known = self._models.get(model)
         if known is not None:
             known.placing = 0
@@ -135,7 +135,7 @@ class FairQueueAdmission(Admission):
         return self.services.thresholds.of(model).busy(ranks)
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """Refuses whoever could not even wait, before the prompt is looked at."""
+        """Refuses a request that could not even wait, before its prompt is tokenized."""
         known = self._model(pools[0].model if pools else model)
         now = asyncio.get_running_loop().time()
         until = self._until(principal, now)
@@ -143,7 +143,7 @@ class FairQueueAdmission(Admission):
             self._check(known, principal, now, until)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        """Lets the request in, at once or after a wait."""
+        """Admits the request, at once or after a wait."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         # The name by which the thresholds know it, which a request for an adapter may not have.
@@ -151,15 +151,15 @@ class FairQueueAdmission(Admission):
         tenant, prompt, cost = principal.tenant, len(request.token_ids), model.cost(request)
         until = self._until(principal, now)
         if self._may_pass(model, tenant, pools, now):
-            model.line.pass_by(tenant, cost)
+            model.queue.pass_by(tenant, cost)
             self._meters.waited(model.name, 0.0)
             return self._grant(model, tenant, prompt, cost, now)
         self._check(model, principal, now, until)
         seniority = self.config.seniority * min(principal.retries, _ATTEMPTS)
-        waiter: _Asked = Waiter(
-            tenant, principal.priority, cost, now, until, _Ask(pools, prompt, loop.create_future()), seniority
+        waiter: _PendingWaiter = Waiter(
+            tenant, principal.priority, cost, now, until, _Pending(pools, prompt, loop.create_future()), seniority
         )
-        victim = model.line.add(waiter)
+        victim = model.queue.add(waiter)
         self._meters.waiting(model.name, tenant, waiter.priority, 1)
         if victim is not None:
             self._left(model, victim)
@@ -176,21 +176,21 @@ class FairQueueAdmission(Admission):
             timer.cancel()
 
     async def aclose(self) -> None:
-        """Refuses those who still wait."""
+        """Refuses the requests that still wait."""
         self._closed = True
         for handle in (self._timer, self._moving):
             if handle is not None:
                 handle.cancel()
         self._timer = self._moving = None
         for model in self._models.values():
-            for waiter in list(model.line):
+            for waiter in list(model.queue):
                 self._expire(model, waiter, CLOSED)
         if self._sharing is not None:
             await self._sharing.aclose()
 
     def ended(self, model: _Model, tenant: str, correction: float) -> None:
         """A permit has come back; what it was given for has cost so many tokens more than was paid."""
-        model.line.end(tenant, correction)
+        model.queue.end(tenant, correction)
         model.placing = 0
         self._limits.end(tenant, correction, asyncio.get_running_loop().time())
         self._meters.running(model.name, tenant, -1)
@@ -198,7 +198,7 @@ class FairQueueAdmission(Admission):
 
     def _share(self, config: SharedConfig) -> Sharing:
         try:
-            # Only who shares needs the library.
+            # Only shared limits need the library.
             from dynamo_plugin_admission_fair_queue.store import RedisStore
         except ImportError as error:
             raise ConfigError(
@@ -208,15 +208,15 @@ class FairQueueAdmission(Admission):
             ) from error
         return Sharing(config, self._limits, RedisStore(config), SharingMeters(self.services.metrics), self._wake)
 
-    # Who may.
+    # What may run.
 
     def _model(self, name: str) -> _Model:
         known = self._models.get(name)
         if known is None:
-            line: Line[_Ask] = Line(
+            queue: RequestQueue[_Pending] = RequestQueue(
                 lambda tenant: self.config.tenant(tenant).weight, size=self.config.max_queue, aging=self.config.aging
             )
-            known = self._models[name] = _Model(name, line)
+            known = self._models[name] = _Model(name, queue)
         return known
 
     def _until(self, principal: Principal, now: float) -> float:
@@ -226,13 +226,13 @@ class FairQueueAdmission(Admission):
         return min(until, now + _PATIENCE * (principal.deadline - now))
 
     def _may_pass(self, model: _Model, tenant: str, pools: Sequence[PoolView], now: float) -> bool:
-        """Whether a newcomer need not wait: it may run, and nobody before it may."""
+        """Whether a new request need not wait: it may run, and none before it may."""
         if not (self._within_limits(tenant, now) and self._has_room(model, tenant, pools)):
             return False
-        return not len(model.line) or model.line.next(now, lambda waiter: self._may(model, waiter, now)) is None
+        return not len(model.queue) or model.queue.next(now, lambda waiter: self._may(model, waiter, now)) is None
 
-    def _may(self, model: _Model, waiter: _Asked, now: float) -> bool:
-        """One that has just been given up is still in the line for a moment."""
+    def _may(self, model: _Model, waiter: _PendingWaiter, now: float) -> bool:
+        """Whether a waiting request may run. One that was just cancelled is still in the queue for a moment."""
         ask, tenant = waiter.item, waiter.tenant
         if ask.let_in.done():
             return False
@@ -243,7 +243,7 @@ class FairQueueAdmission(Admission):
 
     def _has_room(self, model: _Model, tenant: str, pools: Sequence[PoolView]) -> bool:
         """Whether every pool has a worker for one more. That a pool has none at all is for the router to tell."""
-        limit, line = self.config.requests_per_worker, model.line
+        limit, queue = self.config.requests_per_worker, model.queue
         for pool in pools:
             workers = len(pool.instances)
             if not workers:
@@ -254,22 +254,24 @@ class FairQueueAdmission(Admission):
                 continue
             places = limit * workers
             kept = math.ceil(places * self.config.headroom)
-            if line.running >= places - kept and (line.running >= places or line.shares.has_its_part(tenant, places)):
+            if queue.running >= places - kept and (
+                queue.running >= places or queue.shares.has_its_part(tenant, places)
+            ):
                 return False
         return True
 
     def _check(self, model: _Model, principal: Principal, now: float, until: float) -> None:
         """Raises if a request could not wait, or not long enough."""
-        line, tenant = model.line, principal.tenant
+        queue, tenant = model.queue, principal.tenant
         if self._closed:
             reason = CLOSED
         elif until <= now:
             reason = DEADLINE
         elif self._limits.ready_at(tenant, now) > until:
             reason = RATE
-        elif not line.has_room(tenant, principal.priority):
+        elif not queue.has_room(tenant, principal.priority):
             reason = FULL
-        elif now + line.wait_of(tenant, principal.priority, now) > until:
+        elif now + queue.wait_of(tenant, principal.priority, now) > until:
             reason = DEADLINE
         else:
             return
@@ -284,73 +286,73 @@ class FairQueueAdmission(Admission):
         after = min(max(after, self._limits.ready_at(tenant, now) - now), _LONGEST)
         return ServiceOverloaded(_TENANT_LIMIT, retry_after=after)
 
-    # Those who wait.
+    # What waits.
 
     def _grant(self, model: _Model, tenant: str, prompt: int, cost: float, now: float) -> _Granted:
-        """For one that the line already counts as running."""
+        """A permit for a request that the queue already counts as running."""
         self._limits.begin(tenant, cost, now)
         self._meters.running(model.name, tenant, 1)
         return _Granted(self, model, tenant, prompt, cost)
 
     def _wake(self) -> None:
-        """Has the lines move once whoever reports a change is done with it."""
+        """Moves the queues after the caller that reports a change has finished."""
         if self._moving is not None or self._closed:
             return
-        # Without anybody waiting there may still be a timer to end.
-        if self._timer is not None or any(len(model.line) for model in self._models.values()):
+        # Without a waiting request there may still be a timer to cancel.
+        if self._timer is not None or any(len(model.queue) for model in self._models.values()):
             self._moving = asyncio.get_running_loop().call_soon(self._move)
 
     def _move(self) -> None:
-        """Lets in all who may, and sees to it that those are looked at again whom only time keeps from it."""
+        """Admits all requests that may run, and plans the next look at those that only wait for tokens."""
         self._moving = None
         now = asyncio.get_running_loop().time()
         for model in self._models.values():
-            if len(model.line):
-                self._move_line(model, now)
+            if len(model.queue):
+                self._move_queue(model, now)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        tenants = {tenant for model in self._models.values() for tenant in model.line.tenants()}
+        tenants = {tenant for model in self._models.values() for tenant in model.queue.tenants()}
         later = [at for at in (self._limits.ready_at(tenant, now) for tenant in tenants) if at > now]
         if later:
             self._timer = asyncio.get_running_loop().call_at(min(later), self._move)
 
-    def _move_line(self, model: _Model, now: float) -> None:
+    def _move_queue(self, model: _Model, now: float) -> None:
         bounded = bool(self.services.thresholds.of(model.name))
-        while (waiter := model.line.next(now, lambda one: self._may(model, one, now))) is not None:
+        while (waiter := model.queue.next(now, lambda one: self._may(model, one, now))) is not None:
             ask = waiter.item
             if bounded and model.placing >= min(
                 (len(pool.eligible()) for pool in ask.pools if pool.instances), default=1
             ):
                 return
             model.placing += bounded
-            model.line.let_in(waiter, now)
+            model.queue.let_in(waiter, now)
             self._left(model, waiter)
             self._meters.waited(model.name, now - waiter.arrived)
             ask.let_in.set_result(self._grant(model, waiter.tenant, ask.prompt, waiter.cost, now))
 
-    def _left(self, model: _Model, waiter: _Asked) -> None:
+    def _left(self, model: _Model, waiter: _PendingWaiter) -> None:
         self._meters.waiting(model.name, waiter.tenant, waiter.priority, -1)
 
-    def _refuse(self, model: _Model, waiter: _Asked, reason: str) -> None:
-        """For one that the line no longer has."""
+    def _refuse(self, model: _Model, waiter: _PendingWaiter, reason: str) -> None:
+        """Refuses a request that the queue no longer holds."""
         if not waiter.item.let_in.done():
             waiter.item.let_in.set_exception(self._refusal(model, waiter.tenant, reason))
 
-    def _remove(self, model: _Model, waiter: _Asked) -> None:
+    def _remove(self, model: _Model, waiter: _PendingWaiter) -> None:
         if waiter.waits:
-            model.line.remove(waiter)
+            model.queue.remove(waiter)
             self._left(model, waiter)
             # Another of its tenant is the first now.
             self._wake()
 
-    def _expire(self, model: _Model, waiter: _Asked, reason: str) -> None:
+    def _expire(self, model: _Model, waiter: _PendingWaiter, reason: str) -> None:
         if waiter.waits:
             self._remove(model, waiter)
             self._refuse(model, waiter, reason)
 
-    def _give_up(self, model: _Model, waiter: _Asked) -> None:
-        """Whoever waited was cancelled, perhaps in the moment in which it was let in or refused."""
+    def _give_up(self, model: _Model, waiter: _PendingWaiter) -> None:
+        """The waiting request was cancelled, perhaps at the moment at which it was admitted or refused."""
         self._remove(model, waiter)
         answer = waiter.item.let_in
         if not answer.cancelled() and answer.exception() is None:

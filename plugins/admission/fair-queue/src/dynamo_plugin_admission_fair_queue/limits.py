@@ -1,6 +1,6 @@
-"""What a tenant may have for itself, whether others want anything or not: requests at once, and tokens a second.
+"""The limits of each tenant, whatever the others need: concurrent requests, and tokens per second.
 
-Other frontends count as well, as far as somebody tells what they have.
+Other frontends count as well, as far as they report their usage.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable, Mapping
 
 from dynamo_plugin_admission_fair_queue.config import TenantSettings
-from dynamo_plugin_admission_fair_queue.told import TenantUse
+from dynamo_plugin_admission_fair_queue.usage_codec import TenantUse
 
 #: Seconds' worth of tokens that may be saved up, unless the settings say how many.
 _BURST = 10.0
 
 
 class _Use:
-    """What a tenant has now: requests under way here, and tokens it may still spend, as of a time.
+    """The usage of a tenant: requests under way here, and tokens it may still spend, as of a time.
 
     `spent` is what it has spent here, less what came back; `number` tells it from an earlier one of the same tenant.
     """
@@ -32,12 +32,12 @@ class _Use:
 
 
 class TenantLimits:
-    """Counts what tenants have, over all models. `settings` are those of a tenant; `now` is in seconds of one clock.
+    """Counts the usage of tenants, over all models. `settings` are those of a tenant; `now` is in seconds of one clock.
 
     Tokens are paid for when a request begins, as far as they are known, and the rest when it ends. A tenant in debt
     waits until it is paid off: then one request may begin, however large.
 
-    `shared` says that others are told: until they are, no tenant is forgotten.
+    With `shared`, no tenant is forgotten before its usage has been reported.
     """
 
     def __init__(self, settings: Callable[[str], TenantSettings], *, shared: bool = False) -> None:
@@ -45,7 +45,7 @@ class TenantLimits:
         self._shared = shared
         self._uses: dict[str, _Use] = {}
         self._made = 0
-        self._elsewhere: Mapping[str, int] = {}
+        self._peer_running: Mapping[str, int] = {}
         #: How often a request has begun or ended here.
         self.changes = 0
 
@@ -61,7 +61,7 @@ class TenantLimits:
     def full(self, tenant: str) -> bool:
         """Whether it has as many requests under way as it may."""
         limit = self._settings(tenant).concurrency
-        return limit is not None and self.running(tenant) + self._elsewhere.get(tenant, 0) >= limit
+        return limit is not None and self.running(tenant) + self._peer_running.get(tenant, 0) >= limit
 
     def ready_at(self, tenant: str, now: float) -> float:
         """When it may spend tokens again: `now`, or later."""
@@ -100,27 +100,27 @@ class TenantLimits:
         if self._settings(tenant).tokens_per_second is None or use.tokens >= self._burst(tenant):
             del self._uses[tenant]
 
-    # Other frontends.
+    # Peers.
 
-    def tell(self, now: float) -> dict[str, TenantUse]:
-        """What others are to know, by tenant: of those that have a limit, and something to tell.
+    def report(self, now: float) -> dict[str, TenantUse]:
+        """The usage that peers need, by tenant: of those with a limit and with usage.
 
-        Forgets tenants that are as ones never seen, having told that they are.
+        Forgets the tenants without usage, once they have been reported so.
         """
-        told = {}
+        usage = {}
         for tenant, use in list(self._uses.items()):
             settings = self._settings(tenant)
             if settings.concurrency is not None or settings.tokens_per_second is not None:
                 self._refill(tenant, use, now)
-                told[tenant] = TenantUse(use.number, use.running, use.spent, use.tokens)
+                usage[tenant] = TenantUse(use.number, use.running, use.spent, use.tokens)
             self.tidy(tenant, now)
-        return told
+        return usage
 
-    def elsewhere(self, running: Mapping[str, int]) -> None:
-        """From now on tenants have so many requests under way in all other frontends together."""
-        self._elsewhere = running
+    def set_peer_running(self, running: Mapping[str, int]) -> None:
+        """Sets how many requests tenants have under way in all other frontends together."""
+        self._peer_running = running
 
-    def spent_elsewhere(self, tenant: str, tokens: float, now: float) -> None:
+    def spent_by_peer(self, tenant: str, tokens: float, now: float) -> None:
         """A tenant has spent so many more tokens in another frontend; below 0 if some came back."""
         if tokens and self._settings(tenant).tokens_per_second is not None:
             use = self._use(tenant, now)

@@ -62,20 +62,20 @@ class Meters:
         )
 
     def waiting(self, model: str, tenant: str, priority: int, change: int) -> None:
-        """So many more wait."""
+        """So many more requests wait."""
         rank = "high" if priority > 0 else "low" if priority < 0 else "normal"
         self._waiting.of(model, self._label(tenant), rank).inc(change)
 
     def running(self, model: str, tenant: str, change: int) -> None:
-        """So many more run."""
+        """So many more requests run."""
         self._running.of(model, self._label(tenant)).inc(change)
 
     def waited(self, model: str, seconds: float) -> None:
-        """One was let in."""
+        """A request was admitted."""
         self._waits.of(model).observe(seconds)
 
     def refused(self, model: str, tenant: str, reason: str) -> None:
-        """One was refused."""
+        """A request was refused."""
         self._refused.of(model, self._label(tenant), reason).inc()
 
     def _label(self, tenant: str) -> str:
@@ -98,7 +98,7 @@ class SharingMeters:
             "dynamo_admission_shared_stale", "Whether (1) what other frontends have cannot be asked for now."
         ).labels()
 
-    def others(self, count: int, *, stale: bool) -> None:
-        """So many others count; `stale` if they could not be asked."""
+    def peers(self, count: int, *, stale: bool) -> None:
+        """So many peers count; `stale` if they could not be asked."""
         self._peers.set(count)
         self._stale.set(stale)

@@ -1,4 +1,4 @@
-"""Tells other frontends what tenants have here, and hears what they have there, in the background."""
+"""Reports the usage of tenants to other frontends, and applies theirs, in the background."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.meters import SharingMeters
-from dynamo_plugin_admission_fair_queue.others import Others
+from dynamo_plugin_admission_fair_queue.peers import Peers
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
-from dynamo_plugin_admission_fair_queue.told import Look, encode
+from dynamo_plugin_admission_fair_queue.usage_codec import PeerSnapshot, encode
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which the same is told again, unless a third of `ttl` is less, and the longest pause after a failure.
+#: Seconds until an unchanged report is sent again, a third of `ttl` if that is less; and the longest pause of failures.
 _AGAIN = 1.0
 
 
 class Store(ABC):
-    """Where frontends tell each other. Every method raises `CannotConnect` if it cannot be asked."""
+    """Where frontends leave their reports. Every method raises `CannotConnect` if the store cannot be asked."""
 
     @abstractmethod
-    async def exchange(self, told: bytes | None, known: Mapping[str, int]) -> Look:
-        """Tells something unless it is None, and looks at the others; `known` are the stamps of the last look."""
+    async def exchange(self, report: bytes | None, known: Mapping[str, int]) -> PeerSnapshot:
+        """Publishes a report unless it is None, and reads those of peers; `known` are the stamps of the last one."""
 
     @abstractmethod
-    async def tell(self, told: bytes) -> None:
-        """Tells something."""
+    async def publish(self, report: bytes) -> None:
+        """Publishes a report."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -41,7 +41,7 @@ class Store(ABC):
 
 
 class Sharing:
-    """Owns the task. Decisions never wait for it: they go by what `limits` know. `wake` is called after a change."""
+    """Owns the task. Decisions never wait for it: they use what `limits` know. Calls `wake` after a change."""
 
     def __init__(
         self,
@@ -56,46 +56,46 @@ class Sharing:
         self._store = store
         self._meters = meters
         self._wake = wake
-        self._others = Others(limits, config.ttl)
+        self._peers = Peers(limits, config.ttl)
         self._tasks = TaskSet()
         self._timer: asyncio.TimerHandle | None = None
-        self._looked = asyncio.Event()
+        self._exchanged = asyncio.Event()
         self._closed = False
         self._failures = 0
         self._pauses = self._begin_pauses()
-        # The number of changes that others know of, and when it is told again although there are no more.
-        self._told = -1
+        # The number of changes that peers know of, and when the report is sent again without further ones.
+        self._reported = -1
         self._due = 0.0
 
     def _begin_pauses(self) -> Iterator[float]:
         return pauses(2 * self._config.interval, _AGAIN, most=1.0)
 
     async def start(self) -> None:
-        """Begins, and returns when the others have been looked at, or could not be."""
+        """Begins, and returns after the first exchange, also if it failed."""
         self._tasks.spawn(self._run(), name="share-limits")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.deadline):
-                await self._looked.wait()
+                await self._exchanged.wait()
 
     async def aclose(self) -> None:
-        """Ends, and tells the others that nothing of this frontend counts any more. Safe twice, and without `start`."""
-        reached = self._looked.is_set() and not self._failures and not self._closed
+        """Ends, and reports that this frontend counts no more. Safe twice, and without `start`."""
+        reached = self._exchanged.is_set() and not self._failures and not self._closed
         self._closed = True
         await self._tasks.aclose()
-        self._others.clear()
+        self._peers.clear()
         self._arm()
         if reached:
-            # If they do not hear it, what was told last expires.
+            # If the report is lost, the last one expires.
             with suppress(CannotConnect, TimeoutError, ValueError):
                 async with asyncio.timeout(self._config.deadline):
-                    tenants = self._limits.tell(asyncio.get_running_loop().time())
-                    await self._store.tell(encode(tenants, leaving=True))
+                    tenants = self._limits.report(asyncio.get_running_loop().time())
+                    await self._store.publish(encode(tenants, leaving=True))
         await self._store.aclose()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            # A flag besides, as a library may swallow a cancelling.
+            # A flag besides, as a library may swallow a cancellation.
             while not self._closed:
                 began, pause = loop.time(), self._config.interval
                 try:
@@ -106,40 +106,40 @@ class Sharing:
                     pause = next(self._pauses)
                 else:
                     self._succeeded()
-                self._meters.others(len(self._others), stale=self._failures > 0)
-                self._looked.set()
+                self._meters.peers(len(self._peers), stale=self._failures > 0)
+                self._exchanged.set()
                 await asyncio.sleep(max(0.0, began + pause - loop.time()))
         finally:
-            # However this ends: what nobody renews must not hold up anybody for ever.
-            self._others.clear()
+            # However the task ends: reports that are not renewed must not hold up requests for ever.
+            self._peers.clear()
             self._wake()
 
     async def _round(self) -> None:
         loop = asyncio.get_running_loop()
-        changes, told = self._limits.changes, None
-        if changes != self._told or loop.time() >= self._due:
-            told = encode(self._limits.tell(loop.time()))
-        look = await self._store.exchange(told, self._others.stamps)
+        changes, report = self._limits.changes, None
+        if changes != self._reported or loop.time() >= self._due:
+            report = encode(self._limits.report(loop.time()))
+        snapshot = await self._store.exchange(report, self._peers.stamps)
         now = loop.time()
-        if told is not None:
-            self._told, self._due = changes, now + min(_AGAIN, self._config.ttl / 3)
-        if self._others.hear(look, now):
+        if report is not None:
+            self._reported, self._due = changes, now + min(_AGAIN, self._config.ttl / 3)
+        if self._peers.apply(snapshot, now):
             self._wake()
         self._arm()
 
     def _arm(self) -> None:
-        """Sees to it that who is silent stops to count in time, even if the server hangs."""
+        """Plans the moment at which the next silent peer stops to count, even if the server hangs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        until = self._others.until
+        until = self._peers.until
         if until is not None:
             self._timer = asyncio.get_running_loop().call_at(until, self._expire)
 
     def _expire(self) -> None:
-        if self._others.expire(asyncio.get_running_loop().time()):
+        if self._peers.expire(asyncio.get_running_loop().time()):
             self._wake()
-        self._meters.others(len(self._others), stale=self._failures > 0)
+        self._meters.peers(len(self._peers), stale=self._failures > 0)
         self._arm()
 
     def _failed(self, error: Exception) -> None:

@@ -1,12 +1,12 @@
-"""The store of what frontends tell each other, in Redis or Valkey. The only module that needs the library.
+"""The store of the reports of frontends, in Redis or Valkey. The only module that needs the library.
 
 ::
 
-    <prefix>:limits:frontends      a sorted set: frontend, and when it last told something, in its microseconds
-    <prefix>:limits:frontend:<id>  what it told, until it expires
+    <prefix>:limits:frontends      a sorted set: frontend, and when it last reported, in microseconds of the server
+    <prefix>:limits:frontend:<id>  its report, until it expires
 
-Both expire when nobody tells anything any more. First a frontend writes its key, then when it did: who sees the time
-sees at least that.
+Both expire when no frontend reports any more. A frontend writes its report first, then the time: a reader that sees the
+time sees at least that report.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from redis.exceptions import RedisError, ResponseError
 
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
 from dynamo_plugin_admission_fair_queue.sharing import Store
-from dynamo_plugin_admission_fair_queue.told import LARGEST, Look
+from dynamo_plugin_admission_fair_queue.usage_codec import LARGEST, PeerSnapshot
 
 #: Where the settings stand.
 SECTION = "admission.shared"
-#: The most frontends that are listened to, those that told something last.
+#: The most frontends that are read, those that reported last.
 _MOST = 256
 #: Digits of a frontend's name.
 _DIGITS = 16
@@ -39,7 +39,7 @@ _Command = tuple[bytes | str | int, ...]
 class RedisStore(Store):
     """One connection, made when it is needed, and anew after a failure. For one task at a time.
 
-    Deadlines are the caller's: whatever a cancelling interrupts is thrown away.
+    Deadlines are the caller's: a cancelled exchange throws the connection away.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
@@ -54,33 +54,33 @@ class RedisStore(Store):
         self._index = f"{config.prefix}:limits:frontends"
         self._keys = f"{config.prefix}:limits:frontend:"
 
-    async def exchange(self, told: bytes | None, known: Mapping[str, int]) -> Look:
+    async def exchange(self, report: bytes | None, known: Mapping[str, int]) -> PeerSnapshot:
         asked: list[_Command] = [("TIME",), ("ZRANGE", self._index, -_MOST, -1, "WITHSCORES")]
-        if told is not None:
-            asked.append(self._value(told))
+        if report is not None:
+            asked.append(self._value(report))
         time, listed, *_ = await self._ask(asked)
         now = _microseconds(time)
         pairs = zip(listed[::2], listed[1::2], strict=True)
         stamps = {name: stamp for name, stamp in map(_stamped, pairs) if len(name) == _DIGITS and name != self._name}
         news = [name for name, stamp in stamps.items() if known.get(name) != stamp]
-        noted = [] if told is None else self._note(now)
+        noted = [] if report is None else self._note(now)
         # One byte more than it may have shows that it is too long.
         asked = [*noted, *(("GETRANGE", self._keys + name, 0, LARGEST) for name in news)]
         answers = (await self._ask(asked))[len(noted) :] if asked else []
-        return Look(now, stamps, dict(zip(news, answers, strict=True)))
+        return PeerSnapshot(now, stamps, dict(zip(news, answers, strict=True)))
 
-    async def tell(self, told: bytes) -> None:
-        time, _ = await self._ask([("TIME",), self._value(told)])
+    async def publish(self, report: bytes) -> None:
+        time, _ = await self._ask([("TIME",), self._value(report)])
         await self._ask(self._note(_microseconds(time)))
 
     async def aclose(self) -> None:
         await self._drop()
 
-    def _value(self, told: bytes) -> _Command:
-        return "SET", self._keys + self._name, told, "PX", self._ttl
+    def _value(self, report: bytes) -> _Command:
+        return "SET", self._keys + self._name, report, "PX", self._ttl
 
     def _note(self, now: int) -> list[_Command]:
-        """Writes when something was told, and forgets who has not told anything for so long that it expired."""
+        """Writes the time of the report, and forgets the frontends whose reports have expired."""
         return [
             ("ZADD", self._index, now, self._name),
             ("ZREMRANGEBYSCORE", self._index, "-inf", now - self._ttl * 1000),
@@ -114,7 +114,7 @@ class RedisStore(Store):
         except ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
-            # Somebody has put something else under the key of a frontend: the others are still heard.
+            # Another program has put something else under the key of a frontend: the others still count.
             return b""
 
     async def _drop(self) -> None:
@@ -130,7 +130,7 @@ class RedisStore(Store):
 
 
 def _stamped(pair: tuple[bytes, bytes]) -> tuple[str, int]:
-    """A frontend, and when it last told something: 0 for a stamp that is no time, which nobody here has written."""
+    """A frontend, and when it last reported: 0 for a stamp that is no time, which no frontend has written."""
     name, stamp = pair[0].decode("ascii", "replace"), float(pair[1])
     return name, int(stamp) if math.isfinite(stamp) else 0
 

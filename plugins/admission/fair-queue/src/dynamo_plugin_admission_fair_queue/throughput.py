@@ -1,17 +1,17 @@
-"""How fast those who wait are let in, to tell whether waiting makes sense."""
+"""How fast the queue admits requests, to tell whether waiting makes sense."""
 
 from __future__ import annotations
 
 import math
 
-#: Seconds over which is counted; what is older hardly counts.
+#: The window of the average in seconds; what is older hardly counts.
 WINDOW = 10.0
-#: Fewer say nothing.
+#: Fewer admissions give no estimate.
 ENOUGH = 4.0
 
 
-class Pace:
-    """Counts those let in while somebody waits; begins anew with each such time."""
+class Throughput:
+    """Counts the requests that leave the queue; begins anew each time that the queue was empty."""
 
     __slots__ = ("_at", "_began", "_count")
 
@@ -21,22 +21,22 @@ class Pace:
         self._count = 0.0
 
     def begin(self, now: float) -> None:
-        """Somebody begins to wait. Does nothing if others do already."""
+        """A request begins to wait. Does nothing if others wait already."""
         if self._began is None:
             self._began = self._at = now
             self._count = 0.0
 
     def end(self) -> None:
-        """Nobody waits any more."""
+        """The queue is empty."""
         self._began = None
 
     def let_in(self, now: float) -> None:
-        """One who waited does not any more."""
+        """A request that waited is admitted."""
         self._fade(now)
         self._count += 1
 
     def per_second(self, now: float) -> float | None:
-        """How many are let in each second; None while too few have been."""
+        """Admissions per second; None while there have been too few."""
         if self._began is None:
             return None
         self._fade(now)

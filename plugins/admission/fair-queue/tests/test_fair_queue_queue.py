@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from dynamo_plugin_admission_fair_queue.config import TenantSettings
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
-from dynamo_plugin_admission_fair_queue.line import Line, Waiter
+from dynamo_plugin_admission_fair_queue.queue import RequestQueue, Waiter
 from dynamo_plugin_admission_fair_queue.shares import Shares
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +20,8 @@ def weight(tenant: str) -> float:
     return WEIGHTS[tenant]
 
 
-def line(size: int = 100, aging: float = 10.0) -> Line[None]:
-    return Line(weight, size=size, aging=aging)
+def line(size: int = 100, aging: float = 10.0) -> RequestQueue[None]:
+    return RequestQueue(weight, size=size, aging=aging)
 
 
 def waiter(
@@ -30,7 +30,7 @@ def waiter(
     return Waiter(tenant, priority, cost, at, at + 1000, None, seniority)
 
 
-def drained(queue: Line[None], now: float = 0.0, count: int = 1000) -> list[Waiter[None]]:
+def drained(queue: RequestQueue[None], now: float = 0.0, count: int = 1000) -> list[Waiter[None]]:
     """Who is let in, one after the other, each ending at once at the cost that it was said to have."""
     served: list[Waiter[None]] = []
     while len(served) < count and (one := queue.next(now, lambda _: True)) is not None:

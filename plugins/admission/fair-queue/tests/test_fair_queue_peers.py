@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from dynamo_plugin_admission_fair_queue.config import TenantSettings
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
-from dynamo_plugin_admission_fair_queue.others import Others
-from dynamo_plugin_admission_fair_queue.told import LARGEST, Look, TenantUse, Told, encode
+from dynamo_plugin_admission_fair_queue.peers import Peers
+from dynamo_plugin_admission_fair_queue.usage_codec import LARGEST, PeerSnapshot, TenantUse, UsageReport, encode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -27,11 +27,11 @@ class Memory:
         self.told: dict[str, tuple[int, bytes]] = {}
         self._last = 0
 
-    def look(self, own: str, known: Mapping[str, int]) -> Look:
+    def look(self, own: str, known: Mapping[str, int]) -> PeerSnapshot:
         now = int(self.now * 1e6)
         stamps = {name: stamp for name, (stamp, _) in self.told.items() if name != own}
         news = {name: self.told[name][1] for name, stamp in stamps.items() if known.get(name) != stamp}
-        return Look(now, stamps, news)
+        return PeerSnapshot(now, stamps, news)
 
     def tell(self, own: str, data: bytes) -> None:
         # No two are told at the same time.
@@ -47,13 +47,13 @@ class Frontend:
         self.name = name
         self.saves = settings.get("burst_tokens", 0.0)
         self.book = TenantLimits(lambda _: TenantSettings.model_validate(settings), shared=True)
-        self.others = Others(self.book, TTL)
+        self.peers = Peers(self.book, TTL)
 
     def tell(self, *, leaving: bool = False) -> None:
-        self.store.tell(self.name, encode(self.book.tell(self.store.now), leaving=leaving))
+        self.store.tell(self.name, encode(self.book.report(self.store.now), leaving=leaving))
 
-    def hear(self) -> bool:
-        return self.others.hear(self.store.look(self.name, self.others.stamps), self.store.now)
+    def apply(self) -> bool:
+        return self.peers.apply(self.store.look(self.name, self.peers.stamps), self.store.now)
 
     def begin(self, cost: float = 1, tenant: str = "a") -> None:
         self.book.begin(tenant, cost, self.store.now)
@@ -67,7 +67,7 @@ class Frontend:
 
     def left(self, tenant: str = "a") -> float:
         """Tokens that the tenant may spend."""
-        use = self.book.tell(self.store.now).get(tenant)
+        use = self.book.report(self.store.now).get(tenant)
         return self.saves if use is None else use.left
 
 
@@ -76,7 +76,7 @@ def settle(frontends: Sequence[Frontend]) -> None:
     for one in frontends:
         one.tell()
     for one in frontends:
-        one.hear()
+        one.apply()
 
 
 def several(count: int, **settings: float) -> tuple[Memory, list[Frontend]]:
@@ -93,7 +93,7 @@ def test_requests_of_others_count_until_they_say_that_they_are_over() -> None:
     one.begin()
     one.tell()
     before = two.book.full("a")
-    two.hear()
+    two.apply()
     heard = two.book.full("a"), two.book.full("b")
     one.end()
     settle([one, two])
@@ -105,13 +105,13 @@ def test_requests_of_others_count_until_they_say_that_they_are_over() -> None:
 
 def test_hearing_says_whether_anything_is_different() -> None:
     store, (one, two) = several(2, concurrency=2)
-    same = two.hear()
+    same = two.apply()
     one.tell()
-    news = two.hear()
+    news = two.apply()
     store.now += TTL
 
-    assert (same, news, two.hear()) == (False, True, True)
-    assert len(two.others) == 0
+    assert (same, news, two.apply()) == (False, True, True)
+    assert len(two.peers) == 0
 
 
 def test_tokens_that_others_spend_are_taken_off_and_what_comes_back_is_given_back() -> None:
@@ -159,7 +159,7 @@ def test_a_new_frontend_starts_from_what_the_others_tell() -> None:
     settle([one, two])
     store.now += 1
     new = Frontend(store, "new", concurrency=1, tokens_per_second=10, burst_tokens=5)
-    new.hear()
+    new.apply()
 
     assert new.book.full("a")
     assert new.wait() == pytest.approx(one.wait()) == pytest.approx(3)
@@ -170,13 +170,13 @@ def test_what_a_killed_one_had_counts_until_it_expires_and_what_it_spent_stays_s
     one.begin(11)
     one.tell()
     store.now += 2
-    two.hear()
+    two.apply()
     # From when it told on, not from when it was heard.
     store.now += 0.9
-    two.hear()
+    two.apply()
     before = two.book.full("a")
     store.now += 0.2
-    changed = two.hear()
+    changed = two.apply()
 
     assert (before, changed, two.book.full("a")) == (True, True, False)
     # It had no use for what came in before it heard.
@@ -188,7 +188,7 @@ def test_a_server_that_was_emptied_frees_nothing_at_once() -> None:
     one.begin(10)
     settle([one, two])
     store.told.clear()
-    two.hear()
+    two.apply()
     kept = two.book.full("a")
     one.end(5)
     settle([one, two])
@@ -203,9 +203,9 @@ def test_one_that_leaves_counts_no_more_at_once() -> None:
     one.begin()
     settle([one, two])
     one.tell(leaving=True)
-    two.hear()
+    two.apply()
 
-    assert (two.book.full("a"), len(two.others)) == (False, 0)
+    assert (two.book.full("a"), len(two.peers)) == (False, 0)
 
 
 def test_the_time_of_the_server_may_jump_without_holding_anybody_up() -> None:
@@ -214,10 +214,10 @@ def test_the_time_of_the_server_may_jump_without_holding_anybody_up() -> None:
     one.tell()
     stamp, data = store.told["f0"]
     store.told["f0"] = stamp + 3_600_000_000, data
-    two.hear()
+    two.apply()
     counted = two.book.full("a")
     store.now += TTL
-    two.hear()
+    two.apply()
 
     assert counted
     assert not two.book.full("a")
@@ -227,7 +227,7 @@ def test_tenants_without_limits_are_not_told() -> None:
     _, (one,) = several(1)
     one.begin()
 
-    assert one.book.tell(100) == {}
+    assert one.book.report(100) == {}
 
 
 def test_more_than_others_would_listen_to_is_not_told() -> None:
@@ -241,10 +241,10 @@ def test_more_than_others_would_listen_to_is_not_told() -> None:
         b"no msgpack",
         msgspec.msgpack.encode([1, {"a": [1, -5, 0.0, 0.0]}]),
         msgspec.msgpack.encode([1, {"a": [1, "5", 0.0, 0.0]}]),
-        msgspec.msgpack.encode(Told(1, {"a": TenantUse(1, 5, math.nan, 0)})),
-        msgspec.msgpack.encode(Told(1, {"a": TenantUse(1, 5, 0, -math.inf)})),
-        msgspec.msgpack.encode(Told(2, {"a": TenantUse(1, 5, 0, 0)})),
-        msgspec.msgpack.encode(Told(1, {"a": TenantUse(1, 5, 0, 0), "x" * LARGEST: TenantUse(1, 1, 0, 0)})),
+        msgspec.msgpack.encode(UsageReport(1, {"a": TenantUse(1, 5, math.nan, 0)})),
+        msgspec.msgpack.encode(UsageReport(1, {"a": TenantUse(1, 5, 0, -math.inf)})),
+        msgspec.msgpack.encode(UsageReport(2, {"a": TenantUse(1, 5, 0, 0)})),
+        msgspec.msgpack.encode(UsageReport(1, {"a": TenantUse(1, 5, 0, 0), "x" * LARGEST: TenantUse(1, 1, 0, 0)})),
     ],
 )
 def test_what_is_not_understood_does_not_count_and_is_told_once(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
@@ -252,10 +252,10 @@ def test_what_is_not_understood_does_not_count_and_is_told_once(data: bytes, cap
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             store.tell("stranger", data)
-            two.hear()
+            two.apply()
     one.begin()
     one.tell()
-    two.hear()
+    two.apply()
 
     assert "what is told of tenants by frontend 'stranger' cannot be read and is left out" in caplog.text
     assert len(caplog.records) == 1
@@ -265,7 +265,7 @@ def test_what_is_not_understood_does_not_count_and_is_told_once(data: bytes, cap
 def test_what_a_later_version_adds_at_the_end_is_ignored() -> None:
     store, (_, two) = several(2, concurrency=5)
     store.tell("newer", msgspec.msgpack.encode([1, {"a": [1, 5, 0.0, 0.0, "more"]}, False, "more"]))
-    two.hear()
+    two.apply()
 
     assert two.book.full("a")
 
@@ -343,7 +343,7 @@ class Sharing(RuleBasedStateMachine):
         self.running[one.name] = []
         self.live.append(one)
         self._tell(one)
-        one.hear()
+        one.apply()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), tenant=TENANTS, cost=st.floats(0, 50))
@@ -370,7 +370,7 @@ class Sharing(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.live))
         if tells:
             self._tell(one)
-        one.hear()
+        one.apply()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -388,21 +388,21 @@ class Sharing(RuleBasedStateMachine):
         self.live.remove(one)
         del self.running[one.name]
         for other in self.live:
-            other.hear()
+            other.apply()
 
     @rule()
     def empty(self) -> None:
         """The server forgets all; those who are killed afterwards have to be heard of again first."""
         self.store.told.clear()
         for one in self.live:
-            one.hear()
+            one.apply()
 
     @rule()
     def agree(self) -> None:
         for one in self.live:
             self._tell(one)
         for one in self.live:
-            one.hear()
+            one.apply()
         for tenant in ("a", "b"):
             sure = sum(names.count(tenant) for names in self.running.values())
             # Of the killed at least none, and at most those that have not expired: a server may have forgotten them.
@@ -423,9 +423,9 @@ class Sharing(RuleBasedStateMachine):
         assert all(self._known(one, tenant) == 0 for one in self.live for tenant in ("a", "b"))
         self.store.now += 10_000
         for one in self.live:
-            one.hear()
-            one.book.tell(self.store.now)
-            assert (len(one.book), len(one.others)) == (0, 0)
+            one.apply()
+            one.book.report(self.store.now)
+            assert (len(one.book), len(one.peers)) == (0, 0)
 
     def _tell(self, one: Frontend) -> None:
         one.tell()
@@ -433,7 +433,7 @@ class Sharing(RuleBasedStateMachine):
 
     def _known(self, one: Frontend, tenant: str) -> int:
         """As many as count for the tenant here."""
-        return one.book.running(tenant) + one.book._elsewhere.get(tenant, 0)
+        return one.book.running(tenant) + one.book._peer_running.get(tenant, 0)
 
 
 TestSharing = Sharing.TestCase

@@ -11,7 +11,6 @@ from dynamo_core.contracts.thresholds import PREFILL_TOKENS, Thresholds
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.records import CARDS, INSTANCES, EventSource, Instance, ModelCard, RuntimeConfig
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_leases import Fanout
@@ -134,7 +133,7 @@ async def records_in_files() -> AsyncGenerator[Feed, None]:
 ANSWER = to_json({"header": {"revision": "1"}, "result": {"events": []}})
 
 
-@reader("dynamo_plugin_discovery_etcd.client:Client._post reading.read_json", good=[ANSWER], raises=[CannotConnect])
+@reader(good=[ANSWER], raises=[CannotConnect])
 async def etcd_answers() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_discovery_etcd.client import Client
     from dynamo_plugin_discovery_etcd.config import EtcdConfig
@@ -150,13 +149,30 @@ async def etcd_answers() -> AsyncGenerator[Feed, None]:
         await client.aclose()
 
 
-@reader(
-    "dynamo_plugin_discovery_etcd.client:Messages._message reading.read_json", good=[ANSWER], raises=[CannotConnect]
-)
+class Sent:
+    """The body of an answer that goes on, as far as a stream reads it."""
+
+    content: Sent
+    data = b""
+
+    def __init__(self) -> None:
+        self.content = self
+
+    async def readany(self) -> bytes:
+        return self.data
+
+
+@reader("dynamo_leases.json_client:JsonStream._message reading.read_json", good=[ANSWER], raises=[CannotConnect])
 async def etcd_watches() -> AsyncGenerator[Feed, None]:
+    from dynamo_leases import JsonStream
     from dynamo_plugin_discovery_etcd.client import Messages
 
-    yield Messages("http://etcd", cast(Any, None))._message
+    async def feed(data: bytes) -> None:
+        sent = Sent()
+        sent.data = data + b"\n"
+        await Messages(JsonStream("etcd", "http://etcd", cast(Any, sent))).read()
+
+    yield feed
 
 
 LEASE = {
@@ -173,7 +189,7 @@ LEASE = {
 }
 
 
-@reader("dynamo_plugin_discovery_kubernetes.client:Client._object reading.read_json", good=[to_json(LEASE)])
+@reader("dynamo_leases.json_client:JsonClient.read_object reading.read_json", good=[to_json(LEASE)])
 async def kubernetes_answers() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_discovery_kubernetes.access import Access, Token
     from dynamo_plugin_discovery_kubernetes.client import Client
@@ -191,20 +207,23 @@ async def kubernetes_answers() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_plugin_discovery_kubernetes.client:_event reading.read_json",
     "dynamo_plugin_discovery_kubernetes.objects:record_fact base64.b64decode",
     good=[to_json({"type": "ADDED", "object": LEASE})],
-    raises=[Unreadable],
+    raises=[CannotConnect],
 )
 async def kubernetes_objects() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_discovery_kubernetes.client import _event
+    from dynamo_leases import JsonStream
+    from dynamo_plugin_discovery_kubernetes.client import Events
     from dynamo_plugin_discovery_kubernetes.objects import lease_fact, lease_number, record_fact
 
     facts: list[Any] = []
 
-    def feed(data: bytes) -> None:
-        item = _event(data)["object"]
-        facts[:] = [lease_fact(item), record_fact(item), lease_number(item)]
+    async def feed(data: bytes) -> None:
+        sent = Sent()
+        sent.data = data + b"\n"
+        for event in await Events(JsonStream("Kubernetes", "http://kubernetes", cast(Any, sent))).read():
+            item = event["object"]
+            facts[:] = [lease_fact(item), record_fact(item), lease_number(item)]
 
     yield feed
     assert (facts[0].ttl, facts[1].value, facts[2]) == (5.0, b"x", 1)

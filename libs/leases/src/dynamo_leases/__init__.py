@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dynamo_leases.failures import LeaseFailureTracker, Refused
     from dynamo_leases.fanout import Fanout
     from dynamo_leases.heartbeat_thread import HeartbeatThread
+    from dynamo_leases.json_client import Json, JsonClient, JsonStream, NotSpoken, StreamEnded, untrusted
     from dynamo_leases.lease import HeartbeatLease, new_lease_id
     from dynamo_leases.line_decoder import LineDecoder
     from dynamo_leases.poller import Poller
@@ -37,6 +38,12 @@ _HOME = {
     "check_ttl": "times",
     "heartbeat_interval": "times",
     "new_lease_id": "lease",
+    "Json": "json_client",
+    "JsonClient": "json_client",
+    "JsonStream": "json_client",
+    "NotSpoken": "json_client",
+    "StreamEnded": "json_client",
+    "untrusted": "json_client",
 }
 
 __all__ = [
@@ -45,18 +52,24 @@ __all__ = [
     "Fanout",
     "HeartbeatLease",
     "HeartbeatThread",
+    "Json",
+    "JsonClient",
+    "JsonStream",
     "LeaseFailureTracker",
     "LineDecoder",
+    "NotSpoken",
     "OnChange",
     "Poller",
     "Refused",
     "RemoteDiscovery",
     "Session",
+    "StreamEnded",
     "check_record",
     "check_times",
     "check_ttl",
     "heartbeat_interval",
     "new_lease_id",
+    "untrusted",
 ]
 
 

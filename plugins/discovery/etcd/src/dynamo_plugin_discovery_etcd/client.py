@@ -9,22 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from dynamo_core.certificates import ClientTls, client_context
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol.reading import Unreadable, read_json, shown
-from dynamo_leases import LineDecoder, Refused
+from dynamo_core.protocol.reading import shown
+from dynamo_leases import JsonClient, JsonStream, NotSpoken, Refused
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
-from dynamo_plugin_discovery_etcd.errors import (
-    LAST,
-    PRECONDITION,
-    Status,
-    TokenExpired,
-    failure,
-    stranger,
-    unreachable,
-)
+from dynamo_plugin_discovery_etcd.errors import LAST, PRECONDITION, Status, TokenExpired, failure
 from dynamo_plugin_discovery_etcd.wire import Json
 
 log = logging.getLogger(__name__)
@@ -40,9 +31,7 @@ class Client:
 
     def __init__(self, config: EtcdConfig, tls: ssl.SSLContext | None) -> None:
         self._config = config
-        self._tls = tls
-        self._timeout = ClientTimeout(total=config.timeout)
-        self._session: ClientSession | None = None
+        self._http = JsonClient("etcd", tls=tls, timeout=config.timeout)
         self._at = 0
         self._token: str | None = None
         self._login = asyncio.Lock()
@@ -82,27 +71,14 @@ class Client:
         """
         endpoint = self.endpoint
         token = await self._logged_in(endpoint)
-        try:
-            async with asyncio.timeout(self._config.timeout):
-                response = await self._open().post(
-                    endpoint + path,
-                    json=body,
-                    headers=_authorization(token) | _NEEDS_LEADER,
-                    ssl=self._tls or True,
-                    timeout=ClientTimeout(total=None, sock_connect=self._config.timeout),
-                    allow_redirects=False,
-                )
-        except (ClientError, OSError) as error:
-            raise unreachable(endpoint, error) from error
-        try:
+        async with self._http.deadline(endpoint):
+            response = await self._http.send(
+                "POST", endpoint + path, body=body, headers=_authorization(token) | _NEEDS_LEADER
+            )
+        async with self._http.stream(endpoint, response) as stream:
             if response.status != 200:
                 raise CannotConnect(f"etcd at {endpoint} does not serve: HTTP {response.status} to a watch")
-            yield Messages(endpoint, response)
-        finally:
-            # Not given back, as the server would go on sending; nor does anybody wait for its goodbye.
-            if response.connection is not None and response.connection.transport is not None:
-                response.connection.transport.abort()
-            response.close()
+            yield Messages(stream)
 
     def forget_login(self) -> None:
         """The next request logs in anew."""
@@ -110,13 +86,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Closes the connections."""
-        if self._session is not None:
-            await self._session.close()
-
-    def _open(self) -> ClientSession:
-        if self._session is None:
-            self._session = ClientSession()
-        return self._session
+        await self._http.aclose()
 
     async def _ask(self, endpoint: str, path: str, body: Json) -> Json:
         for again in (True, False):
@@ -151,26 +121,14 @@ class Client:
             return self._token
 
     async def _post(self, endpoint: str, path: str, body: Json, token: str | None) -> Json:
-        try:
-            async with self._open().post(
-                endpoint + path,
-                json=body,
-                headers=_authorization(token),
-                ssl=self._tls or True,
-                timeout=self._timeout,
-                allow_redirects=False,
-            ) as response:
-                status, data = response.status, await response.read()
-        except (ClientError, OSError) as error:
-            raise unreachable(endpoint, error) from error
-        try:
-            told = read_json(data)
-        except Unreadable:
-            told = None
-        if not isinstance(told, dict) or (status != 200 and not _is_failure(told)):
+        async with self._http.deadline(endpoint):
+            response = await self._http.send("POST", endpoint + path, body=body, headers=_authorization(token))
+            async with response:
+                status, told = response.status, await self._http.read_object(response)
+        if told is None or (status != 200 and not _is_failure(told)):
             if status in _FAILING:
                 raise CannotConnect(f"etcd at {endpoint} does not serve: HTTP {status} to {path}")
-            raise stranger(endpoint, f"HTTP {status} to {path}")
+            raise NotSpoken(f"this is no etcd: {endpoint} answers HTTP {status} to {path}")
         answer: Json = told.get("result", told)
         if not isinstance(answer, dict):
             raise CannotConnect(f"etcd at {endpoint} does not serve: its answer to {path} is none")
@@ -180,13 +138,15 @@ class Client:
 
 
 class Messages:
-    """The messages of a stream. A `read` that is cancelled loses nothing."""
+    """The messages of a watch. A `read` that is cancelled loses nothing."""
 
-    def __init__(self, endpoint: str, response: ClientResponse) -> None:
-        #: The server that sends.
-        self.endpoint = endpoint
-        self._response = response
-        self._lines = LineDecoder()
+    def __init__(self, stream: JsonStream) -> None:
+        self._stream = stream
+
+    @property
+    def endpoint(self) -> str:
+        """The server that sends."""
+        return self._stream.server
 
     async def read(self) -> list[Json]:
         """The messages that have arrived since, perhaps none yet.
@@ -195,25 +155,9 @@ class Messages:
             CannotConnect: the stream has ended, or says so.
             TokenExpired: the login has.
         """
-        try:
-            data = await self._response.content.readany()
-        except (ClientError, OSError) as error:
-            raise unreachable(self.endpoint, error) from error
-        if not data:
-            raise CannotConnect(f"etcd at {self.endpoint} has ended the watch")
-        try:
-            lines = self._lines.feed(data)
-        except ValueError as error:
-            raise CannotConnect(f"etcd at {self.endpoint} sends {error}", cause=error) from error
-        return [self._message(line) for line in lines]
+        return [self._result(message) for message in await self._stream.read()]
 
-    def _message(self, line: bytes) -> Json:
-        try:
-            message = read_json(line)
-        except Unreadable as error:
-            raise CannotConnect(f"etcd at {self.endpoint} sends what is no JSON", cause=error) from error
-        if not isinstance(message, dict):
-            raise CannotConnect(f"etcd at {self.endpoint} sends what is no message of a watch")
+    def _result(self, message: Json) -> Json:
         if "error" in message:
             raise _failure(self.endpoint, message["error"])
         result: Json = message.get("result", {})

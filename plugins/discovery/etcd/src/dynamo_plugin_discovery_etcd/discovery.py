@@ -10,11 +10,11 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import CannotConnect
 from dynamo_core.starting import first_words, quoted, wait_for_store
-from dynamo_leases import OnChange, RemoteDiscovery, Session
+from dynamo_leases import NotSpoken, OnChange, RemoteDiscovery, Session
 
 from dynamo_plugin_discovery_etcd.client import Client, tls_context
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
-from dynamo_plugin_discovery_etcd.errors import as_config_error, stranger
+from dynamo_plugin_discovery_etcd.errors import as_config_error
 from dynamo_plugin_discovery_etcd.follower import Follower
 from dynamo_plugin_discovery_etcd.store import Store
 from dynamo_plugin_discovery_etcd.wire import Keys
@@ -64,7 +64,7 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
             address = urlsplit(endpoint)
             words = b"" if address.scheme == "https" else await first_words(address.hostname or "", address.port or 80)
             if words and not words.startswith(b"HTTP/"):
-                raise stranger(endpoint, quoted(words))
+                raise NotSpoken(f"this is no etcd: {endpoint} answers {quoted(words)}")
 
     async def _connect(self, on_change: OnChange) -> Session[Store]:
         settings = self._settings

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
-from aiohttp import AddrInfoType, ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
+from aiohttp import ClientResponse
 from dynamo_core.backoff import jitter
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol.reading import Unreadable, read_json, shown
-from dynamo_leases import LineDecoder, Refused
+from dynamo_leases import Json, JsonClient, JsonStream, NotSpoken, Refused, StreamEnded
 
 from dynamo_plugin_discovery_kubernetes.access import Access
-from dynamo_plugin_discovery_kubernetes.errors import NotSpoken, Throttled, Unauthorized, failure, unreachable
-
-Json = dict[str, Any]
+from dynamo_plugin_discovery_kubernetes.errors import Throttled, Unauthorized, failure
 
 #: The longest pause in seconds that is kept because a server asks for it.
 MAX_PAUSE = 60.0
-
-
-#: After how many seconds of silence a connection is asked whether it lives, how often then, and how many times in vain.
-KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
-
-
-class WatchEnded(Exception):
-    """The server has ended the watch, or its connection broke; it may be opened again where it left off."""
 
 
 class Client:
@@ -38,7 +25,7 @@ class Client:
         """`timeout` in seconds, for one answer, pauses that the server asks for included."""
         self._access = access
         self._timeout = timeout
-        self._session: ClientSession | None = None
+        self._http = JsonClient("Kubernetes", tls=access.tls, timeout=timeout)
         #: When the server wants to be asked again, by the loop's clock.
         self._not_before = 0.0
 
@@ -51,11 +38,8 @@ class Client:
             CannotConnect: the server cannot be asked; `Refused` if it is there and does not let this process.
             Status: what was asked for is not there, already is, or has changed.
         """
-        try:
-            async with asyncio.timeout(self._timeout), self._opened(method, path, query, body) as response:
-                return await self._object(response)
-        except (ClientError, OSError) as error:
-            raise unreachable(self._access.url, error) from error
+        async with self._http.deadline(self._access.url), await self._open(method, path, query, body) as response:
+            return await self._object(response)
 
     @asynccontextmanager
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Events]:
@@ -65,53 +49,39 @@ class Client:
             CannotConnect: as `ask`.
             Status: `GONE` if the server does not know any more what has changed since.
         """
-        opening = self._opened("GET", path, {**query, "watch": "true"}, None)
-        try:
-            async with asyncio.timeout(self._timeout):
-                response = await opening.__aenter__()
-        except (ClientError, OSError) as error:
-            raise unreachable(self._access.url, error) from error
-        try:
-            yield Events(self._access.url, response)
-        finally:
-            # Not given back, as the server would go on sending; nor does anybody wait for its goodbye.
-            if response.connection is not None and response.connection.transport is not None:
-                response.connection.transport.abort()
-            await opening.__aexit__(None, None, None)
+        async with self._http.deadline(self._access.url):
+            response = await self._open("GET", path, {**query, "watch": "true"}, None)
+        async with self._http.stream(self._access.url, response) as stream:
+            yield Events(stream)
 
     async def aclose(self) -> None:
         """Closes the connections."""
-        if self._session is not None:
-            await self._session.close()
+        await self._http.aclose()
 
-    @asynccontextmanager
-    async def _opened(
-        self, method: str, path: str, query: Mapping[str, str] | None, body: Json | None
-    ) -> AsyncIterator[ClientResponse]:
-        """A request that the server has accepted."""
+    async def _open(self, method: str, path: str, query: Mapping[str, str] | None, body: Json | None) -> ClientResponse:
+        """The answer to a request that the server has accepted."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         again = True
         while True:
             await self._wait_for_turn(deadline)
             token = self._access.token.current()
             response = await self._send(method, path, query, body, token)
-            try:
-                if response.status < 300:
-                    yield response
-                    return
-                raise await self._failure(response)
-            except Unauthorized as error:
-                # Another thread's or another second's file: the token may have been replaced since it was read.
+            if response.status < 300:
+                return response
+            async with response:
+                error = await self._failure(response)
+            if isinstance(error, Unauthorized):
+                # The token may have been replaced in its file since it was read.
                 if not (again and self._access.token.another(token)):
                     raise Refused(
                         f"Kubernetes at {self._access.url} refuses the token: {error}", cause=error
                     ) from error
                 again = False
-            except Throttled as error:
+            elif isinstance(error, Throttled):
                 pause = min(error.seconds, MAX_PAUSE)
                 self._not_before = asyncio.get_running_loop().time() + jitter(pause, 1, 1.25)
-            finally:
-                response.release()
+            else:
+                raise error
 
     async def _wait_for_turn(self, deadline: float) -> None:
         clock = asyncio.get_running_loop()
@@ -125,17 +95,13 @@ class Client:
     async def _send(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Json | None, token: str | None
     ) -> ClientResponse:
-        if self._session is None:
-            self._session = ClientSession(connector=TCPConnector(socket_factory=_socket))
-        return await self._session.request(
+        authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return await self._http.send(
             method,
             self._access.url + path,
-            params=query,
-            json=body,
-            headers={"Accept": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"}),
-            ssl=self._access.tls or True,
-            timeout=ClientTimeout(total=None, sock_connect=self._timeout),
-            allow_redirects=False,
+            query=query,
+            body=body,
+            headers={"Accept": "application/json"} | authorization,
         )
 
     async def _failure(self, response: ClientResponse) -> Exception:
@@ -149,11 +115,8 @@ class Client:
         return failure(self._access.url, response.status, status, _pause(response))
 
     async def _object(self, response: ClientResponse) -> Json:
-        try:
-            told = read_json(await response.read())
-        except Unreadable:
-            told = None
-        if not isinstance(told, dict) or "kind" not in told:
+        told = await self._http.read_object(response)
+        if told is None or "kind" not in told:
             path = response.url.path
             raise NotSpoken(
                 f"{self._access.url} answers {path} with HTTP {response.status} and no object of Kubernetes"
@@ -164,48 +127,30 @@ class Client:
 class Events:
     """The events of a watch. A `read` that is cancelled loses nothing."""
 
-    def __init__(self, url: str, response: ClientResponse) -> None:
-        self._url = url
-        self._response = response
-        self._lines = LineDecoder()
+    def __init__(self, stream: JsonStream) -> None:
+        self._stream = stream
 
     async def read(self) -> list[Json]:
         """The events that have arrived since, perhaps none yet.
 
         Raises:
-            WatchEnded: there will be no more.
+            StreamEnded: there will be no more.
             Status: `GONE` if the server does not know any more what has changed.
             CannotConnect: the server says something else than events.
         """
-        try:
-            data = await self._response.content.readany()
-        except (ClientError, OSError) as error:
-            raise WatchEnded(str(unreachable(self._url, error))) from error
-        if not data:
-            raise WatchEnded(f"Kubernetes at {self._url} has ended the watch")
-        try:
-            events: list[Json] = [_event(line) for line in self._lines.feed(data)]
-        except ValueError as error:
-            raise CannotConnect(
-                f"Kubernetes at {self._url} sends what is no event: {shown(str(error))}", cause=error
-            ) from error
+        events = await self._stream.read()
         for event in events:
+            if not isinstance(event.get("object"), dict):
+                raise CannotConnect(f"Kubernetes at {self._stream.server} sends what is no event: it has no object")
             if event.get("type") == "ERROR":
                 self._refuse(event["object"])
         return events
 
     def _refuse(self, status: Json) -> None:
-        error = failure(self._url, int(status.get("code", 500)), status)
+        error = failure(self._stream.server, int(status.get("code", 500)), status)
         if isinstance(error, Unauthorized | Throttled):
-            raise WatchEnded(str(error)) from error
+            raise StreamEnded(str(error)) from error
         raise error
-
-
-def _event(line: bytes) -> Json:
-    event = read_json(line)
-    if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-        raise Unreadable("it has no object")
-    return event
 
 
 def _pause(response: ClientResponse) -> float | None:
@@ -214,15 +159,3 @@ def _pause(response: ClientResponse) -> float | None:
     if told is None:
         return None
     return float(told) if told.isascii() and told.isdigit() else 1.0
-
-
-def _socket(address: AddrInfoType) -> socket.socket:
-    """A socket that finds out when its other end is gone without a word: a watch may have nothing to say for long."""
-    family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE.items():
-        # Not every system has all of them.
-        if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made

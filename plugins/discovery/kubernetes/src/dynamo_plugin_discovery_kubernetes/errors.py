@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Any
 
-from aiohttp import ClientConnectorCertificateError, ClientError
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_leases import Refused
+from dynamo_leases import NotSpoken, Refused, untrusted
 
 NOT_FOUND, CONFLICT, GONE, INVALID = 404, 409, 410, 422
 #: The server understood; what it was asked for is not there, already is, or has changed.
@@ -16,10 +14,6 @@ _ANSWERS = {NOT_FOUND, CONFLICT, GONE, INVALID}
 
 class Denied(Refused):
     """The one who asks may do too little."""
-
-
-class NotSpoken(CannotConnect):
-    """There is a server that is none of Kubernetes, or lacks what is needed."""
 
 
 class NoNamespace(NotSpoken):
@@ -61,16 +55,9 @@ def failure(where: str, code: int, status: dict[str, Any], retry_after: float | 
     return CannotConnect(f"Kubernetes at {where} does not serve: {about}")
 
 
-def unreachable(where: str, error: Exception) -> CannotConnect:
-    """The exception for a server that cannot be asked."""
-    if isinstance(error, TimeoutError):
-        return CannotConnect(f"Kubernetes at {where} does not answer", cause=error)
-    return CannotConnect(f"Kubernetes at {where} cannot be reached: {_text(error)}", cause=error)
-
-
 def as_config_error(error: CannotConnect) -> ConfigError | None:
     """The error if waiting would not help, with the key and the remedy; None if it would."""
-    text, cause = str(error), error.__cause__
+    text = str(error)
     if isinstance(error, Denied):
         return ConfigError(f"discovery: {text}; the plugin's README has the Role that it needs", cause=error)
     if isinstance(error, Refused):
@@ -81,16 +68,4 @@ def as_config_error(error: CannotConnect) -> ConfigError | None:
         return ConfigError(f"discovery.namespace: {text}; make it, or name another", cause=error)
     if isinstance(error, NotSpoken):
         return ConfigError(f"discovery.url: {text}; it must be the API server of Kubernetes", cause=error)
-    if isinstance(cause, ClientConnectorCertificateError) or isinstance(
-        getattr(cause, "os_error", None), ssl.SSLCertVerificationError
-    ):
-        return ConfigError(
-            f"discovery.tls.ca: {text}; name the authority that signed the server's certificate", cause=error
-        )
-    return None
-
-
-def _text(error: Exception) -> str:
-    inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)
-    words = str(inner or error) if isinstance(error, ClientError | OSError | ValueError) else type(error).__name__
-    return " ".join(words.split()).rstrip(".") or type(error).__name__
+    return untrusted(error, "discovery.tls")

@@ -12,9 +12,9 @@ from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect
 from dynamo_core.tasks import TaskSet
-from dynamo_leases import OnChange
+from dynamo_leases import Json, OnChange, StreamEnded
 
-from dynamo_plugin_discovery_kubernetes.client import Events, Json, WatchEnded
+from dynamo_plugin_discovery_kubernetes.client import Events
 from dynamo_plugin_discovery_kubernetes.errors import Status
 from dynamo_plugin_discovery_kubernetes.objects import (
     LeaseFact,
@@ -121,7 +121,7 @@ class Follower:
             try:
                 async with self._store.changes(path, newest(), seconds) as events:
                     await self._read(events, take, begun + seconds + self._poll)
-            except WatchEnded as error:
+            except StreamEnded as error:
                 log.debug("a watch is opened again: %s", error)
             except Status as error:
                 raise Relist(f"the changes since version {newest()} are forgotten: {error}") from error

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from dynamo_core.errors import CannotConnect
-from dynamo_leases import NO_LEASE
+from dynamo_leases import NO_LEASE, Json, NotSpoken
 
-from dynamo_plugin_discovery_kubernetes.client import Client, Events, Json
-from dynamo_plugin_discovery_kubernetes.errors import CONFLICT, GONE, NOT_FOUND, Denied, NoNamespace, NotSpoken, Status
+from dynamo_plugin_discovery_kubernetes.client import Client, Events
+from dynamo_plugin_discovery_kubernetes.errors import CONFLICT, GONE, NOT_FOUND, Denied, NoNamespace, Status
 from dynamo_plugin_discovery_kubernetes.objects import LeaseFact, Objects, owner, record_fact, version
 
 log = logging.getLogger(__name__)

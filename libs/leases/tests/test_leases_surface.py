@@ -9,6 +9,7 @@ import pytest
 def test_exported_members() -> None:
     assert sorted(dynamo_leases.__all__) == [
         "Fanout",
+        "Follower",
         "HeartbeatLease",
         "HeartbeatThread",
         "Json",

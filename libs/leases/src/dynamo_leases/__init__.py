@@ -11,24 +11,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dynamo_leases.failures import LeaseFailureTracker, Refused
     from dynamo_leases.fanout import Fanout
+    from dynamo_leases.follower import Follower, OnChange
     from dynamo_leases.heartbeat_thread import HeartbeatThread
     from dynamo_leases.json_client import Json, JsonClient, JsonStream, NotSpoken, StreamEnded, untrusted
     from dynamo_leases.lease import HeartbeatLease, new_lease_id
     from dynamo_leases.line_decoder import LineDecoder
     from dynamo_leases.poller import Poller
     from dynamo_leases.records import MAX_KEY, NO_LEASE, check_record
-    from dynamo_leases.remote import OnChange, RemoteDiscovery, Session
+    from dynamo_leases.remote import RemoteDiscovery, Session
     from dynamo_leases.times import check_times, check_ttl, heartbeat_interval
 
 _HOME = {
     "Fanout": "fanout",
+    "Follower": "follower",
     "HeartbeatLease": "lease",
     "HeartbeatThread": "heartbeat_thread",
     "LeaseFailureTracker": "failures",
     "LineDecoder": "line_decoder",
     "MAX_KEY": "records",
     "NO_LEASE": "records",
-    "OnChange": "remote",
+    "OnChange": "follower",
     "Poller": "poller",
     "Refused": "failures",
     "RemoteDiscovery": "remote",
@@ -50,6 +52,7 @@ __all__ = [
     "MAX_KEY",
     "NO_LEASE",
     "Fanout",
+    "Follower",
     "HeartbeatLease",
     "HeartbeatThread",
     "Json",

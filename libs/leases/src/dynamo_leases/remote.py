@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.errors import CannotConnect
+from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_core.loop_thread import LoopThread
+from dynamo_core.starting import wait_for_store
 from dynamo_core.tasks import TaskSet
 
 from dynamo_leases.fanout import Fanout
+from dynamo_leases.follower import Follower, OnChange
 from dynamo_leases.lease import StoreLease, new_lease_id
 from dynamo_leases.maintainer import LeaseMaintainer, LeaseStore
 from dynamo_leases.records import check_record
@@ -25,9 +27,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds that ending the thread may take.
 STOP_TIMEOUT = 5.0
-
-#: Called with the changes of a view, and whether the view is complete.
-OnChange = Callable[[list[WatchEvent], bool], None]
 
 
 class RemoteStore(LeaseStore, Protocol):
@@ -43,18 +42,6 @@ class RemoteStore(LeaseStore, Protocol):
 
     async def aclose(self) -> None:
         """Closes the connections."""
-        ...
-
-
-class Follower(Protocol):
-    """Keeps a view of the store, and reports its changes."""
-
-    async def refresh(self) -> None:
-        """Reads what is there, so that it is in the view; keeps the view if that fails."""
-        ...
-
-    async def follow(self) -> None:
-        """Follows the changes until it is cancelled."""
         ...
 
 
@@ -138,14 +125,24 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
     lease. From the first watch on, the thread follows the store for all watches.
     """
 
+    #: The error of a store that cannot be reached at the start, with `{}` for the reason.
+    UNREACHABLE: ClassVar[str]
+
     def __init__(
-        self, config: PluginConfig, metrics: MetricsScope, *, ttl: float, heartbeat: float | None, thread: str
+        self,
+        config: PluginConfig,
+        metrics: MetricsScope,
+        *,
+        ttl: float,
+        heartbeat: float | None,
+        start_timeout: float,
     ) -> None:
-        """`ttl` and `heartbeat` are the configured ones, in seconds; `thread` is the thread's name."""
+        """The times are the configured ones, in seconds."""
         super().__init__(config, metrics)
         self._ttl = ttl
         self._heartbeat = heartbeat
-        self._thread = LoopThread(thread, self._end)
+        self._start_timeout = start_timeout
+        self._thread = LoopThread(f"discovery-{self.NAME}", self._end)
         self._opening = asyncio.Lock()
         self._session: Session[S] | None = None
         self._leases: set[RemoteLease] = set()
@@ -158,6 +155,26 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
         Raises:
             ConfigError: a setting cannot be used.
         """
+
+    @staticmethod
+    @abstractmethod
+    def _as_config_error(error: CannotConnect) -> ConfigError | None:
+        """The error if waiting would not help, with the key and the remedy; None if it may."""
+
+    async def start(self) -> None:
+        """Makes sure that the store can be used.
+
+        Raises:
+            ConfigError: it refuses what the settings say, or a file that they name cannot be used.
+            CannotConnect: it cannot be reached within the time to start.
+        """
+        await wait_for_store(
+            self._probe,
+            timeout=self._start_timeout,
+            hopeless=self._as_config_error,
+            unreachable=self.UNREACHABLE,
+            tell=self.wait_for,
+        )
 
     async def lease(self, ttl: float | None = None) -> Lease:
         """See `Discovery.lease`.

@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 from aiohttp import ServerDisconnectedError
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.errors import CannotConnect
-from dynamo_core.starting import first_words, quoted, wait_for_store
+from dynamo_core.errors import CannotConnect, ConfigError
+from dynamo_core.starting import first_words, quoted
 from dynamo_leases import NotSpoken, OnChange, RemoteDiscovery, Session
 
 from dynamo_plugin_discovery_etcd.client import Client, tls_context
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.errors import as_config_error
-from dynamo_plugin_discovery_etcd.follower import Follower
+from dynamo_plugin_discovery_etcd.follower import EtcdFollower
 from dynamo_plugin_discovery_etcd.store import Store
 from dynamo_plugin_discovery_etcd.wire import Keys
 
@@ -28,27 +28,23 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
     """
 
     NAME = "etcd"
+    UNREACHABLE = "discovery.endpoints: {}; start the cluster, or name the right one"
     Config = EtcdConfig
 
     def __init__(self, config: PluginConfig, metrics: MetricsScope) -> None:
         assert isinstance(config, EtcdConfig)  # noqa: S101 - the loader validates with `Config`
-        super().__init__(config, metrics, ttl=config.ttl, heartbeat=config.heartbeat, thread="discovery-etcd")
+        super().__init__(
+            config,
+            metrics,
+            ttl=config.ttl,
+            heartbeat=config.heartbeat,
+            start_timeout=config.start_timeout,
+        )
         self._settings = config
 
-    async def start(self) -> None:
-        """Makes sure that the cluster can be used.
-
-        Raises:
-            ConfigError: it refuses what the settings say, or a file that they name cannot be used.
-            CannotConnect: it cannot be reached within `start_timeout`.
-        """
-        await wait_for_store(
-            self._probe,
-            timeout=self._settings.start_timeout,
-            hopeless=as_config_error,
-            unreachable="discovery.endpoints: {}; start the cluster, or name the right one",
-            tell=self.wait_for,
-        )
+    @staticmethod
+    def _as_config_error(error: CannotConnect) -> ConfigError | None:
+        return as_config_error(error)
 
     async def _probe(self) -> None:
         try:
@@ -70,5 +66,7 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
         settings = self._settings
         tls = await asyncio.to_thread(tls_context, settings)
         store = Store(Client(settings, tls), Keys(settings.prefix))
-        follower = Follower(store, ttl=settings.ttl, poll=settings.poll, timeout=settings.timeout, on_change=on_change)
+        follower = EtcdFollower(
+            store, ttl=settings.ttl, poll=settings.poll, timeout=settings.timeout, on_change=on_change
+        )
         return Session(store, follower, lost_after=settings.lost_after)

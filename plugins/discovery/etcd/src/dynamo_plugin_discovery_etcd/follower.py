@@ -6,10 +6,8 @@ import asyncio
 import logging
 import time
 
-from dynamo_core.backoff import jitter
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect
-from dynamo_leases import OnChange
+from dynamo_leases import Follower, OnChange
 
 from dynamo_plugin_discovery_etcd.client import Messages
 from dynamo_plugin_discovery_etcd.errors import TokenExpired
@@ -24,44 +22,17 @@ class Relist(Exception):
     """The changes cannot be followed any further; says why."""
 
 
-class Follower:
+class EtcdFollower(Follower):
     """Lives in the plugin's own event loop. Times are in seconds."""
 
     def __init__(self, store: Store, *, ttl: float, poll: float, timeout: float, on_change: OnChange) -> None:
         self._store = store
-        self._poll = poll
         self._timeout = timeout
-        self._on_change = on_change
         self._view = View(ttl)
+        super().__init__(self._view, poll=poll, on_change=on_change)
         self._listing = asyncio.Lock()
         #: The view's revision when the store had something else than the view.
         self._suspected_at: int | None = None
-
-    async def refresh(self) -> None:
-        """Reads everything once, so that what was there before this call is in the view; keeps it if that fails."""
-        try:
-            await self._list()
-        except CannotConnect as error:
-            # `follow` finds out too, and tells.
-            log.debug("the store of discovery cannot be read: %s", error)
-
-    async def follow(self) -> None:
-        """Runs until it is cancelled."""
-        while True:
-            begun = time.monotonic()
-            try:
-                await self._list()
-            except CannotConnect as error:
-                self._failed(error)
-            except Exception as error:
-                # The watches must not stand still for ever because of one record.
-                log.exception("the store of discovery could not be read")
-                self._failed(error)
-            else:
-                await self._follow_changes()
-                if time.monotonic() - begun > self._poll:
-                    continue
-            await asyncio.sleep(jitter(self._poll, 0.25, 1))
 
     async def _list(self) -> None:
         # One after the other, so that an older one never follows a newer one.
@@ -148,17 +119,6 @@ class Follower:
             # They may be on their way.
             self._suspected_at = view.revision
         self._report(view.tick(time.monotonic()))
-
-    def _failed(self, error: Exception) -> None:
-        events = self._view.failed()
-        if events:
-            log.warning("discovery is stale, the last view is kept: %s", error)
-        self._report(events)
-
-    def _report(self, events: list[WatchEvent]) -> None:
-        if any(event.kind is WatchKind.FRESH for event in events):
-            log.info("discovery is current again")
-        self._on_change(events, self._view.synced)
 
 
 def _change(keys: Keys, event: Json) -> Change:

@@ -8,14 +8,14 @@ import socket
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.starting import wait_for_store
+from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_leases import OnChange, RemoteDiscovery, Session
 
 from dynamo_plugin_discovery_kubernetes.access import find_access
 from dynamo_plugin_discovery_kubernetes.client import Client
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
 from dynamo_plugin_discovery_kubernetes.errors import as_config_error
-from dynamo_plugin_discovery_kubernetes.follower import Follower
+from dynamo_plugin_discovery_kubernetes.follower import KubernetesFollower
 from dynamo_plugin_discovery_kubernetes.objects import Objects
 from dynamo_plugin_discovery_kubernetes.store import Store
 
@@ -24,34 +24,30 @@ class KubernetesDiscovery(RemoteDiscovery[Store]):
     """Discovery for the pods of one namespace."""
 
     NAME = "kubernetes"
+    UNREACHABLE = "discovery.url: {}; name the right API server, or see why it does not serve"
     Config = KubernetesConfig
 
     def __init__(self, config: PluginConfig, metrics: MetricsScope) -> None:
         assert isinstance(config, KubernetesConfig)  # noqa: S101 - the loader validates with `Config`
-        super().__init__(config, metrics, ttl=config.ttl, heartbeat=config.heartbeat, thread="discovery-kubernetes")
+        super().__init__(
+            config,
+            metrics,
+            ttl=config.ttl,
+            heartbeat=config.heartbeat,
+            start_timeout=config.start_timeout,
+        )
         self._settings = config
 
-    async def start(self) -> None:
-        """Makes sure that the API server can be used.
-
-        Raises:
-            ConfigError: it refuses what the settings say, or a file that they name cannot be used.
-            CannotConnect: it cannot be reached within `start_timeout`.
-        """
-        await wait_for_store(
-            self._probe,
-            timeout=self._settings.start_timeout,
-            hopeless=as_config_error,
-            unreachable="discovery.url: {}; name the right API server, or see why it does not serve",
-            tell=self.wait_for,
-        )
+    @staticmethod
+    def _as_config_error(error: CannotConnect) -> ConfigError | None:
+        return as_config_error(error)
 
     async def _connect(self, on_change: OnChange) -> Session[Store]:
         settings = self._settings
         access = await asyncio.to_thread(find_access, settings)
         objects = Objects(access.namespace, settings.prefix, f"{access.pod or socket.gethostname()}/{os.getpid()}")
         store = Store(Client(access, settings.timeout), objects, access.pod)
-        follower = Follower(
+        follower = KubernetesFollower(
             store, ttl=settings.ttl, poll=settings.poll, watch_timeout=settings.watch_timeout, on_change=on_change
         )
         return Session(store, follower, lost_after=settings.lost_after)

@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from dynamo_core.backoff import jitter
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect
 from dynamo_core.tasks import TaskSet
-from dynamo_leases import Json, OnChange, StreamEnded
+from dynamo_leases import Follower, Json, OnChange, StreamEnded
 
 from dynamo_plugin_discovery_kubernetes.client import Events
 from dynamo_plugin_discovery_kubernetes.errors import Status
@@ -36,45 +35,18 @@ class Relist(Exception):
     """The changes cannot be followed any further; says why."""
 
 
-class Follower:
+class KubernetesFollower(Follower):
     """Lives in the plugin's own event loop. Times are in seconds."""
 
     def __init__(self, store: Store, *, ttl: float, poll: float, watch_timeout: float, on_change: OnChange) -> None:
         self._store = store
         self._ttl = ttl
-        self._poll = poll
         self._watch_timeout = watch_timeout
-        self._on_change = on_change
         self._view = View(ttl)
+        super().__init__(self._view, poll=poll, on_change=on_change)
         self._listing = asyncio.Lock()
         #: When a watch last told of a lease.
         self._heard_at = 0.0
-
-    async def refresh(self) -> None:
-        """Reads everything once, so that what was there before this call is in the view; keeps it if that fails."""
-        try:
-            await self._list()
-        except CannotConnect as error:
-            # `follow` finds out too, and tells.
-            log.debug("the store of discovery cannot be read: %s", error)
-
-    async def follow(self) -> None:
-        """Runs until it is cancelled."""
-        while True:
-            begun = time.monotonic()
-            try:
-                await self._list()
-            except CannotConnect as error:
-                self._failed(error)
-            except Exception as error:
-                # The watches must not stand still for ever because of one answer.
-                log.exception("the store of discovery could not be read")
-                self._failed(error)
-            else:
-                await self._follow_changes()
-                if time.monotonic() - begun > self._poll:
-                    continue
-            await asyncio.sleep(jitter(self._poll, 0.25, 1))
 
     async def _list(self) -> None:
         # One after the other, so that an older one never follows a newer one.
@@ -90,7 +62,6 @@ class Follower:
             self._report(events)
 
     async def _follow_changes(self) -> None:
-        """Returns when the changes cannot be followed any further."""
         self._heard_at = time.monotonic()
         objects = self._store.objects
         over: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -203,17 +174,6 @@ class Follower:
         if silent:
             # Nobody has anything to say, and the server is there.
             self._heard_at = time.monotonic()
-
-    def _failed(self, error: Exception) -> None:
-        events = self._view.failed()
-        if events:
-            log.warning("discovery is stale, the last view is kept: %s", error)
-        self._report(events)
-
-    def _report(self, events: list[WatchEvent]) -> None:
-        if any(event.kind is WatchKind.FRESH for event in events):
-            log.info("discovery is current again")
-        self._on_change(events, self._view.synced)
 
 
 def _leases(items: list[Json]) -> list[LeaseFact]:

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
+from dynamo_testing.discovery.harness import see
 from dynamo_testing.ports import free_port
+
+__all__ = ["cluster", "etcd", "etcd_binary", "make", "make_etcd", "make_on", "see"]
 
 DEADLINE = 15.0
 
@@ -168,53 +170,6 @@ def cluster(etcd_binary: str, tmp_path: Path) -> Iterator[list[Etcd]]:
     yield made
     for member in made:
         member.kill()
-
-
-class Seen:
-    """What one watch tells, added up."""
-
-    def __init__(self, discovery: EtcdDiscovery, prefix: str = "") -> None:
-        self.watch = discovery.watch(prefix)
-        self.records: dict[str, bytes] = {}
-        self.log: list[WatchEvent] = []
-
-    @property
-    def kinds(self) -> list[WatchKind]:
-        return [event.kind for event in self.log]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Reads until the condition holds."""
-        try:
-            async with asyncio.timeout(DEADLINE):
-                while not condition():
-                    event = await anext(self.watch)
-                    self.log.append(event)
-                    if event.kind is WatchKind.PUT:
-                        self.records[event.key] = event.value
-                    elif event.kind is WatchKind.DELETE:
-                        del self.records[event.key]
-        except TimeoutError:
-            pytest.fail(f"the watch told only {self.log}")
-
-    async def shows(self, records: dict[str, bytes]) -> None:
-        await self.until(lambda: self.records == records)
-
-    async def hears(self, kind: WatchKind, times: int = 1) -> None:
-        await self.until(lambda: self.kinds.count(kind) >= times)
-
-
-@pytest.fixture
-async def see() -> AsyncIterator[Callable[..., Seen]]:
-    """Opens watches that live as long as the test."""
-    opened: list[Seen] = []
-
-    def see(discovery: EtcdDiscovery, prefix: str = "") -> Seen:
-        opened.append(Seen(discovery, prefix))
-        return opened[-1]
-
-    yield see
-    for seen in opened:
-        await seen.watch.aclose()
 
 
 MakeDiscovery = Callable[..., EtcdDiscovery]

@@ -30,18 +30,25 @@ class Directories:
 class View:
     """A watch, and what it adds up to."""
 
-    def __init__(self, discovery: Discovery, prefix: str, wait: float) -> None:
+    def __init__(self, discovery: Discovery, prefix: str, wait: float, *, strict: bool = False) -> None:
+        """A `strict` view fails on the end of a record that it never saw, which bursts of changes may leave out."""
         self._discovery = discovery
         self._prefix = prefix
         self._wait = wait
+        self._strict = strict
         self._marks = 0
         self.watch = discovery.watch(prefix)
         self.records: dict[str, bytes] = {}
         self.log: list[WatchEvent] = []
 
+    @property
+    def kinds(self) -> list[WatchKind]:
+        """The kinds of all events so far."""
+        return [event.kind for event in self.log]
+
     def count(self, kind: WatchKind) -> int:
         """How many events of a kind have come."""
-        return sum(event.kind is kind for event in self.log)
+        return self.kinds.count(kind)
 
     async def read(self) -> WatchEvent:
         """The next event."""
@@ -50,10 +57,11 @@ class View:
         if event.kind is WatchKind.PUT:
             self.records[event.key] = event.value
         elif event.kind is WatchKind.DELETE:
+            assert event.key in self.records or not self._strict, f"{event.key} was never told"
             self.records.pop(event.key, None)
         return event
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
+    async def until(self, condition: Callable[[], bool], what: str = "a condition expected") -> None:
         """Reads until the condition holds."""
         try:
             async with asyncio.timeout(self._wait):
@@ -72,6 +80,10 @@ class View:
         """Reads until the view is exactly `records`."""
         await self.until(lambda: self.records == records, f"a view of {sorted(records)} expected")
 
+    async def hears(self, kind: WatchKind, times: int = 1) -> None:
+        """Reads until there have been so many events of a kind."""
+        await self.until(lambda: self.count(kind) >= times, f"{times} {kind.name} expected")
+
     async def catch_up(self) -> None:
         """Reads all that happened before now: a mark that is put now is told after it."""
         self._marks += 1
@@ -80,6 +92,20 @@ class View:
         await self.until(lambda: key in self.records, "a mark expected")
         await self._discovery.put_value(key, None)
         await self.until(lambda: key not in self.records, "the end of a mark expected")
+
+
+@pytest.fixture
+async def see() -> AsyncIterator[Callable[..., View]]:
+    """Opens watches that live as long as the test; for a conftest to import."""
+    opened: list[View] = []
+
+    def see(discovery: Discovery, prefix: str = "", wait: float = 20.0) -> View:
+        opened.append(View(discovery, prefix, wait, strict=True))
+        return opened[-1]
+
+    yield see
+    for view in opened:
+        await view.watch.aclose()
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ class TenantSettings(BaseModel):
 
 
 class FairQueueConfig(PluginConfig):
-    """How long the queue is, and who may have what."""
+    """The bounds of the queue, and the limits of tenants."""
 
     max_queue: int = Field(
         default=256, ge=0, le=100_000, description="Requests that may wait for one model; 0 refuses instead."

@@ -1,7 +1,7 @@
 """Fair shares of one model by start-time fair queueing: a clock of tokens, and how far each tenant has come on it.
 
-A tenant's next request carries the tag at which its last one ends; the lowest tag goes first. Who comes back after a
-pause starts at the clock: what it did not use is not saved up.
+A tenant's next request carries the tag at which its last one ends; the lowest tag goes first. A tenant that comes
+back after a pause starts at the clock: what it did not use is not saved up.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Shares:
         return (self.waiting(tenant) + more) / self._weight(tenant)
 
     def part(self, tenant: str) -> float:
-        """The tenant's part, above 0 to 1, of what those have who wait, itself among them."""
+        """The tenant's part, above 0 to 1, of what all waiting tenants have, itself among them."""
         own = self._weight(tenant)
         others = sum(self._weight(name) for name, one in self._accounts.items() if one.waiting and name != tenant)
         return own / (own + others)
@@ -107,6 +107,6 @@ class Shares:
         if account.finish <= self._clock:
             del self._accounts[tenant]
         if not any(one.waiting or one.running for one in self._accounts.values()):
-            # Nobody is owed anything by anybody: begin anew, before numbers grow large.
+            # No tenant is behind another: begin anew, before numbers grow large.
             self._accounts.clear()
             self._clock = 0.0

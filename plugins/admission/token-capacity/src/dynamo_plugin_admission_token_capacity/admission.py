@@ -15,7 +15,7 @@ _PERMIT = Permit()
 
 
 class TokenCapacityAdmission(Admission):
-    """Holds nothing for a request: what runs where is core's to count, and what is free is known when somebody asks."""
+    """Holds nothing for a request: what runs where is core's to count, and each request reads what is free."""
 
     NAME = "token-capacity"
     ARMS_THRESHOLDS: ClassVar[bool] = True

@@ -115,7 +115,7 @@ class Client:
                 except Status as error:
                     if error.code != PRECONDITION:
                         raise CannotConnect(f"etcd at {endpoint} does not serve: {error}", cause=error) from error
-                    # Authentication is switched off: it takes everybody, and may be switched on at any time.
+                    # Authentication is switched off: the server serves all clients. It may be switched on at any time.
                     log.warning("etcd at %s asks nobody for a password", endpoint)
                     return None
             return self._token
@@ -124,12 +124,12 @@ class Client:
         async with self._http.deadline(endpoint):
             response = await self._http.send("POST", endpoint + path, body=body, headers=_authorization(token))
             async with response:
-                status, told = response.status, await self._http.read_object(response)
-        if told is None or (status != 200 and not _is_failure(told)):
+                status, found = response.status, await self._http.read_object(response)
+        if found is None or (status != 200 and not _is_failure(found)):
             if status in _FAILING:
                 raise CannotConnect(f"etcd at {endpoint} does not serve: HTTP {status} to {path}")
             raise NotSpoken(f"this is no etcd: {endpoint} answers HTTP {status} to {path}")
-        answer: Json = told.get("result", told)
+        answer: Json = found.get("result", found)
         if not isinstance(answer, dict):
             raise CannotConnect(f"etcd at {endpoint} does not serve: its answer to {path} is none")
         if status != 200 or "error" in answer:
@@ -188,7 +188,7 @@ def _is_failure(answer: dict[str, Any]) -> bool:
 
 
 def _failure(endpoint: str, answer: Any) -> Exception:
-    told = answer if isinstance(answer, dict) else {"error": answer}
-    code = told.get("code", told.get("grpc_code", 0))
-    reason = shown(str(told.get("message", told.get("error", "no reason given"))))
+    fields = answer if isinstance(answer, dict) else {"error": answer}
+    code = fields.get("code", fields.get("grpc_code", 0))
+    reason = shown(str(fields.get("message", fields.get("error", "no reason given"))))
     return failure(endpoint, code if isinstance(code, int) else 0, reason)

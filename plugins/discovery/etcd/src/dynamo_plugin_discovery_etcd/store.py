@@ -53,7 +53,7 @@ class Store:
                 raise _unexpected(error) from error
 
     async def put(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record, whoever held the key; False if there is no such lease."""
+        """Writes a record, whichever lease held the key; False if there is no such lease."""
         try:
             await self._ask("/v3/kv/put", self._record(lease, key, value))
         except Status as error:

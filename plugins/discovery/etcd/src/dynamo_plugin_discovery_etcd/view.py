@@ -1,4 +1,4 @@
-"""`View`: what one process sees of the store, and what its watches are to be told."""
+"""`View`: what one process sees of the store, and the events that follow for its watches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dynamo_plugin_discovery_etcd.wire import Change, Listing, Record
 
 
 class View:
-    """Adds up listings and changes. Every method returns what watches are to be told; times only count.
+    """Combines listings and changes. Every method returns the events for watches; times are of a monotonic clock.
 
-    After an outage, and when the store has been emptied, nobody is taken for dead for one ttl: until then whoever lives
-    has come back. The last view stands meanwhile.
+    After an outage, and when the store has been emptied, no lease counts as dead for one ttl: until then every living
+    process has registered again. The last view stands meanwhile.
     """
 
     def __init__(self, ttl: float) -> None:
@@ -22,7 +22,7 @@ class View:
         self._cluster = 0
         #: What is in the store.
         self._records: dict[str, Record] = {}
-        #: What is not in the store any more and is told as gone after the time of grace.
+        #: Records that are not in the store any more; watches learn so after the time of grace.
         self._kept: dict[str, bytes] = {}
         self._grace_until = float("-inf")
         self._away = False
@@ -31,7 +31,7 @@ class View:
         self.revision = 0
         #: Whether a listing has ever come.
         self.synced = False
-        #: Whether the store is away, or was, and somebody may not have come back yet.
+        #: Whether the store is away, or was, and a living process may not have registered again yet.
         self.stale = False
 
     @property
@@ -92,7 +92,7 @@ class View:
                 if shown != change.record.value:
                     events.append(WatchEvent(WatchKind.PUT, change.key, change.record.value))
             elif before is not None and before.lease != NO_LEASE and now < self._grace_until:
-                # The lease may have expired while nobody could renew it, or its owner puts the record back.
+                # The lease may have expired while no process could renew it, or its owner puts the record back.
                 self._kept[change.key] = before.value
             elif before is not None:
                 events.append(WatchEvent(WatchKind.DELETE, change.key))
@@ -112,7 +112,7 @@ class View:
         return events
 
     def _wipes(self, changes: Iterable[Change]) -> bool:
-        """Whether somebody has emptied the store: a lease that ends takes its own records only."""
+        """Whether the store has been emptied: a lease that ends takes its own records only."""
         leases: dict[int, set[int]] = {}
         for change in changes:
             before = self._records.get(change.key)

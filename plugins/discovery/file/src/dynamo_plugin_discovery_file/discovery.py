@@ -100,7 +100,7 @@ class FileDiscovery(Discovery):
         """Makes the folder.
 
         Raises:
-            ConfigError: it cannot be made, or must not be used: it belongs to somebody else.
+            ConfigError: it cannot be made, or must not be used: it belongs to another user.
         """
         try:
             await asyncio.to_thread(self._folder.prepare)

@@ -1,4 +1,4 @@
-"""The folder on disk: who may own it, and the few safe ways to read and change it.
+"""The folder on disk: its owner and permissions, and the few safe ways to read and change it.
 
 ::
 
@@ -7,7 +7,7 @@
     <path>/leases/<id>      one file per lease; its modification time is the heartbeat
     <path>/tmp/             files that are being written
 
-Only files below a directory that belongs to this user and that nobody else can write to are looked at, and no symbolic
+Only files below a directory that belongs to this user and that no other user can write to are read, and no symbolic
 link is followed. A file gets its name once it is complete, so a reader sees all of it or nothing.
 """
 

@@ -41,7 +41,7 @@ class _Held:
 class FileLease(HeartbeatLease):
     """Made by `FileDiscovery.lease`. The `HeartbeatThread` calls `beat`, the event loop the rest.
 
-    A record belongs to whoever put it last: a lease neither removes nor renews a record that another has replaced.
+    A record belongs to the lease that put it last: a lease neither removes nor renews one that another has replaced.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class FileLease(HeartbeatLease):
         with self._folder.open() as place:
             # A folder that has been made anew by others has lost more than it shows.
             place.require(FORMAT)
-            # Without it the folder is wiped, and nobody has been taken for dead.
+            # Without it the folder has been wiped, and no lease counts as dead.
             place.require(LEASES)
             try:
                 place.touch(f"{LEASES}/{lease_name(self._id)}")
@@ -178,7 +178,7 @@ class FileLease(HeartbeatLease):
                 with self._folder.open() as place:
                     for key, held in records.items():
                         self._take_away(place, key, held)
-                    # Last: records without a lease are nobody's.
+                    # Last: records without a lease belong to no process.
                     place.remove(f"{LEASES}/{lease_name(self._id)}")
             except FileNotFoundError:
                 pass

@@ -157,7 +157,7 @@ class Scanner:
         return [WatchEvent(WatchKind.STALE)]
 
     def _came_back(self, now: float) -> None:
-        # Nobody could renew a lease meanwhile, so silence up to now says nothing.
+        # No process could renew a lease meanwhile, so silence up to now says nothing.
         self._count_anew(now)
         self._hold_until = now + max([self._ttl, *(lease.ttl for lease in self._leases.values())])
 

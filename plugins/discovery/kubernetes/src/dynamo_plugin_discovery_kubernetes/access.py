@@ -1,4 +1,4 @@
-"""Where the API server is, and who asks: the settings, and what Kubernetes tells a pod."""
+"""The address of the API server and the identity of this process, from the settings and from the pod."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Access:
 
 
 def find_access(config: KubernetesConfig, environment: Mapping[str, str] = os.environ) -> Access:
-    """Puts together what the settings say and what the pod is told. Reads files.
+    """Combines the settings with what Kubernetes gives the pod. Reads files.
 
     Raises:
         ConfigError: something is missing, or cannot be used.

@@ -1,4 +1,4 @@
-"""Requests to the API server: who asks, what it refuses, when it wants to be left alone, and watches."""
+"""Requests to the API server: tokens, refusals, pauses that it asks for, and watches."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ class Client:
         return failure(self._access.url, response.status, status, _pause(response))
 
     async def _object(self, response: ClientResponse) -> Json:
-        told = await self._http.read_object(response)
-        if told is None or "kind" not in told:
+        answer = await self._http.read_object(response)
+        if answer is None or "kind" not in answer:
             path = response.url.path
             raise NotSpoken(
                 f"{self._access.url} answers {path} with HTTP {response.status} and no object of Kubernetes"
             )
-        return told
+        return answer
 
 
 class Events:
@@ -155,7 +155,7 @@ class Events:
 
 def _pause(response: ClientResponse) -> float | None:
     """What the server asks for, in seconds; a date, which Kubernetes never sends, counts as a second."""
-    told = response.headers.get("Retry-After")
-    if told is None:
+    header = response.headers.get("Retry-After")
+    if header is None:
         return None
-    return float(told) if told.isascii() and told.isdigit() else 1.0
+    return float(header) if header.isascii() and header.isdigit() else 1.0

@@ -20,7 +20,7 @@ _NAME = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
 
 
 class KubernetesConfig(PluginConfig):
-    """Where the API server is, who asks, and how soon a silent process counts as dead. Times in seconds."""
+    """The API server, the identity of this process, and how soon a silent process counts as dead. Times in seconds."""
 
     url: str | None = Field(
         default=None, description="The API server, as https://host:port; null means that of the cluster around the pod."

@@ -13,7 +13,7 @@ _ANSWERS = {NOT_FOUND, CONFLICT, GONE, INVALID}
 
 
 class Denied(Refused):
-    """The one who asks may do too little."""
+    """This process lacks a permission."""
 
 
 class NoNamespace(NotSpoken):

@@ -27,7 +27,7 @@ from dynamo_plugin_discovery_kubernetes.view import View
 
 log = logging.getLogger(__name__)
 
-#: The part of the ttl for which the leases may be silent before somebody looks.
+#: The part of the ttl for which the leases may be silent before the follower asks for them.
 SILENT = 0.5
 
 
@@ -143,7 +143,7 @@ class KubernetesFollower(Follower):
         self._report(self._view.settle())
 
     async def _keep_checking(self) -> None:
-        """Who died says nothing, and neither does a watch that did: both are asked for."""
+        """Asks for leases that are silent: a dead process says nothing, and neither does a dead watch."""
         while True:
             await asyncio.sleep(self._poll)
             now = time.monotonic()
@@ -172,7 +172,7 @@ class KubernetesFollower(Follower):
         if silent and unheard:
             raise Relist("the watch does not bring the changes")
         if silent:
-            # Nobody has anything to say, and the server is there.
+            # No lease has changed, and the server is there.
             self._heard_at = time.monotonic()
 
 

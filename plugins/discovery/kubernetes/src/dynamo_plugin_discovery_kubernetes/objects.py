@@ -29,7 +29,7 @@ _KEY = f"{_DOMAIN}/key"
 #: Changes with every put, so that the server never takes one for no change: the last one counts.
 _PUT = f"{_DOMAIN}/put-at"
 _VALUE = "value"
-#: What reading the fields of an object raises that somebody else has made.
+#: What reading the fields of a foreign object raises.
 _FOREIGN = (LookupError, TypeError, AttributeError, *UNREADABLE)
 
 _left_out = UnreadableWarner(log, "the object")
@@ -94,7 +94,7 @@ class Objects:
         }
 
     def record_name(self, lease: int, key: str) -> str:
-        """The name of the object of a record: one per lease and key, so that nobody writes another's."""
+        """The name of the object of a record: one per lease and key, so that no lease writes that of another."""
         digest = hashlib.sha256(key.encode()).hexdigest()[:40]
         return f"{self._prefix}-value-{digest}" if lease == NO_LEASE else f"{self.lease_name(lease)}-{digest}"
 
@@ -127,7 +127,7 @@ def version(item: Json) -> int:
 
 
 def lease_fact(item: Json) -> LeaseFact | None:
-    """A lease; None if somebody else has put something there that is none."""
+    """A lease; None for a foreign object."""
     try:
         metadata, spec = item["metadata"], item["spec"]
         number = int(metadata["labels"][_LEASE], 16)
@@ -143,7 +143,7 @@ def lease_fact(item: Json) -> LeaseFact | None:
 
 
 def record_fact(item: Json) -> RecordFact | None:
-    """A record; None if somebody else has put something there that is none."""
+    """A record; None for a foreign object."""
     try:
         metadata = item["metadata"]
         lease = metadata["labels"].get(_LEASE)

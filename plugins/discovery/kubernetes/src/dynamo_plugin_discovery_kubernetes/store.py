@@ -93,7 +93,7 @@ class Store:
         )
 
     async def put(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record, whoever held the key; False if there is no such lease."""
+        """Writes a record, whichever lease held the key; False if there is no such lease."""
         granted = self._granted.get(lease)
         if granted is None:
             return False
@@ -107,7 +107,7 @@ class Store:
         return True
 
     async def reclaim(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record that is missing. Nobody else can have taken it: every lease has objects of its own."""
+        """Writes a record that is missing. No other lease can have taken it: every lease has objects of its own."""
         if not await self.put(lease, key, value):
             raise CannotConnect("Kubernetes has ended the lease meanwhile")
         return True
@@ -133,7 +133,7 @@ class Store:
     # Values.
 
     async def put_value(self, key: str, value: bytes | None) -> None:
-        """Writes a value that outlives its writer; None removes it. Whoever is last wins."""
+        """Writes a value that outlives its writer; None removes it. The last writer wins."""
         if value is None:
             await self._remove(self.objects.record_name(NO_LEASE, key))
         else:
@@ -199,7 +199,7 @@ class Store:
                     return False
                 if error.code != CONFLICT:
                     raise _unexpected(error) from error
-                # Somebody has put a label on it, say. What counts is that it is still there, and the same.
+                # Another program has changed it, such as a label. What counts is that it is still there, and the same.
                 found = await self._lease(lease)
                 if found is None or found["metadata"]["uid"] != granted.uid:
                     return False

@@ -1,4 +1,4 @@
-"""`View`: what one process sees of the leases and records, and what its watches are to be told."""
+"""`View`: what one process sees of the leases and records, and the events that follow for its watches."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class _Held:
 
 
 class View:
-    """Adds up listings and changes. Every method returns what watches are to be told.
+    """Combines listings and changes. Every method returns the events for watches.
 
     A lease lives while its `renewTime` changes, counted on the clock of this process; only a lease that is seen for the
     first time is judged by its time, with allowance for clocks that differ. `now` only counts, `wall` is the time of
     day; both in seconds.
 
-    After an outage, and when the store has been emptied or set back, nobody is taken for dead for one ttl: until then
-    whoever lives has come back. The last view stands meanwhile.
+    After an outage, and when the store has been emptied or set back, no lease counts as dead for one ttl: until then
+    every living process has registered again. The last view stands meanwhile.
     """
 
     def __init__(self, ttl: float) -> None:
@@ -63,7 +63,7 @@ class View:
         self.record_version = 0
         #: Whether everything has ever been read.
         self.synced = False
-        #: Whether the store is away, or was, and somebody may not have come back yet.
+        #: Whether the store is away, or was, and a living process may not have registered again yet.
         self.stale = False
 
     def failed(self) -> list[WatchEvent]:
@@ -85,7 +85,7 @@ class View:
         if self.synced and (emptied or self._away):
             self._grace_until = now + max([self._ttl, *(life.fact.ttl for life in self._lives.values())])
             for life in self._lives.values():
-                # Nobody could renew a lease meanwhile, so silence up to now says nothing.
+                # No process could renew a lease meanwhile, so silence up to now says nothing.
                 life.seen = now
         self._away, self.synced = False, True
         if emptied or records[0] >= self.record_version:
@@ -269,7 +269,7 @@ class View:
         return held.fact.lease == NO_LEASE or (life is not None and life.alive)
 
     def _rank(self, held: _Held) -> tuple[bool, int]:
-        # A key belongs to whoever put it last; what may be gone already stands back.
+        # A key belongs to the lease that put it last; a record that may be gone already comes second.
         life = self._lives.get(held.fact.lease)
         return not (held.missing or (life is not None and life.missing)), held.fact.version
 

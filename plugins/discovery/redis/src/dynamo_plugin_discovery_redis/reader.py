@@ -129,7 +129,7 @@ class Reader:
         ), revision
 
     def _held(self, fields: list[bytes]) -> Held:
-        """What a lease holds; records that nobody here has written like that are left out."""
+        """What a lease holds; records that no discovery can have written are left out."""
         ttl, records = 0.0, {}
         for key, value in zip(fields[::2], fields[1::2], strict=True):
             try:

@@ -8,7 +8,7 @@ from dynamo_plugin_discovery_redis.reader import Held, Reading
 
 
 class View:
-    """Adds up readings. Every method returns what watches are to be told; times are of a clock that only counts.
+    """Combines readings. Every method returns the events for watches; times are of a monotonic clock.
 
     After an outage, and when the store has been emptied or may have forgotten something, a lease that is missing counts
     as dead once its own ttl has passed: until then a living process has registered again. Its records stand meanwhile.
@@ -64,11 +64,11 @@ class View:
         return events
 
     def _life(self, lease: int) -> float:
-        # What outlives its writer has no ttl: should somebody put it again, that takes as long as for other records.
+        # A value that outlives its writer has no ttl: a process may put it again as late as other records.
         return self._leases[lease].ttl or self._ttl
 
     def _differences(self) -> list[WatchEvent]:
-        # A key belongs to whoever put it last; what may be gone already stands back.
+        # A key belongs to the lease that put it last; a record that may be gone already comes second.
         newest: dict[str, tuple[bool, int, bytes]] = {}
         for lease, held in self._leases.items():
             for key, (revision, value) in held.records.items():

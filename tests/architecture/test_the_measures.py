@@ -21,13 +21,13 @@ BOUNDS = {
     "lines of the longest function": 101,
     "long functions of core": 3,
     "long functions elsewhere": 6,
-    "pairs of files that repeat": 208,
-    "pairs among tests": 84,
+    "pairs of files that repeat": 169,
+    "pairs among tests": 59,
     "files of migration": 5,
-    "names that plugins import from core": 201,
+    "names that plugins import from core": 205,
     "modules of core that they come from": 42,
-    "names that plugins import from libs": 69,
-    "modules of libs that they come from": 28,
+    "names that plugins import from libs": 79,
+    "modules of libs that they come from": 12,
 }
 
 #: Seven lines that count, and what stands around them.

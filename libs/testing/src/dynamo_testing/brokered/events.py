@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from dynamo_core.contracts.discovery import Discovery
@@ -35,8 +36,8 @@ class EventChecks:
         sender, receiver = await bench.pair(broker)
         publisher = await sender.events().publisher("loads", await directory.lease())
         async with aclosing(receiver.events().subscribe("loads", directory)) as events:
-            first = asyncio.ensure_future(anext(events))
-            async with asyncio.timeout(WAIT):
+            async with asyncio.timeout(WAIT), asyncio.TaskGroup() as group:
+                first = group.create_task(_next(events))
                 while not first.done():
                     publisher.send(b"begin")
                     await asyncio.sleep(0.005)
@@ -62,3 +63,7 @@ class EventChecks:
         again = await sender.events().publisher("loads", lease)
 
         assert again.send(b"x")
+
+
+async def _next(events: AsyncIterator[tuple[int, int, bytes]]) -> None:
+    await anext(events)

@@ -21,8 +21,7 @@ from dynamo_core import (
     WorkerConfig,
     chunk,
 )
-from dynamo_core.telemetry import spans
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics, spans
 from dynamo_core.telemetry.tracing import TraceContext
 from dynamo_core.worker.adapter import EngineAdapter
 from dynamo_core.worker.gate import CapacityGate

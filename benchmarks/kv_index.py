@@ -15,13 +15,22 @@ from time import thread_time
 from typing import Any, Final, cast
 
 import msgspec
-from dynamo_core.contracts.router import Route, RouterServices, RoutingRequest
+from dynamo_core import (
+    KvBlock,
+    KvEvent,
+    KvRemoved,
+    KvStored,
+    PreprocessedRequest,
+    Route,
+    RouterEvent,
+    RouterServices,
+    RoutingRequest,
+)
 from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.kv.hashes import block_hashes, sequence_hashes
-from dynamo_core.protocol.events import KvBlock, KvEvent, KvRemoved, KvStored, RouterEvent
-from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
-from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.kv import block_hashes, sequence_hashes
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.protocol.records import RuntimeConfig
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
 

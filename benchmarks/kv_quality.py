@@ -15,19 +15,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dynamo_core.contracts.admission import AdmissionServices, Principal
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.engine import WorkerConfig
-from dynamo_core.contracts.router import Router, RouterServices
+from dynamo_core import (
+    AdmissionServices,
+    EngineContext,
+    PluginConfig,
+    PreprocessedRequest,
+    Principal,
+    Router,
+    RouterServices,
+    StopConditions,
+    WorkerConfig,
+)
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
 from dynamo_core.runtime.resolve import load_parsers
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_engine_mocker.config import MockerConfig
@@ -37,7 +42,7 @@ from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_plugin_router_load_aware.routers import LoadAwareConfig, PowerOfTwoRouter
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_plugin_transport_inproc.transport import InprocTransport
-from dynamo_text.load import load_tokenizer
+from dynamo_text import load_tokenizer
 
 from benchmarks.plots import Curve, Panel, curves_svg
 from benchmarks.stats import percentile

@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import msgspec
-from dynamo_core.contracts.admission import AdmissionServices
+from dynamo_core import (
+    AdmissionServices,
+    Discovery,
+    Lease,
+    LLMEngineOutput,
+    PluginConfig,
+    PreprocessedRequest,
+    Router,
+    RouterServices,
+    RoutingRequest,
+    Served,
+)
 from dynamo_core.contracts.call import GENERATE
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.router import Router, RouterServices, RoutingRequest
-from dynamo_core.contracts.transport import Served
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
 from dynamo_core.dispatch.load.tracker import LoadTracker
@@ -27,12 +34,11 @@ from dynamo_core.dispatch.models.model import Model
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard
-from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.protocol.records import CARDS, INSTANCES
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
-from dynamo_text.load import load_tokenizer
+from dynamo_text import load_tokenizer
 
 from benchmarks.loops import LOOP_NAME, run
 

@@ -15,6 +15,7 @@ DECODERS = frozenset(
         "ast.literal_eval",
         "ast.parse",
         "base64.b64decode",
+        "dynamo_core.protocol.read_json",
         "dynamo_core.protocol.reading.read_json",
         "json.JSONDecoder",
         "json.load",

@@ -15,19 +15,19 @@ pytestmark = pytest.mark.timeout(300)
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {
-    "statements of core": 12_250,
-    "small modules of core": 14,
-    "small __init__ files of core": 15,
-    "lines of the longest function": 101,
-    "long functions of core": 3,
-    "long functions elsewhere": 6,
-    "pairs of files that repeat": 169,
+    "statements of core": 12_300,
+    "small modules of core": 5,
+    "small __init__ files of core": 17,
+    "lines of the longest function": 92,
+    "long functions of core": 0,
+    "long functions elsewhere": 5,
+    "pairs of files that repeat": 166,
     "pairs among tests": 59,
     "files of migration": 5,
-    "names that plugins import from core": 205,
-    "modules of core that they come from": 42,
+    "names that plugins import from core": 180,
+    "modules of core that they come from": 6,
     "names that plugins import from libs": 79,
-    "modules of libs that they come from": 12,
+    "modules of libs that they come from": 5,
 }
 
 #: Seven lines that count, and what stands around them.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from dynamo_testing.tiny_model import make_tokenizer_folder
-from dynamo_text.load import load_tokenizer
+from dynamo_text import load_tokenizer
 
 from tests.e2e.asking import read_to_end
 

@@ -11,27 +11,34 @@ from itertools import count
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Principal
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
-from dynamo_core.contracts.router import Router, RouterServices
+from dynamo_core import (
+    Admission,
+    AdmissionServices,
+    Discovery,
+    EngineContext,
+    LLMEngine,
+    PluginConfig,
+    PreprocessedRequest,
+    Principal,
+    Router,
+    RouterServices,
+    StopConditions,
+    WorkerConfig,
+)
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.model import Model
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
 from dynamo_core.runtime.resolve import load_parsers
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_core.worker.canary import HealthCheck
 from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_plugin_transport_inproc.transport import InprocTransport
-from dynamo_text.load import load_tokenizer
+from dynamo_text import load_tokenizer
 
 
 @dataclass

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core import (
+    Admission,
+    AdmissionServices,
+    EngineConfig,
+    GenerateContext,
+    LLMEngine,
+    LLMEngineOutput,
+    Permit,
+    PluginConfig,
+    PreprocessedRequest,
+    Principal,
+)
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 
 
 class Plain(LLMEngine):

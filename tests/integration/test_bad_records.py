@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, RuntimeConfig
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.protocol.records import CARDS, INSTANCES, RuntimeConfig
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
 from dynamo_plugin_discovery_redis.store import Store

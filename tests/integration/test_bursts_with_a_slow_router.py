@@ -7,15 +7,28 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from dynamo_core import EngineConfig, EngineContext, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
-from dynamo_core.contracts.admission import AdmissionServices, Principal
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.router import PoolView, Route, Router, RouterServices, RoutingRequest
-from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core import (
+    AdmissionServices,
+    EngineConfig,
+    EngineContext,
+    GenerateContext,
+    LLMEngine,
+    LLMEngineOutput,
+    PluginConfig,
+    PoolView,
+    PreprocessedRequest,
+    Principal,
+    RankLoad,
+    Route,
+    Router,
+    RouterServices,
+    RoutingRequest,
+    Thresholds,
+)
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_token_capacity.admission import TokenCapacityAdmission
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 

@@ -8,14 +8,12 @@ from typing import Any, NoReturn
 
 import aiohttp
 import pytest
-from dynamo_core import errors
-from dynamo_core.contracts.frontend import FrontendServices
-from dynamo_core.contracts.thresholds import Thresholds
-from dynamo_core.errors import HTTP_ROWS, HttpFault, InvalidArgument, Problem, problem_of
-from dynamo_core.http.health import health_routes, metrics_route, system_routes
-from dynamo_core.http.listener import Listener
+from dynamo_core import FrontendServices, HttpFault, Problem, Thresholds, errors
+from dynamo_core.errors import HTTP_ROWS, InvalidArgument, problem_of
+from dynamo_core.http import Listener, metrics_route
+from dynamo_core.http.health import health_routes, system_routes
+from dynamo_core.telemetry import Metrics
 from dynamo_core.telemetry.inflight import RequestTracker
-from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings

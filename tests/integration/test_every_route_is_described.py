@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from dynamo_core.http.listener import Listener
+from dynamo_core.http import Listener
 from dynamo_core.runtime.application import Application
 from dynamo_core.settings import load_settings
 

@@ -7,8 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
 import pytest
-from dynamo_core import PROGRESS, EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core import (
+    PROGRESS,
+    EngineConfig,
+    GenerateContext,
+    LLMEngine,
+    LLMEngineOutput,
+    PluginConfig,
+    PreprocessedRequest,
+)
 from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import ResponseTimeout
 from dynamo_core.worker.canary import HealthCheck

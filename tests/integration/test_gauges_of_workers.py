@@ -8,14 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.engine import DisaggregationMode
+from dynamo_core import (
+    ActiveLoad,
+    DisaggregationMode,
+    EngineConfig,
+    GenerateContext,
+    LLMEngine,
+    LLMEngineOutput,
+    PluginConfig,
+    PreprocessedRequest,
+)
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
 from dynamo_core.dispatch.models.gauges import FrontGauges
-from dynamo_core.protocol.events import ActiveLoad
-from dynamo_core.protocol.records import RequestRecord
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import RequestRecord
+from dynamo_core.telemetry import Metrics
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 

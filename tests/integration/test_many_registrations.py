@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.admission import Principal
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core import EngineContext, PreprocessedRequest, Principal
 
 from benchmarks.registrations import ROUTERS, Fleet, Watcher, directory
 

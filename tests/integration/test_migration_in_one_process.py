@@ -11,18 +11,26 @@ from typing import Any, ClassVar
 import pytest
 from dynamo_core import (
     BackendError,
+    CompletionUsage,
     DisaggregationMode,
     DynamoError,
+    EmbedOutput,
+    EmbedRequest,
     EngineConfig,
     EngineContext,
     GenerateContext,
+    GuidedDecodingOptions,
     LLMEngine,
     LLMEngineOutput,
+    OutputOptions,
+    PluginConfig,
     PreprocessedRequest,
+    Principal,
+    SamplingOptions,
+    StopConditions,
     TopLogprob,
+    usage,
 )
-from dynamo_core.contracts.admission import Principal
-from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
     Cancelled,
@@ -32,15 +40,6 @@ from dynamo_core.errors import (
     ResponseTimeout,
     StreamIncomplete,
     Unavailable,
-)
-from dynamo_core.protocol.output import CompletionUsage, usage
-from dynamo_core.protocol.request import (
-    EmbedOutput,
-    EmbedRequest,
-    GuidedDecodingOptions,
-    OutputOptions,
-    SamplingOptions,
-    StopConditions,
 )
 from dynamo_core.worker.worker import WorkerLimits
 

@@ -8,17 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core.contracts.call import MODEL_FILE, ServedContext
+from dynamo_core import ServedContext
+from dynamo_core.contracts.call import MODEL_FILE
 from dynamo_core.errors import Unavailable
-from dynamo_core.protocol.records import (
-    CARDS,
-    INSTANCES,
-    Instance,
-    ModelCard,
-    ModelFile,
-    ModelFileChunk,
-    ModelFileRequest,
-)
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.protocol.records import CARDS, INSTANCES, ModelFile, ModelFileChunk, ModelFileRequest
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from tests.integration.parts import Plain

@@ -11,30 +11,32 @@ import pytest
 from dynamo_core import (
     BackendError,
     DisaggregationMode,
+    DynamoError,
     EngineConfig,
     EngineContext,
+    FinishReason,
     GenerateContext,
     LLMEngine,
     LLMEngineOutput,
+    PluginConfig,
     PreprocessedRequest,
+    Principal,
+    Route,
+    RoutingHints,
+    StopConditions,
     TraceLink,
     chunk,
+    usage,
 )
-from dynamo_core.contracts.admission import Principal
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.router import Route
 from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
     Cancelled,
     DeadlineExceeded,
-    DynamoError,
     InvalidArgument,
     ResponseTimeout,
     ServiceOverloaded,
     Unavailable,
 )
-from dynamo_core.protocol.output import FinishReason, usage
-from dynamo_core.protocol.request import RoutingHints, StopConditions
 from dynamo_core.runtime.health import Health
 from dynamo_core.settings import Settings
 from dynamo_core.worker.worker import WorkerLimits

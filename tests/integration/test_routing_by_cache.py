@@ -8,14 +8,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
-from dynamo_core.contracts.events import Publisher
-from dynamo_core.contracts.router import Phase, RouterServices, RoutingRequest, ScoredRank
+from dynamo_core import (
+    DisaggregationMode,
+    Phase,
+    PluginConfig,
+    PreprocessedRequest,
+    Publisher,
+    RouterConfigOverride,
+    RouterServices,
+    RoutingHints,
+    RoutingRequest,
+    ScoredRank,
+    StopConditions,
+    WorkerConfig,
+)
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
-from dynamo_core.protocol.records import Instance
-from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverride, RoutingHints, StopConditions
+from dynamo_core.protocol import Instance
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv import router as router_module
@@ -358,7 +367,7 @@ async def test_who_waits_too_long_for_room_is_refused(make_house: MakeHouse) -> 
     house = make_house(router=Routers(queue_threshold=0.0, queue_timeout=0.01), deadlines=short())
     worker = await house.run(Slow)
     tracker, instance = house.tracker, Instance(instance_id=worker.instance.instance_id)
-    from dynamo_core.contracts.router import Route
+    from dynamo_core import Route
 
     reservation = tracker.reserve(Route(instance), "other", prompt_tokens=10, block_size=4, hashes=[])
     with pytest.raises(ServiceOverloaded):

@@ -15,10 +15,10 @@ from dynamo_core import (
     GenerateContext,
     LLMEngine,
     LLMEngineOutput,
+    PluginConfig,
     PreprocessedRequest,
     chunk,
 )
-from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
     DeadlineExceeded,

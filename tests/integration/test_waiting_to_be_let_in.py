@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from dynamo_core import (
+    AdmissionServices,
+    DynamoError,
     EngineConfig,
     EngineContext,
     FinishReason,
@@ -15,10 +17,10 @@ from dynamo_core import (
     LLMEngine,
     LLMEngineOutput,
     PreprocessedRequest,
+    Principal,
 )
-from dynamo_core.contracts.admission import AdmissionServices, Principal
-from dynamo_core.errors import DynamoError, ServiceOverloaded
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 

@@ -9,14 +9,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core import EngineConfig, EngineContext, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest
+from dynamo_core import (
+    EngineConfig,
+    EngineContext,
+    GenerateContext,
+    LLMEngine,
+    LLMEngineOutput,
+    PreprocessedRequest,
+    RoutingRequest,
+    Source,
+)
 from dynamo_core import chunk as piece
-from dynamo_core.contracts.call import GENERATE, MODEL_FILE, Source
-from dynamo_core.contracts.router import RoutingRequest
+from dynamo_core.contracts.call import GENERATE, MODEL_FILE
 from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.dispatch.execution.response_stream import HIGH_WATER, FlushQueue, ResponseStream
 from dynamo_core.errors import DeadlineExceeded, EngineShutdown, ResponseTimeout
-from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard, ModelFile, ModelFileChunk
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.protocol.records import CARDS, INSTANCES, ModelFile, ModelFileChunk
 from dynamo_core.worker.worker import WorkerLimits, WorkerState
 
 EMPTY_FILE = ModelFile("config.json", 0, hashlib.sha256(b"").hexdigest())

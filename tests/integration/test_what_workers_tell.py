@@ -8,21 +8,24 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.engine import KvEventSource, WorkerConfig
-from dynamo_core.kv import block_hashes, sequence_hashes
-from dynamo_core.protocol.events import (
+from dynamo_core import (
     KV_EVENTS,
-    KV_METRICS,
     ActiveLoad,
     KvCleared,
     KvEvent,
+    KvEventSource,
     KvRemoved,
     KvStored,
+    PluginConfig,
+    PreprocessedRequest,
     RouterEvent,
+    RoutingHints,
+    StopConditions,
+    TaskSet,
+    WorkerConfig,
 )
-from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints, StopConditions
-from dynamo_core.tasks import TaskSet
+from dynamo_core.kv import block_hashes, sequence_hashes
+from dynamo_core.protocol.events import KV_METRICS
 from dynamo_core.worker import publishers
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
+from dynamo_core import (
+    DisaggregationMode,
+    PluginConfig,
+    PreprocessedRequest,
+    Router,
+    RouterServices,
+    StopConditions,
+    WorkerConfig,
+)
 from dynamo_core.contracts.explain import RouteView
-from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.dispatch.models.model import Model
-from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv.config import KvConfig

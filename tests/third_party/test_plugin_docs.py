@@ -28,7 +28,7 @@ from dynamo_core.cli.main import cli
 from dynamo_core.contracts.plugin import KINDS
 from dynamo_core.hookspecs import lifecycle, register
 from dynamo_core.plugins.loader import CONTRACTS, PluginLoader
-from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.protocol import RequestRecord
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "how-to" / "write-a-plugin.md").read_text()

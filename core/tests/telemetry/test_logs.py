@@ -23,17 +23,17 @@ log = logging.getLogger("dynamo_core.tests")
 @pytest.fixture(autouse=True)
 def _logging_ends() -> Iterator[None]:
     yield
-    logs.shutdown()
+    logs.shutdown_logging()
 
 
 def rows(stream: io.StringIO) -> list[dict[str, Any]]:
-    logs.shutdown()
+    logs.shutdown_logging()
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 def test_a_json_line_has_time_level_target_and_message() -> None:
     stream = io.StringIO()
-    logs.configure("info", json=True, stream=stream)
+    logs.configure_logging("info", json=True, stream=stream)
 
     log.info("served %d", 3)
 
@@ -45,7 +45,7 @@ def test_a_json_line_has_time_level_target_and_message() -> None:
 
 def test_a_line_inside_a_request_carries_its_ids() -> None:
     stream = io.StringIO()
-    logs.configure("info", json=True, stream=stream)
+    logs.configure_logging("info", json=True, stream=stream)
     trace = tracing.current.set(TraceContext("a" * 32, "b" * 16))
     request = logs.context.set(logs.LogContext("r-1", "x-1"))
     try:
@@ -65,10 +65,10 @@ def test_a_line_inside_a_request_carries_its_ids() -> None:
 
 def test_text_lines_can_be_read_by_people() -> None:
     stream = io.StringIO()
-    logs.configure("info", json=False, stream=stream)
+    logs.configure_logging("info", json=False, stream=stream)
 
     log.warning("low on %s", "blocks", extra={"fields": {"worker": "a b", "free": 3}})
-    logs.shutdown()
+    logs.shutdown_logging()
 
     assert stream.getvalue().split(" ", 1)[1] == 'WARNING dynamo_core.tests: low on blocks worker="a b" free=3\n'
 
@@ -76,11 +76,11 @@ def test_text_lines_can_be_read_by_people() -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_nobody_can_forge_a_line_or_steer_a_terminal(as_json: bool) -> None:
     stream = io.StringIO()
-    logs.configure("info", json=as_json, stream=stream)
+    logs.configure_logging("info", json=as_json, stream=stream)
 
     evil = "a\r\nfake line \x1b[2J\x9b1m\u2028\x00\ud800\u202etxt\u2066\u200f"
     log.info("model %s", evil, extra={"fields": {"x": evil}})
-    logs.shutdown()
+    logs.shutdown_logging()
 
     text = stream.getvalue()
     assert text.count("\n") == 1
@@ -89,13 +89,13 @@ def test_nobody_can_forge_a_line_or_steer_a_terminal(as_json: bool) -> None:
 
 def test_a_traceback_stays_with_its_line() -> None:
     stream = io.StringIO()
-    logs.configure("info", json=False, stream=stream)
+    logs.configure_logging("info", json=False, stream=stream)
 
     try:
         raise ValueError("bad\x1bthing")
     except ValueError:
         log.exception("failed")
-    logs.shutdown()
+    logs.shutdown_logging()
 
     first, *rest = stream.getvalue().splitlines()
     assert first.endswith("dynamo_core.tests: failed")
@@ -105,7 +105,7 @@ def test_a_traceback_stays_with_its_line() -> None:
 
 def test_a_traceback_is_a_field_in_json() -> None:
     stream = io.StringIO()
-    logs.configure("info", json=True, stream=stream)
+    logs.configure_logging("info", json=True, stream=stream)
 
     try:
         raise ValueError("bad")
@@ -118,7 +118,7 @@ def test_a_traceback_is_a_field_in_json() -> None:
 
 def test_keys_are_masked_and_long_messages_cut() -> None:
     stream = io.StringIO()
-    logs.configure("info", json=True, stream=stream)
+    logs.configure_logging("info", json=True, stream=stream)
 
     log.info("got Authorization: Bearer abc.def-123 and sk-0123456789abcdef")
     log.info("x" * 100_000)
@@ -131,7 +131,7 @@ def test_keys_are_masked_and_long_messages_cut() -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_credentials_in_addresses_that_a_library_repeats_are_masked(as_json: bool) -> None:
     stream = io.StringIO()
-    logs.configure("info", json=as_json, stream=stream)
+    logs.configure_logging("info", json=as_json, stream=stream)
     told = [
         "cannot connect to nats://hunter2@h:4222: refused",
         "redis://:hunt/hunter2@h:6379/0 is away",
@@ -146,7 +146,7 @@ def test_credentials_in_addresses_that_a_library_repeats_are_masked(as_json: boo
         raise ValueError("no answer of amqp://u:hunter2@h")
     except ValueError:
         log.exception("see https://h:8000/v1/models?limit=5, or write to me@example.org")
-    logs.shutdown()
+    logs.shutdown_logging()
 
     text = stream.getvalue()
     assert "hunter2" not in text
@@ -164,7 +164,7 @@ def test_masking_takes_no_longer_than_a_line_is_long() -> None:
 
 def test_other_libraries_speak_from_warning_only() -> None:
     stream = io.StringIO()
-    logs.configure("debug", json=True, stream=stream)
+    logs.configure_logging("debug", json=True, stream=stream)
 
     logging.getLogger("aiohttp.access").info("noise")
     logging.getLogger("asyncio").debug("noise")
@@ -176,7 +176,7 @@ def test_other_libraries_speak_from_warning_only() -> None:
 
 def test_the_level_holds_back_what_is_below() -> None:
     stream = io.StringIO()
-    logs.configure("ERROR", json=True, stream=stream)
+    logs.configure_logging("ERROR", json=True, stream=stream)
 
     log.warning("quiet")
     log.error("loud")
@@ -186,7 +186,7 @@ def test_the_level_holds_back_what_is_below() -> None:
 
 def test_an_unknown_level_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"log\.level: 'chatty'"):
-        logs.configure("chatty", json=False)
+        logs.configure_logging("chatty", json=False)
 
 
 def test_configuring_again_replaces_and_shutdown_is_safe_twice() -> None:
@@ -194,11 +194,11 @@ def test_configuring_again_replaces_and_shutdown_is_safe_twice() -> None:
     handlers, level = list(root.handlers), root.level
     first, second = io.StringIO(), io.StringIO()
 
-    logs.configure("info", json=True, stream=first)
-    logs.configure("info", json=True, stream=second)
+    logs.configure_logging("info", json=True, stream=first)
+    logs.configure_logging("info", json=True, stream=second)
     log.info("once")
-    logs.shutdown()
-    logs.shutdown()
+    logs.shutdown_logging()
+    logs.shutdown_logging()
 
     assert first.getvalue() == ""
     assert second.getvalue().count("\n") == 1
@@ -207,7 +207,7 @@ def test_configuring_again_replaces_and_shutdown_is_safe_twice() -> None:
 
 def test_fields_never_replace_what_every_line_has() -> None:
     stream = io.StringIO()
-    logs.configure("info", json=True, stream=stream)
+    logs.configure_logging("info", json=True, stream=stream)
 
     log.info("true", extra={"fields": {"message": "false", "level": "x", "odd": object}})
 
@@ -222,11 +222,11 @@ def test_an_output_that_nobody_reads_blocks_neither_the_caller_nor_the_end(monke
     monkeypatch.setattr(logs, "FLUSH_TIMEOUT", 0.05)
     reader, writer = os.pipe()
     stuck = os.fdopen(writer, "w")
-    logs.configure("info", json=True, stream=stuck)
+    logs.configure_logging("info", json=True, stream=stuck)
 
     for _ in range(100):
         log.info("%s", "x" * 8000)
-    logs.shutdown()
+    logs.shutdown_logging()
 
     # The writer may end now that somebody reads.
     drain = threading.Thread(target=read_all, args=(reader,))
@@ -255,7 +255,7 @@ class Stuck(io.StringIO):
 def test_lines_that_were_dropped_are_counted_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_WAITING", 10)
     stream = Stuck()
-    logs.configure("info", json=True, stream=stream)
+    logs.configure_logging("info", json=True, stream=stream)
     for number in range(100):
         log.info("line %d", number)
 
@@ -279,7 +279,7 @@ def read_all(descriptor: int) -> None:
 
 def test_the_access_log_writes_one_line_per_request() -> None:
     stream = io.StringIO()
-    logs.configure("info", json=True, stream=stream)
+    logs.configure_logging("info", json=True, stream=stream)
     record = RequestRecord(
         request_id="r-1",
         model="m",

@@ -327,11 +327,11 @@ class TestContext:
             logging.getLogger("dynamo.test").info("after")
             yield LLMEngineOutput.stop()
 
-        logs.configure("info", json=True, stream=stream)
+        logs.configure_logging("info", json=True, stream=stream)
         try:
             await Bench(body).all()
         finally:
-            logs.shutdown()
+            logs.shutdown_logging()
 
         lines = [json.loads(line) for line in stream.getvalue().splitlines()]
         assert [line["message"] for line in lines] == ["before", "after"]

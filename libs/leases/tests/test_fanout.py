@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind
 from dynamo_leases.fanout import Fanout
 from hypothesis import given
 from hypothesis import strategies as st

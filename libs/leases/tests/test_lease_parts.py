@@ -7,10 +7,8 @@ import threading
 import time
 
 import pytest
-from dynamo_core.backoff import jitter
+from dynamo_core import LoopThread, jitter, wait_for_store
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.loop_thread import LoopThread
-from dynamo_core.starting import wait_for_store
 from dynamo_leases.failures import LeaseFailureTracker
 from dynamo_leases.heartbeat_thread import HeartbeatThread
 from dynamo_leases.lease import HeartbeatLease, new_lease_id

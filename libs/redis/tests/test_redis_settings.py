@@ -6,7 +6,6 @@ import subprocess
 import sys
 from typing import Any
 
-import dynamo_redis
 import pytest
 from dynamo_redis import RedisSettings
 from pydantic import ValidationError
@@ -61,19 +60,6 @@ def test_a_password_does_not_show() -> None:
     settings = RedisSettings.model_validate({"password": "hunter2"})
 
     assert "hunter2" not in repr(settings) + settings.model_dump_json()
-
-
-# The package.
-
-
-def test_exported_members() -> None:
-    assert sorted(dynamo_redis.__all__) == [
-        "Fault", "RedisFailure", "RedisSettings", "client_options", "config_error", "connection_factory", "explain"
-    ]  # fmt: skip
-    assert all(getattr(dynamo_redis, name) is not None for name in dynamo_redis.__all__)
-    assert set(dynamo_redis._HOME) == set(dynamo_redis.__all__)
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = dynamo_redis.no_such_name
 
 
 def test_settings_are_checked_without_the_library() -> None:

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core import Admission, AdmissionServices, Permit, PluginConfig, PreprocessedRequest, Principal, RankLoad
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 
 LIMIT = 2

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from typing import ClassVar
 
 import pytest
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.transport import TcpTransport

@@ -11,10 +11,8 @@ from contextlib import aclosing
 from typing import Any, ClassVar
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import MAX_VALUE, Lease, WatchEvent, WatchKind
-from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import MAX_VALUE, Lease, PluginConfig, TaskSet, WatchEvent, WatchKind
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 

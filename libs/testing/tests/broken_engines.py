@@ -12,6 +12,8 @@ from itertools import count
 from typing import Any, ClassVar
 
 from dynamo_core import (
+    EMBED,
+    PROGRESS,
     BackendError,
     DisaggregationMode,
     EmbedOutput,
@@ -19,17 +21,20 @@ from dynamo_core import (
     EngineConfig,
     EngineContext,
     GenerateContext,
+    KvBlock,
+    KvEvent,
+    KvEventSource,
+    KvStored,
     LLMEngine,
     LLMEngineOutput,
+    LoadSource,
+    MetricsScope,
     PluginConfig,
     PreprocessedRequest,
     WorkerConfig,
     chunk,
     usage,
 )
-from dynamo_core.contracts.engine import EMBED, PROGRESS, KvEventSource, LoadSource
-from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.protocol.events import KvBlock, KvEvent, KvStored
 
 
 class Engine(LLMEngine):

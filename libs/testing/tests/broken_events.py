@@ -12,11 +12,9 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.events import Publisher
-from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import Discovery, Lease, PluginConfig, Publisher
+from dynamo_core.protocol import EVENT_SOURCES, EventSource
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_inproc.events import InprocEvents
 from dynamo_testing.events_kit import EventPlanes, EventsKit

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from dynamo_core.contracts.call import Endpoint, Handler, ServedContext
-from dynamo_core.contracts.transport import Served, Transport
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import Endpoint, Handler, Served, ServedContext, Transport
+from dynamo_core.protocol import Instance
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.transport import TcpTransport

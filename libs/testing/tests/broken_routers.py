@@ -13,22 +13,24 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.router import (
+from dynamo_core import (
+    KV_EVENTS,
+    KvStored,
     Phase,
+    PluginConfig,
     PoolView,
     Route,
     Router,
+    RouterEvent,
     RouterServices,
     RoutingRequest,
     ScoredRank,
+    TaskSet,
     no_worker,
 )
 from dynamo_core.errors import ServiceOverloaded, Unavailable
-from dynamo_core.kv.chains import unshared_blocks
-from dynamo_core.protocol.events import KV_EVENTS, KvStored, RouterEvent
-from dynamo_core.protocol.records import Instance
-from dynamo_core.tasks import TaskSet
+from dynamo_core.kv import unshared_blocks
+from dynamo_core.protocol import Instance
 from dynamo_testing.router_kit import RouterFactory, RouterKit
 
 DECODER = msgspec.msgpack.Decoder(list[RouterEvent])

@@ -14,17 +14,24 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from dynamo_core.contracts.call import Endpoint, Handler, ServedContext, Sink, Source
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Served
-from dynamo_core.errors import Disconnected, DynamoError, InvalidArgument, StreamIncomplete, Unknown
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.records import Instance
-from dynamo_core.protocol.request import EmbedOutput, PreprocessedRequest
-from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import (
+    DynamoError,
+    EmbedOutput,
+    Endpoint,
+    EngineContext,
+    Handler,
+    LLMEngineOutput,
+    PluginConfig,
+    PreprocessedRequest,
+    Served,
+    ServedContext,
+    Sink,
+    Source,
+    TaskSet,
+)
+from dynamo_core.errors import Disconnected, InvalidArgument, StreamIncomplete, Unknown
+from dynamo_core.protocol import Annotated, Instance
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_testing.transport.contexts import ContextChecks
 from dynamo_testing.transport.endings import EndChecks

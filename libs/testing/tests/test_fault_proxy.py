@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from dynamo_core.tasks import TaskSet
+from dynamo_core import TaskSet
 from dynamo_testing.faults import (
     BlackHole,
     Corrupt,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.model_folder import load_folder
+from dynamo_core import load_folder
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text.hf import HFTokenizer
 

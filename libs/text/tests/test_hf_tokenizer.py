@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.tokenizer import StreamDecoder
+from dynamo_core import StreamDecoder
 from dynamo_core.errors import ConfigError, InvalidArgument
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text.generic import LibraryStream

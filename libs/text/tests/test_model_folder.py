@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from dynamo_core import load_folder
 from dynamo_core.contracts import model_folder as folder_module
-from dynamo_core.contracts.model_folder import load_folder
 from dynamo_core.errors import ConfigError
 from dynamo_text.bytes import ByteTokenizer
 from dynamo_text.hf import HFTokenizer

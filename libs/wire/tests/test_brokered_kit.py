@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import PluginConfig
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.transport_kit import Planes, TransportKit

@@ -11,23 +11,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from dynamo_core import DynamoError, Endpoint, EngineContext, LLMEngineOutput, PluginConfig, Served, ServedContext
 from dynamo_core.contracts import serving
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Served
 from dynamo_core.errors import (
     CannotConnect,
     Disconnected,
-    DynamoError,
     ResponseTimeout,
     StreamIncomplete,
     WorkerOverloaded,
     chain_has,
 )
-from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance
+from dynamo_core.protocol.output import merge_outputs
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_wire import calls, liveness
 from dynamo_wire.brokered.addresses import Addresses, is_link, word

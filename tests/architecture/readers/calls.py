@@ -7,16 +7,18 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.call import EMBED, GENERATE, KV_HISTORY, MODEL_FILE, Endpoint
-from dynamo_core.protocol.events import (
+from dynamo_core import (
+    KV_HISTORY,
+    Endpoint,
     KvBlock,
     KvEvent,
     KvHistoryPart,
     KvStored,
+    LLMEngineOutput,
+    PreprocessedRequest,
 )
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.reading import UNREADABLE
-from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.contracts.call import EMBED, GENERATE, MODEL_FILE
+from dynamo_core.protocol import UNREADABLE
 from dynamo_wire import encode as pack
 from dynamo_wire.brokered import fragments
 from dynamo_wire.messages import item_decoder

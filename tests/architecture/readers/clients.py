@@ -98,7 +98,8 @@ async def _status(handle: Callable[[web.Request], Awaitable[object]]) -> AsyncGe
     good=[b'{"model": "m", "active_prefill_tokens_threshold": 1}'],
 )
 async def requests_for_thresholds() -> AsyncGenerator[Feed, None]:
-    from dynamo_core.errors import HttpFault, InvalidArgument
+    from dynamo_core import HttpFault
+    from dynamo_core.errors import InvalidArgument
     from dynamo_plugin_frontend_openai.busy_threshold import _read
 
     async def handle(http: web.Request) -> None:

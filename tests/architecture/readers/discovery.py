@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any, cast
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.contracts.thresholds import PREFILL_TOKENS, Thresholds
+from dynamo_core import PREFILL_TOKENS, Thresholds, WatchEvent, WatchKind
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol.records import CARDS, INSTANCES, EventSource, Instance, ModelCard, RuntimeConfig
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import EventSource, Instance, ModelCard
+from dynamo_core.protocol.records import CARDS, INSTANCES, RuntimeConfig
+from dynamo_core.telemetry import Metrics
 from dynamo_leases import Fanout
 
 from tests.architecture.bad_bytes import json_bodies, plain_bodies
@@ -162,7 +162,7 @@ class Sent:
         return self.data
 
 
-@reader("dynamo_leases.json_client:JsonStream._message reading.read_json", good=[ANSWER], raises=[CannotConnect])
+@reader("dynamo_leases.json_client:JsonStream._message read_json", good=[ANSWER], raises=[CannotConnect])
 async def etcd_watches() -> AsyncGenerator[Feed, None]:
     from dynamo_leases import JsonStream
     from dynamo_plugin_discovery_etcd.client import Messages
@@ -189,7 +189,7 @@ LEASE = {
 }
 
 
-@reader("dynamo_leases.json_client:JsonClient.read_object reading.read_json", good=[to_json(LEASE)])
+@reader("dynamo_leases.json_client:JsonClient.read_object read_json", good=[to_json(LEASE)])
 async def kubernetes_answers() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_discovery_kubernetes.access import Access, Token
     from dynamo_plugin_discovery_kubernetes.client import Client

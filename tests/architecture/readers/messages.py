@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+from dynamo_core import ActiveLoad, KvBlock, KvEvent, KvStored, RouterEvent
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
 from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages
 from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.protocol.events import (
-    ActiveLoad,
-    KvBlock,
-    KvEvent,
-    KvStored,
-    PlacedLoad,
-    PlacedLoads,
-    RouterEvent,
-)
-from dynamo_core.protocol.reading import Unreadable
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Unreadable
+from dynamo_core.protocol.events import PlacedLoad, PlacedLoads
+from dynamo_core.telemetry import Metrics
 from dynamo_testing.router.harness import Fleet
 from dynamo_wire import encode as pack
 

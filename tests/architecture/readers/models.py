@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from dynamo_core.contracts.model_folder import MODEL_CONFIG, TOKENIZER
-from dynamo_core.errors import BackendError, ConfigError, InvalidArgument, Unknown
-from dynamo_core.protocol.events import (
-    KvEvent,
-    KvStored,
-)
-from dynamo_core.protocol.reading import UNREADABLE
-from dynamo_core.protocol.records import ModelCard
-from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest
+from dynamo_core import MODEL_CONFIG, TOKENIZER, BackendError, KvEvent, KvStored, PrefillResult, PreprocessedRequest
+from dynamo_core.errors import ConfigError, InvalidArgument, Unknown
+from dynamo_core.protocol import UNREADABLE, ModelCard
 from dynamo_core.worker.probe import probe_request
 from dynamo_testing.tiny_model import make_tokenizer_folder
-from dynamo_text.calls import CallArray
+from dynamo_text import CallArray
 from dynamo_text.hf import HFTokenizer
 from dynamo_wire import encode as pack
 
@@ -28,7 +22,7 @@ from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json
 
 
-@reader("dynamo_text.hf:_json reading.read_json", good=[b'{"eos_token_id": 3}'], raises=[ConfigError])
+@reader("dynamo_text.hf:_json read_json", good=[b'{"eos_token_id": 3}'], raises=[ConfigError])
 async def model_settings() -> AsyncGenerator[Feed, None]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = (make_tokenizer_folder(Path(folder), vocab_size=300) / TOKENIZER).read_bytes()
@@ -64,7 +58,7 @@ async def templates() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_plugin_engine_transformers.request_sampling:model_defaults reading.read_json",
+    "dynamo_plugin_engine_transformers.request_sampling:model_defaults read_json",
     good=[b'{"temperature": 0.5}'],
 )
 async def generation_settings() -> AsyncGenerator[Feed, None]:

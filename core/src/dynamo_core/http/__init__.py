@@ -1,1 +1,5 @@
 """HTTP listeners of this process and what every one of them serves: limits, error bodies, health, metrics."""
+
+from dynamo_core.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

@@ -1,5 +1,5 @@
 """Hashes of token blocks, shared by engines, routers and the slot tracker."""
 
-from dynamo_core.kv.hashes import block_hashes, sequence_hashes, to_signed, to_unsigned
+from dynamo_core.lazy import exports
 
-__all__ = ["block_hashes", "sequence_hashes", "to_signed", "to_unsigned"]
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

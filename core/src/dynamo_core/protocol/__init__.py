@@ -1,1 +1,5 @@
-"""Values that travel between processes: plain typed structs, append-only, with no behaviour that needs the runtime."""
+"""Values that travel between processes, and how foreign bytes are read. Structs only grow at the end."""
+
+from dynamo_core.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

@@ -57,7 +57,7 @@ def serve(
     """
     settings = loaded.settings
     role = role_of(settings, only, replica) if hosted is None else role_for(hosted)
-    logs.configure(settings.log.level, settings.log.json_lines, process=role.name)
+    logs.configure_logging(settings.log.level, settings.log.json_lines, process=role.name)
     code = FAILED
     try:
         if role.whole and Plane(loaded, role).transport.CROSS_PROCESS:
@@ -69,12 +69,12 @@ def serve(
             finally:
                 shutdown_export()
     except ConfigError:
-        logs.shutdown()
+        logs.shutdown_logging()
         raise
     except DynamoError as error:
         log.error("not started: %s: %s", error.kind, error)
     except BaseException:
-        logs.shutdown()
+        logs.shutdown_logging()
         raise
     return end_with(code)
 

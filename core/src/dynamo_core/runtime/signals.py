@@ -92,6 +92,6 @@ class Signals:
 
 def end_with(code: int) -> int:
     """Ends logging and gives the exit code back; does not return if nobody reads the log."""
-    if not logs.shutdown():
+    if not logs.shutdown_logging():
         os._exit(code)
     return code

@@ -36,7 +36,7 @@ BARE_INTERRUPTED = 0.8
 def give_up(why: str) -> None:
     """Ends the process now, whatever it is doing."""
     log.error("%s; the process ends now", why)
-    logs.shutdown()
+    logs.shutdown_logging()
     os._exit(OVERDUE)
 
 

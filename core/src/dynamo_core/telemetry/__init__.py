@@ -1,1 +1,5 @@
 """Telemetry: metrics, traces, logs, and the accounting of client requests."""
+
+from dynamo_core.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

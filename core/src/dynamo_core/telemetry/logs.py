@@ -38,7 +38,7 @@ MAX_WAITING = 10_000
 #: Characters of a message, and of a traceback, that are kept.
 MAX_MESSAGE = 8_192
 MAX_TRACEBACK = 32_768
-#: Seconds that `shutdown` waits for the writer.
+#: Seconds that `shutdown_logging` waits for the writer.
 FLUSH_TIMEOUT = 2.0
 
 
@@ -254,7 +254,7 @@ class _Active:
 _active: _Active | None = None
 
 
-def configure(level: str, json: bool, stream: TextIO | None = None, *, process: str = "") -> None:
+def configure_logging(level: str, json: bool, stream: TextIO | None = None, *, process: str = "") -> None:
     """Starts logging to `stream` (stderr if None), in place of what an earlier call set up.
 
     `level` is one of debug, info, warning, error, critical; loggers of other libraries speak from warning. `process`
@@ -267,7 +267,7 @@ def configure(level: str, json: bool, stream: TextIO | None = None, *, process: 
     number = LEVELS.get(level.lower())
     if number is None:
         raise ConfigError(f"log.level: {level!r} is not a level; use one of {', '.join(LEVELS)}")
-    shutdown()
+    shutdown_logging()
     writer = logging.StreamHandler(stream if stream is not None else sys.stderr)
     writer.setFormatter(JsonFormatter(process) if json else TextFormatter(process))
     waiting: queue.Queue[Any] = queue.Queue(MAX_WAITING)
@@ -281,7 +281,7 @@ def configure(level: str, json: bool, stream: TextIO | None = None, *, process: 
     root.setLevel(number)
 
 
-def shutdown() -> bool:
+def shutdown_logging() -> bool:
     """Writes what waits, for at most `FLUSH_TIMEOUT` seconds, and takes this logging away. Safe twice.
 
     False if the output is stuck: then the interpreter would wait for its writer at exit, without end.

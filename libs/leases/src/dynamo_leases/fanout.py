@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core import WatchEvent, WatchKind
+from dynamo_core.protocol import UnreadableWarner
 
 from dynamo_leases.records import check_record
 

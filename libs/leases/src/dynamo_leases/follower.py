@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from dynamo_core.backoff import jitter
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind, jitter
 from dynamo_core.errors import CannotConnect
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from aiohttp import (
     TCPConnector,
 )
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.protocol.reading import Unreadable, read_json
+from dynamo_core.protocol import Unreadable, read_json
 
 from dynamo_leases.line_decoder import LineDecoder
 

@@ -8,7 +8,7 @@ import secrets
 import threading
 from abc import abstractmethod
 
-from dynamo_core.contracts.discovery import Lease
+from dynamo_core import Lease
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from dynamo_core.backoff import jitter
+from dynamo_core import jitter
 from dynamo_core.errors import CannotConnect
 
 from dynamo_leases.failures import LeaseFailureTracker, Refused

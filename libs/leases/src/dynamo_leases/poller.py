@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from dynamo_core.tasks import TaskSet
+from dynamo_core import TaskSet
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.discovery import MAX_VALUE
+from dynamo_core import MAX_VALUE
 
 #: The longest key, in bytes of UTF-8.
 MAX_KEY = 1024

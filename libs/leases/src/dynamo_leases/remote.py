@@ -8,13 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent
-from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core import Discovery, Lease, LoopThread, MetricsScope, PluginConfig, TaskSet, WatchEvent, wait_for_store
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.loop_thread import LoopThread
-from dynamo_core.starting import wait_for_store
-from dynamo_core.tasks import TaskSet
 
 from dynamo_leases.fanout import Fanout
 from dynamo_leases.follower import Follower, OnChange

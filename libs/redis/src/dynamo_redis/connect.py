@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_core.certificates import ClientTls, client_context
+from dynamo_core import ClientTls, client_context
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 from urllib.parse import urlsplit
 
-from dynamo_core.certificates import ClientTls
-from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
+from dynamo_core import ClientTls, PluginConfig, SettingsMismatch
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 #: The port of a server whose address names none.

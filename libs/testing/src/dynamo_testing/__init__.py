@@ -16,155 +16,11 @@ requests and outputs for tests with hypothesis.
 Classes of tests need the extra ``testing``, the functions do not. The names below are loaded when first used.
 """
 
-from __future__ import annotations
-
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from dynamo_testing.engine.bench import EngineFactory
-    from dynamo_testing.engine.contexts import cancelling_context, mock_context
-    from dynamo_testing.engine.failures import (
-        AbortFailed,
-        AnswerRepeated,
-        CancellationIgnored,
-        CancellationNotObserved,
-        ChunkAfterTerminal,
-        CleanupFailed,
-        CleanupWithoutStartFailed,
-        CloseFailed,
-        ConcurrentGenerateFailed,
-        ConformanceFailure,
-        DrainFailed,
-        EmbeddingFailed,
-        EmptyModelInConfig,
-        EventLoopBlocked,
-        GenerateFailed,
-        HealthCheckPayloadFailed,
-        InvalidItem,
-        InvalidTokens,
-        KvEventsFailed,
-        KvEventSourcesFailed,
-        KvEventSourcesNotIdempotent,
-        LoadSourcesFailed,
-        LoadSourcesNotIdempotent,
-        MaxTokensExceeded,
-        MetricsFailed,
-        NoChunksYielded,
-        NoDisaggregatedParams,
-        NoTerminalChunk,
-        ProgressFailed,
-        QueuedStopIgnored,
-        RequestLeaked,
-        RequestsMixed,
-        SecondCleanupFailed,
-        StartFailed,
-        StreamYieldedError,
-        WrongUsage,
-    )
-    from dynamo_testing.engine.peer import PrefillPeer
-    from dynamo_testing.engine.report import CheckResult, Report
-    from dynamo_testing.engine.run import run_conformance
-    from dynamo_testing.engine_kit import EngineConformance
+from dynamo_core.lazy import exports
 
-_FAILURES = (
-    "AbortFailed",
-    "AnswerRepeated",
-    "CancellationIgnored",
-    "CancellationNotObserved",
-    "ChunkAfterTerminal",
-    "CleanupFailed",
-    "CleanupWithoutStartFailed",
-    "CloseFailed",
-    "ConcurrentGenerateFailed",
-    "ConformanceFailure",
-    "DrainFailed",
-    "EmbeddingFailed",
-    "EmptyModelInConfig",
-    "EventLoopBlocked",
-    "GenerateFailed",
-    "HealthCheckPayloadFailed",
-    "InvalidItem",
-    "InvalidTokens",
-    "KvEventSourcesFailed",
-    "KvEventSourcesNotIdempotent",
-    "KvEventsFailed",
-    "LoadSourcesFailed",
-    "LoadSourcesNotIdempotent",
-    "MaxTokensExceeded",
-    "MetricsFailed",
-    "NoChunksYielded",
-    "NoDisaggregatedParams",
-    "NoTerminalChunk",
-    "ProgressFailed",
-    "QueuedStopIgnored",
-    "RequestLeaked",
-    "RequestsMixed",
-    "SecondCleanupFailed",
-    "StartFailed",
-    "StreamYieldedError",
-    "WrongUsage",
-)
-
-_HOME = {
-    "CheckResult": "engine.report",
-    "EngineConformance": "engine_kit",
-    "EngineFactory": "engine.bench",
-    "PrefillPeer": "engine.peer",
-    "Report": "engine.report",
-    "cancelling_context": "engine.contexts",
-    "mock_context": "engine.contexts",
-    "run_conformance": "engine.run",
-    **dict.fromkeys(_FAILURES, "engine.failures"),
-}
-
-__all__ = [
-    "AbortFailed",
-    "AnswerRepeated",
-    "CancellationIgnored",
-    "CancellationNotObserved",
-    "CheckResult",
-    "ChunkAfterTerminal",
-    "CleanupFailed",
-    "CleanupWithoutStartFailed",
-    "CloseFailed",
-    "ConcurrentGenerateFailed",
-    "ConformanceFailure",
-    "DrainFailed",
-    "EmbeddingFailed",
-    "EmptyModelInConfig",
-    "EngineConformance",
-    "EngineFactory",
-    "EventLoopBlocked",
-    "GenerateFailed",
-    "HealthCheckPayloadFailed",
-    "InvalidItem",
-    "InvalidTokens",
-    "KvEventSourcesFailed",
-    "KvEventSourcesNotIdempotent",
-    "KvEventsFailed",
-    "LoadSourcesFailed",
-    "LoadSourcesNotIdempotent",
-    "MaxTokensExceeded",
-    "MetricsFailed",
-    "NoChunksYielded",
-    "NoDisaggregatedParams",
-    "NoTerminalChunk",
-    "PrefillPeer",
-    "ProgressFailed",
-    "QueuedStopIgnored",
-    "Report",
-    "RequestLeaked",
-    "RequestsMixed",
-    "SecondCleanupFailed",
-    "StartFailed",
-    "StreamYieldedError",
-    "WrongUsage",
-    "cancelling_context",
-    "mock_context",
-    "run_conformance",
-]
+__getattr__, __dir__, __all__ = exports(__name__, __file__)
 
 if "pytest" in sys.modules:
     import pytest
@@ -181,17 +37,6 @@ if "pytest" in sys.modules:
         "dynamo_testing.router_kit",
         "dynamo_testing.discovery",
         "dynamo_testing.discovery_kit",
+        "dynamo_testing.brokered",
+        "dynamo_testing.brokered_kit",
     )
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]

@@ -1,1 +1,5 @@
-"""Between text and token ids."""
+"""Between text and token ids: tokenizers, detokenizing, stop strings, and readers of tool calls in pieces."""
+
+from dynamo_core.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_core.contracts.tokenizer import BYTES_VOCAB_SIZE
+from dynamo_core import BYTES_VOCAB_SIZE
 
 from dynamo_text.utf8 import Utf8Stream, to_utf8
 

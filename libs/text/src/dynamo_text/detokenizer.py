@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_core.contracts.tokenizer import StreamDecoder
+from dynamo_core import StreamDecoder
 
 from dynamo_text.stops import StopMatcher, StopStrings
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import cast
 
-from dynamo_core.contracts.tokenizer import Tokenizer
+from dynamo_core import Tokenizer
 from dynamo_core.errors import ServiceOverloaded
 
 from dynamo_text.prefix_cache import CachingTokenizer

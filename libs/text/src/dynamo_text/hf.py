@@ -7,16 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dynamo_core.contracts.model_folder import (
-    GENERATION_CONFIG,
-    MODEL_CONFIG,
-    SPECIAL_TOKENS,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-)
-from dynamo_core.contracts.tokenizer import StreamDecoder
+from dynamo_core import GENERATION_CONFIG, MODEL_CONFIG, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG, StreamDecoder
 from dynamo_core.errors import ConfigError
-from dynamo_core.protocol.reading import Unreadable, read_json, shown
+from dynamo_core.protocol import Unreadable, read_json, shown
 
 from dynamo_text.generic import LibraryStream
 from dynamo_text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynamo_core.contracts.tokenizer import Tokenizer
+from dynamo_core import Tokenizer
 from dynamo_core.errors import ConfigError
 
 from dynamo_text.prefix_cache import TokenCacheStore

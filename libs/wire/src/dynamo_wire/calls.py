@@ -10,21 +10,17 @@ from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint, Sink, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.serving import STOP_GRACE
+from dynamo_core import STOP_GRACE, DynamoError, Endpoint, EngineContext, LLMEngineOutput, Sink, Source
 from dynamo_core.errors import (
     CannotConnect,
     ConnectionTimeout,
     Disconnected,
-    DynamoError,
     EngineShutdown,
     InvalidArgument,
     StreamIncomplete,
     from_wire,
 )
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol import Annotated
 
 from dynamo_wire.messages import (
     UNREADABLE,

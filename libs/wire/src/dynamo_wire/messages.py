@@ -7,11 +7,10 @@ from typing import Annotated as Constrained
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint
+from dynamo_core import Endpoint
 from dynamo_core.errors import WireError
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.reading import UNREADABLE as UNREADABLE
-from dynamo_core.protocol.records import PROTO
+from dynamo_core.protocol import PROTO, Annotated
+from dynamo_core.protocol import UNREADABLE as UNREADABLE
 
 #: Versions this process understands.
 ACCEPTED_PROTOS: Final = (PROTO, PROTO - 1)

@@ -6,12 +6,9 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
-from dynamo_core.contracts.call import Endpoint, Handler, ServedContext
-from dynamo_core.contracts.serving import ServedCall
-from dynamo_core.errors import Disconnected, DynamoError, Unknown, to_wire
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.tasks import TaskSet
+from dynamo_core import DynamoError, Endpoint, Handler, LLMEngineOutput, ServedCall, ServedContext, TaskSet
+from dynamo_core.errors import Disconnected, Unknown, to_wire
+from dynamo_core.protocol import Annotated
 
 from dynamo_wire.messages import ROWS_TAG, Accepted, Ack, Ended, Open, Pause, Refused, Resume, Stop, encode
 

@@ -7,13 +7,20 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from dynamo_core.contracts.admission import AdmissionServices, Permit, Principal
-from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core import (
+    AdmissionServices,
+    Permit,
+    PreprocessedRequest,
+    Principal,
+    RankLoad,
+    RoutingHints,
+    StopConditions,
+    Thresholds,
+)
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.protocol.records import Instance, ModelCard
-from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints, StopConditions
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig, TenantSettings
 from dynamo_plugin_admission_fair_queue.meters import OTHERS

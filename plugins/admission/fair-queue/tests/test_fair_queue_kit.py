@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.admission import Admission
+from dynamo_core import Admission
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig, TenantSettings
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig

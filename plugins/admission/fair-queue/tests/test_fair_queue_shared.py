@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import redis
-from dynamo_core.contracts.admission import AdmissionServices, Permit, Principal
+from dynamo_core import AdmissionServices, Permit, PreprocessedRequest, Principal, StopConditions
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ConfigError, ServiceOverloaded
-from dynamo_core.protocol.records import Instance, ModelCard
-from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from pydantic import ValidationError

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Principal
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core import Admission, AdmissionServices, PluginConfig, PreprocessedRequest, Principal, RankLoad, Thresholds
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.protocol.records import Instance, ModelCard
-from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_token_capacity.admission import TokenCapacityAdmission
 from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 from dynamo_testing.discovery.harness import see

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.discovery import WatchKind
+from dynamo_core import WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 from pydantic import ValidationError

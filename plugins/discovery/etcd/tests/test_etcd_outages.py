@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.discovery import WatchKind
+from dynamo_core import WatchKind
 from dynamo_core.errors import CannotConnect
 
 STALE, FRESH = WatchKind.STALE, WatchKind.FRESH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind
 from dynamo_plugin_discovery_etcd.view import View
 from dynamo_plugin_discovery_etcd.wire import Change, Keys, Listing, Record
 from hypothesis import given

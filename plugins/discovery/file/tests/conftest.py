@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import WatchEvent, WatchKind
+from dynamo_core.telemetry import Metrics
 from dynamo_leases import NO_LEASE
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery

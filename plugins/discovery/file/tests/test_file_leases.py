@@ -8,7 +8,7 @@ import shutil
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.discovery import WatchKind
+from dynamo_core import WatchKind
 from dynamo_core.errors import CannotConnect
 from dynamo_plugin_discovery_file.folder import LEASES, RECORDS
 

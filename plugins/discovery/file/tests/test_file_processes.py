@@ -12,7 +12,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind
 from dynamo_plugin_discovery_file.clock import SYSTEM
 from dynamo_plugin_discovery_file.discovery import FileDiscovery
 from dynamo_plugin_discovery_file.folder import Folder

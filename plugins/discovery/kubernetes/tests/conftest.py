@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
 from dynamo_plugin_discovery_kubernetes.discovery import KubernetesDiscovery
 from dynamo_testing.discovery.harness import see

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiohttp import web
-from dynamo_core.loop_thread import LoopThread
+from dynamo_core import LoopThread
 from yarl import URL
 
 Json = dict[str, Any]

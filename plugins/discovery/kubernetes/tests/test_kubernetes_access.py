@@ -15,7 +15,7 @@ import pytest
 import yaml
 from aiohttp import web
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_kubernetes import access as accesses
 from dynamo_plugin_discovery_kubernetes.access import Token, find_access
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.discovery import WatchKind
+from dynamo_core import WatchKind
 from dynamo_core.errors import CannotConnect
 from dynamo_plugin_discovery_kubernetes import store as stores
 from dynamo_plugin_discovery_kubernetes import view as views

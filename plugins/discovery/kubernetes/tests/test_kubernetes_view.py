@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind
 from dynamo_leases import NO_LEASE
 from dynamo_plugin_discovery_kubernetes.objects import LeaseFact, RecordFact
 from dynamo_plugin_discovery_kubernetes.view import CLEAR_AFTER, SKEW, View

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import MAX_VALUE, WatchEvent, WatchKind
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import MAX_VALUE, PluginConfig, WatchEvent, WatchKind
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
 from dynamo_testing.redis_server import RedisServer, make_server, redis_binary, server

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.store import Store

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from dynamo_core import KvCleared, KvEvent, KvRemoved, KvStored
 from dynamo_core.kv import block_hashes, sequence_hashes
-from dynamo_core.protocol.events import KvCleared, KvEvent, KvRemoved, KvStored
 from dynamo_plugin_engine_mocker.blocks import BlockPool
 from dynamo_plugin_engine_mocker.table import BlockTable, PrefixHashes
 from hypothesis import given, settings

@@ -16,6 +16,8 @@ import dynamo_plugin_engine_mocker
 import pytest
 from dynamo_core import (
     DYNAMO_API,
+    EMBED,
+    PROGRESS,
     BackendError,
     EmbedRequest,
     EngineContext,
@@ -23,15 +25,14 @@ from dynamo_core import (
     PreprocessedRequest,
     StopConditions,
     WorkerConfig,
+    load_folder,
 )
-from dynamo_core.contracts.engine import EMBED, PROGRESS
-from dynamo_core.contracts.model_folder import load_folder
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.embeddings import embedding
 from dynamo_plugin_engine_mocker.engine import MockerEngine
-from dynamo_text.load import load_tokenizer
+from dynamo_text import load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError

@@ -11,24 +11,27 @@ from typing import Any, cast
 import msgspec
 import pytest
 from dynamo_core import (
+    EMBED,
+    ActiveLoad,
     BackendError,
     BootstrapInfo,
     DisaggregationMode,
     EngineContext,
     FinishReason,
     GenerateContext,
+    KvEvent,
+    KvStored,
     LLMEngineOutput,
+    OutputOptions,
     PrefillResult,
     PreprocessedRequest,
+    RoutingHints,
     SamplingOptions,
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.contracts.engine import EMBED
-from dynamo_core.protocol.events import ActiveLoad, KvEvent, KvStored
 from dynamo_core.protocol.output import merge_outputs
-from dynamo_core.protocol.request import OutputOptions, RoutingHints
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_engine_mocker import rendezvous
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig

@@ -10,22 +10,26 @@ from typing import Any, ClassVar
 
 import pytest
 from dynamo_core import (
+    ActiveLoad,
     BackendError,
     DisaggregationMode,
     EngineContext,
     FinishReason,
     GenerateContext,
+    KvCleared,
+    KvEvent,
+    KvRemoved,
+    KvStored,
     LLMEngineOutput,
     PrefillResult,
     PreprocessedRequest,
+    RoutingHints,
     SamplingOptions,
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.protocol.events import ActiveLoad, KvCleared, KvEvent, KvRemoved, KvStored
 from dynamo_core.protocol.output import merge_outputs
-from dynamo_core.protocol.request import RoutingHints
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
@@ -33,7 +37,7 @@ from dynamo_plugin_engine_mocker.handoff import Handoff
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG
 from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
-from dynamo_text.bytes import ByteTokenizer
+from dynamo_text import ByteTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule

@@ -8,12 +8,12 @@ import pytest
 from dynamo_core import (
     FinishReason,
     LLMEngineOutput,
+    OutputOptions,
     PreprocessedRequest,
     SamplingOptions,
     StopConditions,
 )
 from dynamo_core.protocol.output import merge_outputs
-from dynamo_core.protocol.request import OutputOptions
 from dynamo_plugin_engine_mocker.config import MockerConfig, ScriptEntry
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG, Sequence
 from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory

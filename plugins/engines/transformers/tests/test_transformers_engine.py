@@ -12,7 +12,9 @@ import pytest
 import pytest_asyncio
 from dynamo_core import (
     BackendError,
+    EngineContext,
     FinishReason,
+    GenerateContext,
     LLMEngineOutput,
     OutputOptions,
     PreprocessedRequest,
@@ -20,7 +22,6 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.errors import ConfigError
 from dynamo_plugin_engine_transformers.config import TransformersConfig
 from dynamo_plugin_engine_transformers.engine import TransformersEngine

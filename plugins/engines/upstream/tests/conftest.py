@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest_asyncio
 from aiohttp import web
-from dynamo_core import EngineConfig, LLMEngineOutput, PreprocessedRequest, WorkerConfig
-from dynamo_core.contracts.context import EngineContext, GenerateContext
-from dynamo_core.protocol.request import SamplingOptions
+from dynamo_core import (
+    EngineConfig,
+    EngineContext,
+    GenerateContext,
+    LLMEngineOutput,
+    PreprocessedRequest,
+    SamplingOptions,
+    WorkerConfig,
+)
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.engine import UpstreamEngine
 

@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dynamo_core import BackendError, FinishReason, PreprocessedRequest, WorkerConfig
-from dynamo_core.contracts.context import EngineContext, GenerateContext
-from dynamo_core.contracts.engine import DisaggregationMode
+from dynamo_core import (
+    BackendError,
+    DisaggregationMode,
+    EngineContext,
+    FinishReason,
+    GenerateContext,
+    PreprocessedRequest,
+    WorkerConfig,
+)
 from dynamo_core.errors import ConfigError, WorkerOverloaded
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.engine import UpstreamEngine

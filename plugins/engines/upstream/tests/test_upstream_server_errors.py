@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core import BackendError
-from dynamo_core.errors import DynamoError, NotSupported, WorkerOverloaded
+from dynamo_core import BackendError, DynamoError
+from dynamo_core.errors import NotSupported, WorkerOverloaded
 from dynamo_plugin_engine_upstream.server_errors import LONGEST, error_object, sanitized, status_error, stream_error
 
 NAMES = {"org/secret-name": "ours", "sk-123456": "…"}

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from dynamo_core import GenerateContext
-from dynamo_core.tasks import TaskSet
+from dynamo_core import GenerateContext, TaskSet
 from dynamo_plugin_engine_vllm.output_stream import OutputStream
 from dynamo_testing import mock_context
 

@@ -8,13 +8,13 @@ import pytest
 from dynamo_core import (
     BackendError,
     DisaggregationMode,
+    GuidedDecodingOptions,
     OutputOptions,
     PreprocessedRequest,
     RoutingHints,
     SamplingOptions,
     StopConditions,
 )
-from dynamo_core.protocol.request import GuidedDecodingOptions
 from dynamo_plugin_engine_vllm.sampling import SamplingArgs, sampling_args
 
 AGG, PREFILL, DECODE = DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE

@@ -11,26 +11,35 @@ from typing import Any
 
 import openai
 import pytest
-from dynamo_core.contracts.admission import Permit, Principal
-from dynamo_core.contracts.call import Sink, Source
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core import (
+    DynamoError,
+    EmbedOutput,
+    EmbedRequest,
+    EngineContext,
+    FinishReason,
+    FrontendServices,
+    HttpRoute,
+    LLMEngineOutput,
+    Parsers,
+    Permit,
+    PreprocessedRequest,
+    Principal,
+    Sink,
+    Source,
+)
 from dynamo_core.contracts.explain import RouteView
-from dynamo_core.contracts.frontend import FrontendServices, HttpRoute
-from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.errors import DynamoError, ModelNotFound, Unavailable
-from dynamo_core.http.listener import Listener
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, merge_outputs
-from dynamo_core.protocol.records import ModelCard, RequestRecord
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.errors import ModelNotFound, Unavailable
+from dynamo_core.http import Listener
+from dynamo_core.protocol import Annotated, ModelCard, RequestRecord
+from dynamo_core.protocol.output import merge_outputs
+from dynamo_core.telemetry import Metrics
 from dynamo_core.telemetry.inflight import RequestTracker
-from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_parsers_standard.hermes import HermesParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
-from dynamo_text.bytes import ByteTokenizer
+from dynamo_text import ByteTokenizer
 
 WAIT = 10.0
 

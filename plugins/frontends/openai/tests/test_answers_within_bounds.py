@@ -9,7 +9,7 @@ from asyncio import events
 from typing import Any
 
 import pytest
-from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_core import FinishReason, LLMEngineOutput, TopLogprob
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.memory import SMALL
 

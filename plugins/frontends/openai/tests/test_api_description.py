@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.frontend import ListenerName
+from dynamo_core import ListenerName
 from dynamo_core.settings import FLAGS
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, TopLogprob
 
 GOLDEN: dict[str, str] = json.loads(Path(__file__).with_name("golden_answers.json").read_text())
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.engine import EMBED
+from dynamo_core import EMBED
 from dynamo_plugin_frontend_openai import endpoint
 
 CHAT, COMPLETE, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

@@ -11,9 +11,8 @@ import anthropic
 import pytest
 from anthropic.types.beta import message_count_tokens_params as beta_count
 from anthropic.types.beta import message_create_params as beta_create
-from dynamo_core.contracts.parsers import Parsers
-from dynamo_core.errors import BackendError, ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOutput, Parsers
+from dynamo_core.errors import ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
 from dynamo_plugin_frontend_openai.blocks import Blocks, Change
 from dynamo_plugin_frontend_openai.requests import fields as fields_table
 from dynamo_plugin_frontend_openai.requests.messages import CountTokensRequest, MessagesRequest
@@ -406,7 +405,7 @@ async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, mode
 
 
 def test_blocks_do_not_begin_twice_and_pieces_of_unknown_calls_are_left_out() -> None:
-    from dynamo_core.contracts.parsers import ToolCallArguments, ToolCallStart
+    from dynamo_core import ToolCallArguments, ToolCallStart
 
     blocks = Blocks()
     start = ToolCallStart(0, "c", "f")

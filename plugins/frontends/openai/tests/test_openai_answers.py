@@ -9,8 +9,8 @@ import struct
 from typing import Any
 
 import pytest
-from dynamo_core.errors import BackendError, DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_core import BackendError, CompletionUsage, DynamoError, FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_core.errors import DeadlineExceeded, Disconnected, ResponseTimeout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -481,11 +481,11 @@ async def test_paths_can_be_changed(cold_server: Any) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(1, 7), max_size=30))
 def test_any_text_survives_any_chunking(text: str, cuts: list[int]) -> None:
-    from dynamo_core.protocol.request import PreprocessedRequest
+    from dynamo_core import PreprocessedRequest
     from dynamo_plugin_frontend_openai.choices import Piece, TokenChoice
     from dynamo_plugin_frontend_openai.render import Collected, Identity
     from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
-    from dynamo_text.bytes import ByteTokenizer
+    from dynamo_text import ByteTokenizer
 
     data = text.encode()
     choice = TokenChoice(0, PreprocessedRequest(token_ids=[1]), ByteTokenizer())

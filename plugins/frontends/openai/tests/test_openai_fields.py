@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_core import FinishReason, LLMEngineOutput, TopLogprob
 from dynamo_plugin_frontend_openai.chat import ChatEndpoint
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint

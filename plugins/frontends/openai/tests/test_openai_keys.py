@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from dynamo_core.contracts.admission import Principal
+from dynamo_core import Principal
 from dynamo_core.http.auth import ApiKeys, hash_of, new_key
 from dynamo_core.settings import AuthSettings
 from dynamo_core.telemetry.access_log import fields

@@ -9,17 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, TopLogprob
-from dynamo_core.protocol.request import OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
+from dynamo_core import (
+    FinishReason,
+    LLMEngineOutput,
+    OutputOptions,
+    PreprocessedRequest,
+    SamplingOptions,
+    StopConditions,
+    Tokenizer,
+    TopLogprob,
+)
 from dynamo_plugin_frontend_openai.choices import Piece, TokenChoice
 from dynamo_plugin_frontend_openai.render import Collected, Identity
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
 from dynamo_testing.tiny_model import END_OF_TURN, START_OF_TURN, make_tokenizer_folder
+from dynamo_text import load_tokenizer
 from dynamo_text.bytes import BOS, EOS, ByteTokenizer
 from dynamo_text.hf import HFTokenizer
-from dynamo_text.load import load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 

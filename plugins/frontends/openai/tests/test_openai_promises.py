@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_core.errors import ServiceOverloaded, Unavailable, WorkerOverloaded
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_core.protocol import Annotated
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from dynamo_core import BackendError, DynamoError
 from dynamo_core.errors import (
-    BackendError,
     Cancelled,
     ConnectionTimeout,
     DeadlineExceeded,
     Disconnected,
-    DynamoError,
     InvalidArgument,
     NotSupported,
     ResponseTimeout,

@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
-from dynamo_core.protocol.request import OutputOptions, PreprocessedRequest, StopConditions
+from dynamo_core import (
+    CompletionUsage,
+    FinishReason,
+    LLMEngineOutput,
+    OutputOptions,
+    PreprocessedRequest,
+    StopConditions,
+)
 from dynamo_plugin_frontend_openai.choices import Choice, Piece, TokenChoice
 from dynamo_plugin_frontend_openai.plain import PlainPath
 from dynamo_plugin_frontend_openai.render import ChunkRenderer, Identity
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
-from dynamo_text.bytes import ByteTokenizer
+from dynamo_text import ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core.errors import BackendError, Disconnected, ServiceOverloaded
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_core.errors import Disconnected, ServiceOverloaded
 
 #: The end of a chunked body, with the end of the chunk before: an id at the end of the head may end in 0, too.
 LAST_CHUNK = b"\n0\r\n\r\n"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.parsers import Parsers
-from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
+from dynamo_core import FinishReason, LLMEngineOutput, Parsers
 from dynamo_plugin_parsers_standard.hermes import HermesParser
 
 END = 257

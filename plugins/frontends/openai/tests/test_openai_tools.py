@@ -8,8 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from dynamo_core.contracts.parsers import Parsers, ToolCallArguments, ToolCallStart
-from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
+from dynamo_core import FinishReason, LLMEngineOutput, Parsers, ToolCallArguments, ToolCallStart
 from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.forced import ForcedCalls
 from dynamo_plugin_parsers_standard.hermes import HermesParser

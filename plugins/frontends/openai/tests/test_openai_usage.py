@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from dynamo_core.protocol.output import CompletionUsage, FinishReason
+from dynamo_core import CompletionUsage, FinishReason
 
 PROMPT = len("user: Hi\nassistant: ")
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from dynamo_core.contracts.parsers import Parsers
+from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 from dynamo_plugin_frontend_openai.requests import fields as fields_table
 from dynamo_plugin_frontend_openai.requests.responses import InputTokensRequest, ResponsesRequest
 from hypothesis import HealthCheck, given, settings

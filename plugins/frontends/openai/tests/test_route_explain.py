@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from dynamo_core import ListenerName
 from dynamo_core.contracts.explain import RankView, RouteView
-from dynamo_core.contracts.frontend import ListenerName
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 
 Server = Any

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.parsers import (
+from dynamo_core import (
     ContentDelta,
     ParserDelta,
     ReasoningDelta,

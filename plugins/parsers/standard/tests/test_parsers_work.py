@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
+from dynamo_core import ReasoningParser, ToolCallParser
 from dynamo_plugin_parsers_standard.hermes import HermesParser
 from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
 from dynamo_plugin_parsers_standard.mistral import MistralParser

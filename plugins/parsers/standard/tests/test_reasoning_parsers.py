@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.parsers import ContentDelta, ReasoningDelta, ReasoningParser
+from dynamo_core import ContentDelta, ReasoningDelta, ReasoningParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

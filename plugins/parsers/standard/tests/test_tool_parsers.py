@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.parsers import ContentDelta, ToolCallArguments, ToolCallParser, ToolCallStart
+from dynamo_core import ContentDelta, ToolCallArguments, ToolCallParser, ToolCallStart
 from dynamo_plugin_parsers_standard.hermes import HermesParser
 from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
 from dynamo_plugin_parsers_standard.mistral import MistralParser

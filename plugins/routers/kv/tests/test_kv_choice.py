@@ -6,8 +6,8 @@ import random
 from collections import Counter
 
 import pytest
-from dynamo_core.kv.chains import Load
-from dynamo_core.protocol.request import RouterConfigOverride
+from dynamo_core import RouterConfigOverride
+from dynamo_core.kv import Load
 from dynamo_plugin_router_kv.choice import Weights, choose, costs
 from dynamo_plugin_router_kv.config import KvConfig
 from hypothesis import given

@@ -8,9 +8,7 @@ from collections import Counter
 from typing import Any, cast
 
 import pytest
-from dynamo_core.errors import NotSupported
-from dynamo_core.kv.hashes import sequence_hashes
-from dynamo_core.protocol.events import (
+from dynamo_core import (
     KvBlock,
     KvCleared,
     KvEvent,
@@ -21,6 +19,8 @@ from dynamo_core.protocol.events import (
     KvStored,
     RouterEvent,
 )
+from dynamo_core.errors import NotSupported
+from dynamo_core.kv import sequence_hashes
 from dynamo_core.worker import kv_history
 from dynamo_core.worker.kv_history import KvHistory
 from dynamo_plugin_router_kv import follower as follower_module

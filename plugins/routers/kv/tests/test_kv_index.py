@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from dynamo_core.kv.chains import Rank
-from dynamo_core.kv.hashes import block_hashes, sequence_hashes, to_signed
-from dynamo_core.protocol.events import KvBlock, KvCleared, KvEvent, KvRemoved, KvStored
-from dynamo_core.protocol.records import Instance
+from dynamo_core import KvBlock, KvCleared, KvEvent, KvRemoved, KvStored
+from dynamo_core.kv import Rank, block_hashes, sequence_hashes, to_signed
+from dynamo_core.protocol import Instance
 from dynamo_plugin_router_kv.candidates import Candidates
 from dynamo_plugin_router_kv.index import KvIndex, Status
 from hypothesis import settings

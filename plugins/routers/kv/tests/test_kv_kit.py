@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
-from dynamo_core.contracts.router import Router
+from dynamo_core import Router
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_testing.router_kit import RouterFactory, RouterKit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.protocol import RequestRecord
 from dynamo_plugin_router_kv import dynamo_request_finished, listeners
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.kv.chains import Rank
-from dynamo_core.kv.hashes import sequence_hashes
+from dynamo_core.kv import Rank, sequence_hashes
 from dynamo_plugin_router_kv.index import KvIndex
 from dynamo_plugin_router_kv.predicted_cache import PredictedCache
 from hypothesis import settings

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from dynamo_core.contracts.router import RouterServices, RoutingRequest
+from dynamo_core import PreprocessedRequest, RouterServices, RoutingRequest
 from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
-from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.protocol.records import RuntimeConfig
 from dynamo_plugin_router_load_aware.routers import (
     LeastLoadedRouter,
     LoadAwareConfig,

@@ -8,11 +8,10 @@ from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.router import RouterServices, RoutingRequest
+from dynamo_core import PluginConfig, PreprocessedRequest, RouterServices, RoutingRequest
 from dynamo_core.errors import ServiceOverloaded, Unavailable
-from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
-from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.protocol.records import RuntimeConfig
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core import PluginConfig
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_testing.router_kit import RouterFactory, RouterKit
 

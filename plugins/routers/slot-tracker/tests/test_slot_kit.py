@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import cast
 
 import pytest
-from dynamo_core.contracts.router import Router
+from dynamo_core import Router
 from dynamo_plugin_router_slot_tracker.router import SlotTrackerConfig, SlotTrackerRouter
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
 from dynamo_testing.router_kit import RouterFactory, RouterKit

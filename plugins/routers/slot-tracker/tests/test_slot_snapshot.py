@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dynamo_core.certificates import ServerTls
+from dynamo_core import ServerTls
 from dynamo_core.errors import ConfigError
 from dynamo_core.http.auth import hash_of
 from dynamo_plugin_router_slot_tracker.registry import Registry

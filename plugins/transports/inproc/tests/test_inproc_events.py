@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any, cast
 
-from dynamo_core.contracts.discovery import Lease
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import Lease
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.events import InprocEvents
 
 

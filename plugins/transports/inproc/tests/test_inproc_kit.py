@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import PluginConfig
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_testing.events_kit import EventPlanes, EventsKit

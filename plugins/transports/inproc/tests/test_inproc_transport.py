@@ -7,13 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.errors import CannotConnect, Disconnected, DynamoError, EngineShutdown, Unknown, WorkerOverloaded
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import DynamoError, Endpoint, EngineContext, PluginConfig, ServedContext
+from dynamo_core.errors import CannotConnect, Disconnected, EngineShutdown, Unknown, WorkerOverloaded
+from dynamo_core.protocol import Annotated, Instance
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
 
 COUNT = Endpoint("count", int, int)

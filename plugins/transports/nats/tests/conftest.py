@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 import uvloop
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import PluginConfig
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_nats.transport import NatsTransport
 from dynamo_testing.brokered_kit import BrokerBench, BrokerServer, server_binary

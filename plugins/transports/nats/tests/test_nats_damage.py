@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core import EngineContext
 from dynamo_core.errors import Disconnected
 from dynamo_testing.faults import Direction, Fault, Frame, Lane
 from dynamo_testing.transport.damage import TEXT, prompt, speak

@@ -9,7 +9,7 @@ from typing import Any
 import nkeys  # type: ignore[import-untyped]
 import pytest
 from dynamo_core.errors import ConfigError
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
 from dynamo_testing.certificates import make_certificates

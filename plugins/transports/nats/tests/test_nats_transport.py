@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core import EngineContext
 from dynamo_core.errors import (
     StreamIncomplete,
 )
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_nats.broker import NatsBroker
 from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, echo

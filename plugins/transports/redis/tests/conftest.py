@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 import redis
 import uvloop
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import PluginConfig
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_redis.broker import MAX_FRAGMENT
 from dynamo_plugin_transport_redis.transport import RedisTransport

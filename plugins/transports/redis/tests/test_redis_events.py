@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from dynamo_core.contracts.events import Publisher
+from dynamo_core import Publisher
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 
 Events = AsyncGenerator[tuple[int, int, bytes], None]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_redis.config import RedisConfig
 from dynamo_plugin_transport_redis.transport import RedisTransport
 from dynamo_testing.certificates import make_certificates

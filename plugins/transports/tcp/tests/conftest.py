@@ -12,8 +12,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 import uvloop
-from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import TaskSet
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.frames import FrameSplitter, checked_frame, frame

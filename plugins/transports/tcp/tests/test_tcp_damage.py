@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core import Endpoint, EngineContext, LLMEngineOutput, ServedContext
 from dynamo_core.errors import CannotConnect, ConnectionTimeout, Disconnected
-from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance
+from dynamo_core.protocol.output import merge_outputs
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_testing.faults import Corrupt, Direction, FaultProxy, Passing, Raw

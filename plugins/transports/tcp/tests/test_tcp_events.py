@@ -9,11 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.contracts.events import Publisher
-from dynamo_core.protocol.records import EventSource
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import PluginConfig, Publisher, WatchEvent, WatchKind
+from dynamo_core.protocol import EventSource
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp import events as plane
 from dynamo_plugin_transport_tcp.address import Address, split_host_port

@@ -10,13 +10,10 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.errors import DynamoError, WireError
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.metrics import Gauge
+from dynamo_core import DynamoError, Endpoint, EngineContext, LLMEngineOutput, ServedContext, TaskSet
+from dynamo_core.errors import WireError
+from dynamo_core.protocol import Annotated
+from dynamo_core.telemetry import Gauge
 from dynamo_plugin_transport_tcp import messages
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.calling import CallerLink

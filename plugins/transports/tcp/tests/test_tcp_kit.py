@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
 import pytest
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.transport import Served, Transport
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core import PluginConfig, Served, Transport
+from dynamo_core.protocol import Instance
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport

@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core import Endpoint, EngineContext, LLMEngineOutput, ServedContext
 from dynamo_core.errors import Disconnected
-from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
-from dynamo_core.protocol.records import Instance
+from dynamo_core.protocol import Instance
+from dynamo_core.protocol.output import merge_outputs
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_testing.faults import Direction, Drop, FaultProxy

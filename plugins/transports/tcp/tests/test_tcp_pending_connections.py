@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core import Endpoint, EngineContext, ServedContext
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import frame
 from dynamo_plugin_transport_tcp.messages import MAGIC, Challenge, Hello, Proof, Ready, caller_decoder, pack

@@ -11,10 +11,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core import Endpoint, EngineContext, ServedContext
 from dynamo_core.errors import Disconnected, ResponseTimeout, chain_has
-from dynamo_core.protocol.records import Instance
+from dynamo_core.protocol import Instance
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import HEAD
 from dynamo_plugin_transport_tcp.messages import Challenge, Hello, Proof, Ready, listener_decoder, pack

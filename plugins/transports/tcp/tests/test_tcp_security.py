@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core import Endpoint, EngineContext, ServedContext
 from dynamo_core.errors import CannotConnect, ConfigError, ConnectionTimeout
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address, own_address, split_host_port
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.security import CALLER, LISTENER, proof

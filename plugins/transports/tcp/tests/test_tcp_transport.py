@@ -11,10 +11,8 @@ from itertools import count
 from typing import Any
 
 import pytest
+from dynamo_core import Endpoint, EngineContext, LLMEngineOutput, Served, ServedContext
 from dynamo_core.contracts import serving
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Served
 from dynamo_core.errors import (
     CannotConnect,
     ConnectionTimeout,
@@ -24,9 +22,8 @@ from dynamo_core.errors import (
     WorkerOverloaded,
     chain_has,
 )
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance
+from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_testing.transport.handlers import TOKENS, SteppedEngine, happens

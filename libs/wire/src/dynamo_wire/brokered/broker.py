@@ -14,11 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from dynamo_core.backoff import pauses
-from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.errors import CannotConnect, ConfigError, Disconnected, DynamoError, Unavailable
-from dynamo_core.starting import wait_for_store
-from dynamo_core.tasks import TaskSet
+from dynamo_core import DynamoError, MetricsScope, TaskSet, pauses, wait_for_store
+from dynamo_core.errors import CannotConnect, ConfigError, Disconnected, Unavailable
 
 from dynamo_wire.brokered.settings import BrokeredConfig
 

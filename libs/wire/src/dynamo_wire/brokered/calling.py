@@ -7,11 +7,9 @@ import logging
 import secrets
 from typing import Any
 
-from dynamo_core.backoff import jitter
-from dynamo_core.contracts.call import Endpoint, Sink, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.errors import CannotConnect, Disconnected, DynamoError
-from dynamo_core.protocol.records import Instance
+from dynamo_core import DynamoError, Endpoint, EngineContext, Sink, Source, jitter
+from dynamo_core.errors import CannotConnect, Disconnected
+from dynamo_core.protocol import Instance
 
 from dynamo_wire.brokered.addresses import RUN_BYTES, Addresses, is_link
 from dynamo_wire.brokered.broker import Broker, Listening

@@ -8,11 +8,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 import msgspec
-from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.events import EventPlane, Publisher
-from dynamo_core.contracts.metrics import CounterLike, MetricsScope
-from dynamo_core.protocol.reading import Unreadable, read
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core import CounterLike, Discovery, EventPlane, Lease, MetricsScope, Publisher
+from dynamo_core.protocol import Unreadable, UnreadableWarner, read
 
 from dynamo_wire.brokered.addresses import Addresses
 from dynamo_wire.brokered.broker import Broker

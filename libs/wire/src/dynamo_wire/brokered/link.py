@@ -10,15 +10,8 @@ from contextvars import Context
 from typing import Any
 
 import msgspec
-from dynamo_core.errors import (
-    CannotConnect,
-    Disconnected,
-    DynamoError,
-    ResponseTimeout,
-    StreamIncomplete,
-    from_wire,
-    to_wire,
-)
+from dynamo_core import DynamoError
+from dynamo_core.errors import CannotConnect, Disconnected, ResponseTimeout, StreamIncomplete, from_wire, to_wire
 
 from dynamo_wire.brokered.broker import Broker
 from dynamo_wire.brokered.fragments import (

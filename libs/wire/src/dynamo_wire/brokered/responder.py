@@ -10,10 +10,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from dynamo_core.backoff import jitter
-from dynamo_core.errors import DynamoError
-from dynamo_core.loop_thread import LoopThread
-from dynamo_core.tasks import TaskSet
+from dynamo_core import DynamoError, LoopThread, TaskSet, jitter
 
 from dynamo_wire.brokered.addresses import Addresses, is_link
 from dynamo_wire.brokered.broker import Broker

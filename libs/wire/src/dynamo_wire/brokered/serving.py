@@ -9,18 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint, Handler
-from dynamo_core.contracts.transport import Served
-from dynamo_core.errors import (
-    CannotConnect,
-    Disconnected,
-    DynamoError,
-    EngineShutdown,
-    InvalidArgument,
-    WorkerOverloaded,
-    to_wire,
-)
-from dynamo_core.tasks import TaskSet
+from dynamo_core import DynamoError, Endpoint, Handler, Served, TaskSet
+from dynamo_core.errors import CannotConnect, Disconnected, EngineShutdown, InvalidArgument, WorkerOverloaded, to_wire
 
 from dynamo_wire.brokered.addresses import RUN_BYTES, Addresses, is_link
 from dynamo_wire.brokered.broker import Broker, Listening

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
+from dynamo_core import PluginConfig, SettingsMismatch
 from pydantic import Field, model_validator
 
 #: Seconds that a caller may be silent where `silence` is not set: nothing waits for it but what it has called.

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_core.contracts.call import Endpoint, Handler, Sink, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.events import EventPlane
-from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.contracts.transport import Served, Transport
+from dynamo_core import Endpoint, EngineContext, EventPlane, Handler, MetricsScope, Served, Sink, Source, Transport
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.protocol import Instance
+from dynamo_core.telemetry import Metrics
 
 from dynamo_wire.brokered.addresses import Addresses
 from dynamo_wire.brokered.broker import Broker

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
-from dynamo_core.contracts.router import PoolView
-from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core import Admission, AdmissionServices, Permit, PoolView, PreprocessedRequest, Principal, RankLoad
 from dynamo_core.errors import ConfigError, ServiceOverloaded
-from dynamo_core.protocol.request import PreprocessedRequest
 
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits

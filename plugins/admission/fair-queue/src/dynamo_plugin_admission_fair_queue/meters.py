@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Generic, TypeVar
 
-from dynamo_core.contracts.metrics import MetricFamily, MetricsScope
+from dynamo_core import MetricFamily, MetricsScope
 
 #: Tenants with a label of their own beside those of the settings; all others share one.
 _TENANTS = 64

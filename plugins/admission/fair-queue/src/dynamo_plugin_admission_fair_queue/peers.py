@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core.protocol import UnreadableWarner
 
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.usage_codec import PeerSnapshot, TenantUse, decode

@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from dynamo_core.backoff import pauses
+from dynamo_core import TaskSet, pauses
 from dynamo_core.errors import CannotConnect
-from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.meters import SharingMeters

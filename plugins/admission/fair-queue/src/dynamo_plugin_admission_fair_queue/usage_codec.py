@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-from dynamo_core.protocol.reading import read
+from dynamo_core.protocol import read
 
 #: The version of the format. Fields are only ever added at the end.
 PROTO = 1

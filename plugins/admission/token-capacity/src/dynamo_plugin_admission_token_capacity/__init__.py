@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dynamo_core import hookimpl
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.admission import Admission
+    from dynamo_core import Admission
 
 DYNAMO_API = 1
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dynamo_core.contracts.admission import Admission, Permit, Principal
-from dynamo_core.contracts.router import PoolView
-from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core import Admission, Permit, PoolView, PreprocessedRequest, Principal, RankLoad
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.protocol.request import PreprocessedRequest
 
 _PERMIT = Permit()
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dynamo_core.certificates import ClientTls, client_context
+from dynamo_core import ClientTls, client_context
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol import shown
 from dynamo_leases import JsonClient, JsonStream, NotSpoken, Refused
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig

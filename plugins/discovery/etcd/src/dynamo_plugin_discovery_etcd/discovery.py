@@ -6,10 +6,8 @@ import asyncio
 from urllib.parse import urlsplit
 
 from aiohttp import ServerDisconnectedError
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core import MetricsScope, PluginConfig, first_words, quoted
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.starting import first_words, quoted
 from dynamo_leases import NotSpoken, OnChange, RemoteDiscovery, Session
 
 from dynamo_plugin_discovery_etcd.client import Client, tls_context

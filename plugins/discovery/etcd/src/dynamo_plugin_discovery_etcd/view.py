@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind
 from dynamo_leases import NO_LEASE
 
 from dynamo_plugin_discovery_etcd.wire import Change, Listing, Record

@@ -8,9 +8,7 @@ import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent
-from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core import Discovery, Lease, MetricsScope, PluginConfig, WatchEvent
 from dynamo_core.errors import ConfigError
 from dynamo_leases import (
     NO_LEASE,

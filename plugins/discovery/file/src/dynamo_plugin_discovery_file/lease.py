@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dynamo_core.backoff import jitter
+from dynamo_core import jitter
 from dynamo_core.errors import CannotConnect
 from dynamo_leases import HeartbeatLease, LeaseFailureTracker, check_record
 

@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from dynamo_core.contracts.discovery import MAX_VALUE
+from dynamo_core import MAX_VALUE
 from dynamo_leases import MAX_KEY, check_record
 
 #: The largest file that can be a record: no more is ever read.

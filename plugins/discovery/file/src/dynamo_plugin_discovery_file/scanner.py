@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from operator import itemgetter
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core import WatchEvent, WatchKind
+from dynamo_core.protocol import UnreadableWarner
 from dynamo_leases import NO_LEASE
 
 from dynamo_plugin_discovery_file.clock import Clock

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_core.certificates import ClientTls, client_context
+from dynamo_core import ClientTls, client_context
 from dynamo_core.errors import ConfigError
 
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import ClientResponse
-from dynamo_core.backoff import jitter
+from dynamo_core import jitter
 from dynamo_core.errors import CannotConnect
 from dynamo_leases import Json, JsonClient, JsonStream, NotSpoken, Refused, StreamEnded
 

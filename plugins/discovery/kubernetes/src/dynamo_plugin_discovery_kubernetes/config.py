@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from dynamo_core.certificates import ClientTls
-from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
+from dynamo_core import ClientTls, PluginConfig, SettingsMismatch
 from dynamo_leases import check_times
 from pydantic import Field, SecretStr, field_validator, model_validator
 

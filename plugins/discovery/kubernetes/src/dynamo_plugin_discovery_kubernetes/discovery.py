@@ -6,8 +6,7 @@ import asyncio
 import os
 import socket
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core import MetricsScope, PluginConfig
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_leases import OnChange, RemoteDiscovery, Session
 

@@ -8,9 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from dynamo_core.backoff import jitter
+from dynamo_core import TaskSet, jitter
 from dynamo_core.errors import CannotConnect
-from dynamo_core.tasks import TaskSet
 from dynamo_leases import Follower, Json, OnChange, StreamEnded
 
 from dynamo_plugin_discovery_kubernetes.client import Events

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dynamo_core.protocol.reading import UNREADABLE
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core.protocol import UNREADABLE, UnreadableWarner
 from dynamo_leases import NO_LEASE
 
 log = logging.getLogger(__name__)

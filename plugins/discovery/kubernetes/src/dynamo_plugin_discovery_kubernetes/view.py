@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind
 from dynamo_leases import NO_LEASE
 
 from dynamo_plugin_discovery_kubernetes.objects import LeaseFact, RecordFact

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dynamo_core import hookimpl
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.discovery import Discovery
+    from dynamo_core import Discovery
 
 DYNAMO_API = 1
 

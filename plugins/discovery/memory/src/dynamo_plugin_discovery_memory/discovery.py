@@ -7,9 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from typing import ClassVar
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import MAX_VALUE, Discovery, Lease, WatchEvent, WatchKind
-from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core import MAX_VALUE, Discovery, Lease, MetricsScope, PluginConfig, WatchEvent, WatchKind
 
 
 class MemoryDiscovery(Discovery):

@@ -10,13 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TypeVar
 
-from dynamo_core.backoff import jitter
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent
-from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core import Discovery, Lease, MetricsScope, PluginConfig, TaskSet, WatchEvent, jitter, wait_for_store
 from dynamo_core.errors import CannotConnect
-from dynamo_core.starting import wait_for_store
-from dynamo_core.tasks import TaskSet
 from dynamo_leases import Fanout, HeartbeatThread, Poller, check_record, check_ttl, heartbeat_interval, new_lease_id
 from dynamo_redis import RedisFailure, config_error
 

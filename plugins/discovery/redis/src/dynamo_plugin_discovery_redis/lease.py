@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dynamo_core.backoff import jitter
+from dynamo_core import jitter
 from dynamo_core.errors import CannotConnect
 from dynamo_leases import HeartbeatLease, LeaseFailureTracker, check_record
 from dynamo_redis import RedisFailure

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core.protocol import UnreadableWarner
 from dynamo_redis import client_options, explain
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.discovery import WatchEvent, WatchKind
+from dynamo_core import WatchEvent, WatchKind
 
 from dynamo_plugin_discovery_redis.reader import Held, Reading
 

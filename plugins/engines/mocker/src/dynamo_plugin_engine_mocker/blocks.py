@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from dynamo_core.protocol.events import KvBlock, KvCleared, KvEvent, KvRemoved, KvStored
+from dynamo_core import KvBlock, KvCleared, KvEvent, KvRemoved, KvStored
 
 KvListener = Callable[[KvEvent], None]
 

@@ -9,26 +9,30 @@ from typing import Any, ClassVar
 
 import msgspec
 from dynamo_core import (
+    EMBED,
+    PROGRESS,
+    ActiveLoad,
     BackendError,
+    CounterLike,
     DisaggregationMode,
     EmbedOutput,
     EmbedRequest,
     EngineConfig,
     EngineContext,
     GenerateContext,
+    KvEventSource,
     LLMEngine,
     LLMEngineOutput,
+    LoadSource,
+    MetricsScope,
     PluginConfig,
     PrefillResult,
     PreprocessedRequest,
     RoutingHints,
     StopConditions,
+    TaskSet,
     WorkerConfig,
 )
-from dynamo_core.contracts.engine import EMBED, PROGRESS, KvEventSource, LoadSource
-from dynamo_core.contracts.metrics import CounterLike, MetricsScope
-from dynamo_core.protocol.events import ActiveLoad
-from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_engine_mocker.clock import Clock, MonotonicClock
 from dynamo_plugin_engine_mocker.config import MockerConfig

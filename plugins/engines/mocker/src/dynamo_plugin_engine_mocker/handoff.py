@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from dynamo_core import BackendError, PreprocessedRequest
 from dynamo_core.kv import block_hashes
-from dynamo_core.protocol.reading import UNREADABLE, shown
+from dynamo_core.protocol import UNREADABLE, shown
 
 #: The part of a request in which it arrives, for messages.
 _FIELD = "prefill_result.disaggregated_params"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dynamo_core.contracts.engine import KvEventSource, LoadSource
-from dynamo_core.contracts.metrics import CounterLike, GaugeLike, MetricsScope
-from dynamo_core.protocol.events import ActiveLoad
-from dynamo_core.tasks import TaskSet
+from dynamo_core import ActiveLoad, CounterLike, GaugeLike, KvEventSource, LoadSource, MetricsScope, TaskSet
 
 from dynamo_plugin_engine_mocker.blocks import BlockPool
 from dynamo_plugin_engine_mocker.clock import Clock

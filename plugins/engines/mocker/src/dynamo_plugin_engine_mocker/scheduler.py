@@ -7,8 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
 
-from dynamo_core import BackendError, GenerateContext
-from dynamo_core.tasks import TaskSet
+from dynamo_core import BackendError, GenerateContext, TaskSet
 
 from dynamo_plugin_engine_mocker.blocks import BlockPool
 from dynamo_plugin_engine_mocker.clock import Clock

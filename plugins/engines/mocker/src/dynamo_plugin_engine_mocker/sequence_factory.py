@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynamo_core import PreprocessedRequest
-from dynamo_core.contracts.tokenizer import Tokenizer
+from dynamo_core import PreprocessedRequest, Tokenizer
 
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.noise import seed_of
@@ -97,10 +96,10 @@ def _stop_tokens(request: PreprocessedRequest) -> StopTokens:
 
 def _tokenizer(model_path: str | None) -> Tokenizer:
     if model_path is None:
-        from dynamo_text.bytes import ByteTokenizer
+        from dynamo_text import ByteTokenizer
 
         return ByteTokenizer()
-    from dynamo_core.contracts.model_folder import load_folder
-    from dynamo_text.load import load_tokenizer
+    from dynamo_core import load_folder
+    from dynamo_text import load_tokenizer
 
     return load_tokenizer("hf", load_folder(model_path))

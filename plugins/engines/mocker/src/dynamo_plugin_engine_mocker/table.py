@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dynamo_core import KvBlock
 from dynamo_core.kv import block_hashes, sequence_hashes
-from dynamo_core.protocol.events import KvBlock
 
 from dynamo_plugin_engine_mocker.blocks import BlockPool
 

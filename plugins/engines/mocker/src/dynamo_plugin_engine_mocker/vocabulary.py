@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from dynamo_core import BackendError
-from dynamo_core.contracts.tokenizer import Tokenizer
+from dynamo_core import BackendError, Tokenizer
 
 from dynamo_plugin_engine_mocker.noise import WORD
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_core import BackendError, PreprocessedRequest, TopLogprob
-from dynamo_core.protocol.reading import read_json
+from dynamo_core.protocol import read_json
 
 #: Alternatives per token that can be asked for.
 MOST_LOGPROBS = 20

@@ -19,11 +19,8 @@ from aiohttp import (
     ServerDisconnectedError,
     TCPConnector,
 )
-from dynamo_core import BackendError
-from dynamo_core.certificates import ClientTls, client_context
-from dynamo_core.errors import DynamoError
-from dynamo_core.protocol.reading import Unreadable, read
-from dynamo_core.tasks import TaskSet
+from dynamo_core import BackendError, ClientTls, DynamoError, TaskSet, client_context
+from dynamo_core.protocol import Unreadable, read
 
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.server_errors import error_object, status_error

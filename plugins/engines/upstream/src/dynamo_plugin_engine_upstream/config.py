@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Self
 from urllib.parse import urlsplit
 
-from dynamo_core import PluginConfig, SettingsMismatch
-from dynamo_core.certificates import ClientTls
+from dynamo_core import ClientTls, PluginConfig, SettingsMismatch
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 

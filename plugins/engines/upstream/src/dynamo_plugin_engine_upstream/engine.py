@@ -11,6 +11,7 @@ from dynamo_core import (
     MULTI_CHOICE,
     BackendError,
     DisaggregationMode,
+    DynamoError,
     EngineConfig,
     GenerateContext,
     LLMEngine,
@@ -19,7 +20,7 @@ from dynamo_core import (
     PreprocessedRequest,
     WorkerConfig,
 )
-from dynamo_core.errors import ConfigError, DynamoError
+from dynamo_core.errors import ConfigError
 
 from dynamo_plugin_engine_upstream.client import Client, Stopped
 from dynamo_plugin_engine_upstream.config import UpstreamConfig

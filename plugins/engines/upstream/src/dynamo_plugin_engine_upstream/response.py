@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from dynamo_core import BackendError, FinishReason, LLMEngineOutput
-from dynamo_core.protocol.output import CompletionUsage
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_core.protocol import Unreadable, read
 
 _chunks = msgspec.json.Decoder()
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from dynamo_core import BackendError
-from dynamo_core.errors import DynamoError, NotSupported, WorkerOverloaded
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core import BackendError, DynamoError
+from dynamo_core.errors import NotSupported, WorkerOverloaded
+from dynamo_core.protocol import Unreadable, read
 
 #: Characters of a server's message that a client is shown.
 LONGEST = 500

@@ -16,6 +16,7 @@ from dynamo_core import (
     PROGRESS,
     BackendError,
     DisaggregationMode,
+    DynamoError,
     EmbedOutput,
     EmbedRequest,
     EngineConfig,
@@ -28,11 +29,11 @@ from dynamo_core import (
     MetricsScope,
     PluginConfig,
     PreprocessedRequest,
+    TaskSet,
     WorkerConfig,
     invalid_argument,
 )
-from dynamo_core.errors import ConfigError, DynamoError
-from dynamo_core.tasks import TaskSet
+from dynamo_core.errors import ConfigError
 
 from dynamo_plugin_engine_vllm import arguments, handoff, library
 from dynamo_plugin_engine_vllm.child_processes import ChildProcesses

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_core import ActiveLoad, LoadSource, MetricsScope
-from dynamo_core.contracts.metrics import CounterLike, GaugeLike
+from dynamo_core import ActiveLoad, CounterLike, GaugeLike, LoadSource, MetricsScope
 
 
 @dataclass(slots=True)

@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from dynamo_core import GenerateContext
-from dynamo_core.tasks import TaskSet
+from dynamo_core import GenerateContext, TaskSet
 
 T = TypeVar("T")
 

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_core import DisaggregationMode, PreprocessedRequest, SamplingOptions, invalid_argument
-from dynamo_core.protocol.request import GuidedDecodingOptions
+from dynamo_core import (
+    DisaggregationMode,
+    GuidedDecodingOptions,
+    PreprocessedRequest,
+    SamplingOptions,
+    invalid_argument,
+)
 
 #: Options that have the same name and meaning in vLLM.
 _SAME_NAMES = (

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 from dynamo_core import KvCleared, KvEvent
-from dynamo_core.protocol.reading import UNREADABLE, read
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core.protocol import UNREADABLE, UnreadableWarner, read
 
 from dynamo_plugin_engine_vllm.events import Change, EventTranslator
 

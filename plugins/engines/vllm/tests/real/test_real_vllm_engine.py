@@ -15,6 +15,7 @@ from dynamo_core import (
     ActiveLoad,
     BackendError,
     FinishReason,
+    GuidedDecodingOptions,
     KvBlock,
     KvCleared,
     KvEvent,
@@ -26,10 +27,9 @@ from dynamo_core import (
     RoutingHints,
     SamplingOptions,
     StopConditions,
+    TaskSet,
 )
 from dynamo_core.kv import block_hashes
-from dynamo_core.protocol.request import GuidedDecodingOptions
-from dynamo_core.tasks import TaskSet
 from dynamo_plugin_engine_vllm.engine import VllmEngine
 from dynamo_plugin_engine_vllm.events import EventTranslator
 from dynamo_plugin_engine_vllm.subscription import EventSequencer, follow
@@ -370,7 +370,7 @@ async def test_an_urgent_request_overtakes_those_that_wait(running: Running) -> 
 
 
 async def test_vllms_own_metrics_and_those_of_the_ranks_are_shown(running: Running) -> None:
-    from dynamo_core.telemetry.metrics import Metrics
+    from dynamo_core.telemetry import Metrics
 
     metrics = Metrics()
     await running.engine.setup_metrics(metrics.scope(worker="w-0"))

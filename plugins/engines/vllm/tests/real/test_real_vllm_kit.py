@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core import EmbedRequest
-from dynamo_core.errors import BackendError
+from dynamo_core import BackendError, EmbedRequest
 from dynamo_plugin_engine_vllm.child_processes import MARK
 from dynamo_plugin_engine_vllm.engine import VllmEngine
 from dynamo_testing import mock_context, run_conformance

@@ -7,16 +7,14 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynamo_core.errors import BackendError, DynamoError
+from dynamo_core import BackendError, DynamoError
 
 from dynamo_plugin_frontend_openai.annotations import Timing
 from dynamo_plugin_frontend_openai.choices import Piece
 from dynamo_plugin_frontend_openai.source import Source
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import InflightRequest, TokenStream
-    from dynamo_core.protocol.output import LLMEngineOutput
-    from dynamo_core.tasks import TaskSet
+    from dynamo_core import InflightRequest, LLMEngineOutput, TaskSet, TokenStream
 
     from dynamo_plugin_frontend_openai.memory import Holding
 

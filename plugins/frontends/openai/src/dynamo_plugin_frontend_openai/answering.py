@@ -9,7 +9,7 @@ from dynamo_plugin_frontend_openai.turns import Turns
 from dynamo_plugin_frontend_openai.usage import UsageWatch
 
 if TYPE_CHECKING:
-    from dynamo_core.tasks import TaskSet
+    from dynamo_core import TaskSet
 
     from dynamo_plugin_frontend_openai.memory import AnswerMemory
 

@@ -6,14 +6,7 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dynamo_core.contracts.parsers import (
-    ContentDelta,
-    ParserDelta,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallStart,
-    new_call_id,
-)
+from dynamo_core import ContentDelta, ParserDelta, ReasoningDelta, ToolCallArguments, ToolCallStart, new_call_id
 
 from dynamo_plugin_frontend_openai.choices import Piece
 

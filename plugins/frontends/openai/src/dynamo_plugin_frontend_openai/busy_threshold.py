@@ -8,24 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute, ListenerName
-from dynamo_core.contracts.thresholds import (
+from dynamo_core import (
     DECODE_BLOCKS,
     PREFILL_FRACTION,
     PREFILL_TOKENS,
     THRESHOLDS,
     Changes,
+    DynamoError,
+    HttpFault,
+    HttpRoute,
+    ListenerName,
+    Problem,
     Thresholds,
     check_changes,
 )
-from dynamo_core.errors import DynamoError, HttpFault, InvalidArgument, ModelNotFound, Problem, Unavailable
-from dynamo_core.http.errors import error_response
-from dynamo_core.protocol.reading import UNREADABLE
+from dynamo_core.errors import InvalidArgument, ModelNotFound, Unavailable
+from dynamo_core.http import error_response
+from dynamo_core.protocol import UNREADABLE
 from msgspec import UNSET, UnsetType
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices
-    from dynamo_core.contracts.thresholds import ThresholdControl
+    from dynamo_core import FrontendServices, ThresholdControl
 
 PATH = "/busy_threshold"
 #: Seconds in which a request's body must have arrived, and in which the store must have taken what it says.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_core.protocol.records import CHAT
+from dynamo_core.protocol import CHAT
 
 from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
@@ -22,9 +22,8 @@ from dynamo_plugin_frontend_openai.requests.tools import forced_name
 from dynamo_plugin_frontend_openai.template import TemplateStore
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices, ServedModel
-    from dynamo_core.protocol.request import PreprocessedRequest
-    from dynamo_text.stops import StopStrings
+    from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel
+    from dynamo_text import StopStrings
 
     from dynamo_plugin_frontend_openai.render import Identity
 

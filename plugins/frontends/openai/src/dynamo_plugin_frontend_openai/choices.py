@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dynamo_core.contracts.parsers import ParserDelta
-from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.errors import BackendError, DynamoError
-from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
-from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_text.detokenizer import Detokenizer
-from dynamo_text.stops import StopStrings
+from dynamo_core import (
+    BackendError,
+    CompletionUsage,
+    DynamoError,
+    FinishReason,
+    LLMEngineOutput,
+    ParserDelta,
+    PreprocessedRequest,
+    Tokenizer,
+)
+from dynamo_text import Detokenizer, StopStrings
 
 from dynamo_plugin_frontend_openai.scores import Scored, ScoreKeeper
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynamo_core.errors import NotSupported
-from dynamo_core.protocol.records import COMPLETIONS
+from dynamo_core.protocol import COMPLETIONS
 
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint, ParsedRequest, Renderer
 from dynamo_plugin_frontend_openai.preprocess import Prompt, text_prompts
@@ -16,7 +16,7 @@ from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest, parse_completion
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import ServedModel
+    from dynamo_core import ServedModel
 
     from dynamo_plugin_frontend_openai.render import Collected, Identity
 

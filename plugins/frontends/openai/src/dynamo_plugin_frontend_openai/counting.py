@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
-from dynamo_core.protocol.records import CHAT
+from dynamo_core.protocol import CHAT
 
 from dynamo_plugin_frontend_openai.chat import ChatDependencies
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
@@ -14,7 +14,7 @@ from dynamo_plugin_frontend_openai.render import encode
 from dynamo_plugin_frontend_openai.translated import TranslatedRequest
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices
+    from dynamo_core import FrontendServices
 
 
 class CountingEndpoint(ModelEndpoint[TranslatedRequest]):

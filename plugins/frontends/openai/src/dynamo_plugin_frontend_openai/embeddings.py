@@ -10,10 +10,9 @@ from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from dynamo_core.contracts.engine import EMBED
+from dynamo_core import EMBED, EmbedRequest
 from dynamo_core.errors import NotSupported
-from dynamo_core.protocol.records import EMBEDDINGS
-from dynamo_core.protocol.request import EmbedRequest
+from dynamo_core.protocol import EMBEDDINGS
 
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.preprocess import text_prompts
@@ -23,7 +22,7 @@ from dynamo_plugin_frontend_openai.requests.completions import PromptInput
 from dynamo_plugin_frontend_openai.requests.embeddings import EmbeddingRequest, parse_embedding
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import ServedModel
+    from dynamo_core import ServedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
-from dynamo_core.contracts.admission import Principal
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.frontend import principal_of, set_request_id
-from dynamo_core.errors import (
-    CLIENT_CLOSED_REQUEST,
-    DynamoError,
-    HttpFault,
-    ModelNotFound,
-    Problem,
-    ServiceOverloaded,
-    Unavailable,
-)
-from dynamo_core.http.errors import error_response
+from dynamo_core import DynamoError, EngineContext, HttpFault, Principal, Problem, principal_of, set_request_id
+from dynamo_core.errors import CLIENT_CLOSED_REQUEST, ModelNotFound, ServiceOverloaded, Unavailable
+from dynamo_core.http import error_response
 
 from dynamo_plugin_frontend_openai import raw_response
 from dynamo_plugin_frontend_openai.annotations import Timing
@@ -35,7 +25,7 @@ from dynamo_plugin_frontend_openai.response_schemas import ErrorBody
 from dynamo_plugin_frontend_openai.sse import ClientGone, EventStream
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices, InflightRequest, ServedModel
+    from dynamo_core import FrontendServices, InflightRequest, ServedModel
 
 #: Seconds in which a request's body must have arrived.
 BODY_DEADLINE = 60.0

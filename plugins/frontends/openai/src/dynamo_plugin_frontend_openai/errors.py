@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from dynamo_core.errors import INTERNAL, DynamoError, Problem
-from dynamo_core.http.errors import error_body
-from dynamo_core.protocol.reading import shown
+from dynamo_core import DynamoError, Problem
+from dynamo_core.errors import INTERNAL
+from dynamo_core.http import error_body
+from dynamo_core.protocol import shown
 
 log = logging.getLogger(__name__)
 

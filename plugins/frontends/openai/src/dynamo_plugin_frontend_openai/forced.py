@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.parsers import DeltaWriter, ParserDelta
-from dynamo_text.calls import CallArguments, CallArray, CallReader, skip_space
-from dynamo_text.json_value import Progress
+from dynamo_core import DeltaWriter, ParserDelta
+from dynamo_text import CallArguments, CallArray, CallReader, Progress, skip_space
 
 from dynamo_plugin_frontend_openai.parsed import TextParser
 

@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute
-from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.tasks import TaskSet
-from dynamo_text.load import load_tokenizer
+from dynamo_core import Frontend, FrontendServices, HttpRoute, PluginConfig, TaskSet, Tokenizer
+from dynamo_text import load_tokenizer
 
 from dynamo_plugin_frontend_openai import response_schemas as schemas
 from dynamo_plugin_frontend_openai.answering import Answering

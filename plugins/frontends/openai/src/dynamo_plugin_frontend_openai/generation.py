@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from aiohttp import web
-from dynamo_core.contracts.admission import SharedPermit
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.engine import MULTI_CHOICE
+from dynamo_core import MULTI_CHOICE, EngineContext, SharedPermit
 from dynamo_core.errors import NotSupported
-from dynamo_text.stops import StopStrings, compile_stops
+from dynamo_text import StopStrings, compile_stops
 
 from dynamo_plugin_frontend_openai.annotations import as_events, closing, opening, single, unary_extension
 from dynamo_plugin_frontend_openai.answer import Answer, close_all
@@ -36,8 +34,7 @@ from dynamo_plugin_frontend_openai.unary import UnaryAnswer
 from dynamo_plugin_frontend_openai.usage import cached_of, usage_of
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices, ServedModel, TokenStream
-    from dynamo_core.protocol.request import PreprocessedRequest
+    from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel, TokenStream
 
 
 class Renderer(ChunkRenderer, BodyRenderer, Protocol):

@@ -13,7 +13,7 @@ from dynamo_plugin_frontend_openai.requests.fields import NEVER_IGNORED
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dynamo_core.contracts.frontend import FrontendServices
+    from dynamo_core import FrontendServices
 
 #: The header that names what was left out.
 HEADER = "x-dynamo-ignored-fields"

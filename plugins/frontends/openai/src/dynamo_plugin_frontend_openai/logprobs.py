@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.tokenizer import Tokenizer
+from dynamo_core import Tokenizer
 
 from dynamo_plugin_frontend_openai.scores import Scored
 

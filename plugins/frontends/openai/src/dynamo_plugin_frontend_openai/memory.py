@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dynamo_core.errors import Unavailable
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices
+    from dynamo_core import FrontendServices
 
 MB = 1024 * 1024
 #: Bytes up to which an answer is collected although all answers together have reached their bound: it is the large

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from dynamo_core.errors import Problem
-from dynamo_core.http.errors import error_response
-from dynamo_core.protocol.records import CHAT
+from dynamo_core import Problem
+from dynamo_core.http import error_response
+from dynamo_core.protocol import CHAT
 
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
 from dynamo_plugin_frontend_openai.counting import CountingEndpoint
@@ -30,7 +30,7 @@ from dynamo_plugin_frontend_openai.response_schemas import MessagesError
 from dynamo_plugin_frontend_openai.translated import TranslatedRequest
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import ServedModel
+    from dynamo_core import ServedModel
 
 #: What the Anthropic API calls errors, by their HTTP status.
 _TYPES = {

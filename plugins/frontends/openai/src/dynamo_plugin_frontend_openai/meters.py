@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices
+    from dynamo_core import FrontendServices
 
     from dynamo_plugin_frontend_openai.preprocess import Prompt
 

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from dynamo_core.contracts.engine import EMBED
-from dynamo_core.contracts.frontend import principal_of
+from dynamo_core import EMBED, principal_of
 from dynamo_core.errors import ModelNotFound, Unavailable
-from dynamo_core.protocol.records import CHAT, COMPLETIONS
+from dynamo_core.protocol import CHAT, COMPLETIONS
 
 from dynamo_plugin_frontend_openai.render import encode
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import ModelDirectory, ServedModel
+    from dynamo_core import ModelDirectory, ServedModel
 
 
 class ModelLists:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute, ListenerName
+from dynamo_core import HttpRoute, ListenerName
 
 from dynamo_plugin_frontend_openai.requests.fields import Accepts, has_no_effect, schema_of
 from dynamo_plugin_frontend_openai.response_schemas import ErrorBody

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from dynamo_core.contracts.parsers import (
+from dynamo_core import (
     ContentDelta,
+    LLMEngineOutput,
     ParserDelta,
+    PreprocessedRequest,
     ReasoningDelta,
     ReasoningParser,
+    Tokenizer,
     ToolCallArguments,
     ToolCallStart,
 )
-from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_text.calls import is_object
-from dynamo_text.stops import StopStrings
+from dynamo_text import StopStrings, is_object
 
 from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.errors import BrokenCall

@@ -9,8 +9,7 @@ from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.render import encode
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import InflightRequest
-    from dynamo_core.protocol.output import LLMEngineOutput
+    from dynamo_core import InflightRequest, LLMEngineOutput
 
     from dynamo_plugin_frontend_openai.choices import Choice
     from dynamo_plugin_frontend_openai.render import ChunkRenderer

@@ -7,15 +7,9 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from dynamo_core import OutputOptions, PreprocessedRequest, RoutingHints, SamplingOptions, StopConditions
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol.request import (
-    OutputOptions,
-    PreprocessedRequest,
-    RoutingHints,
-    SamplingOptions,
-    StopConditions,
-)
-from dynamo_text.encode import encode_async
+from dynamo_text import encode_async
 
 from dynamo_plugin_frontend_openai.requests.bounds import is_long
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, raw_prompt, template_messages
@@ -24,7 +18,7 @@ from dynamo_plugin_frontend_openai.template_inline import weigh
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo_core.contracts.frontend import ServedModel
+    from dynamo_core import ServedModel
 
     from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
     from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest, PromptInput

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
-from dynamo_core.contracts.parsers import ParserDelta
+from dynamo_core import ParserDelta
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynamo_core.contracts.tokenizer import Tokenizer
+from dynamo_core import Tokenizer
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
 from dynamo_plugin_frontend_openai.logprobs import CompletionLogprobs

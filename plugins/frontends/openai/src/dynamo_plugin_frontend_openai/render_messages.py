@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
 from dynamo_plugin_frontend_openai.choices import Choice, Piece, TokenChoice

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
-from dynamo_core.protocol.records import CHAT
+from dynamo_core.protocol import CHAT
 
 from dynamo_plugin_frontend_openai.answer import Answer
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
@@ -28,7 +28,7 @@ from dynamo_plugin_frontend_openai.requests.responses import (
 from dynamo_plugin_frontend_openai.translated import TranslatedRequest
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import ServedModel
+    from dynamo_core import ServedModel
 
 
 class ParsedResponse(TranslatedRequest):

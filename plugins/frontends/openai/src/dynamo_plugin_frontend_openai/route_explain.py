@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute, ListenerName
-from dynamo_core.errors import HttpFault, ModelNotFound
-from dynamo_core.protocol.ids import format_instance_id
+from dynamo_core import HttpFault, HttpRoute, ListenerName
+from dynamo_core.errors import ModelNotFound
+from dynamo_core.protocol import format_instance_id
 
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 from dynamo_plugin_frontend_openai.completions import ParsedCompletion
@@ -21,8 +21,7 @@ from dynamo_plugin_frontend_openai.requests.common import invalid
 from dynamo_plugin_frontend_openai.requests.decode import read_object
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import FrontendServices, ServedModel
-    from dynamo_core.protocol.request import PreprocessedRequest
+    from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel
 
     from dynamo_plugin_frontend_openai.generation import ParsedRequest
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.protocol.output import TopLogprob
+from dynamo_core import Tokenizer, TopLogprob
 
 
 class Scored(NamedTuple):

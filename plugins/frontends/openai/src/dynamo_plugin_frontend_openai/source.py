@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
-from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core import LLMEngineOutput
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import TokenStream
+    from dynamo_core import TokenStream
 
     from dynamo_plugin_frontend_openai.choices import Choice
     from dynamo_plugin_frontend_openai.turns import Turns

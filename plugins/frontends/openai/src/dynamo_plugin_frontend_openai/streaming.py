@@ -16,7 +16,7 @@ from dynamo_plugin_frontend_openai.source import Source
 from dynamo_plugin_frontend_openai.sse import KEEP_ALIVE, EventStream
 
 if TYPE_CHECKING:
-    from dynamo_core.protocol.output import LLMEngineOutput
+    from dynamo_core import LLMEngineOutput
 
 
 class StreamingAnswer:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynamo_core.errors import InvalidArgument, Unknown
-from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.errors import TemplateFault
 from dynamo_plugin_frontend_openai.requests.decode import object_of
@@ -20,7 +20,7 @@ from dynamo_plugin_frontend_openai.template_plain import is_plain
 from dynamo_plugin_frontend_openai.template_process import TemplateProcesses, refused
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import ServedModel
+    from dynamo_core import ServedModel
 
 log = logging.getLogger(__name__)
 

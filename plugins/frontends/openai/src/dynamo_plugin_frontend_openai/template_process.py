@@ -14,8 +14,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
+from dynamo_core import TaskSet
 from dynamo_core.errors import InvalidArgument, Unavailable, Unknown
-from dynamo_core.tasks import TaskSet
 
 from dynamo_plugin_frontend_openai import template_child
 from dynamo_plugin_frontend_openai.errors import TemplateFault

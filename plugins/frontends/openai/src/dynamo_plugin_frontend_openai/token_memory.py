@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.frontend import FrontendServices
-from dynamo_text.prefix_cache import TokenCacheStore
+from dynamo_core import FrontendServices
+from dynamo_text import TokenCacheStore
 
 
 def token_memory(services: FrontendServices) -> TokenCacheStore | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
-from dynamo_core.errors import DynamoError
-from dynamo_text.encode import INLINE, encode_async
+from dynamo_core import DynamoError
+from dynamo_text import INLINE, encode_async
 
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
@@ -26,9 +26,7 @@ from dynamo_plugin_frontend_openai.requests.tokens import (
 )
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.admission import Principal
-    from dynamo_core.contracts.frontend import FrontendServices, ServedModel
-    from dynamo_core.contracts.tokenizer import Tokenizer
+    from dynamo_core import FrontendServices, Principal, ServedModel, Tokenizer
 
 
 class _OfTokenizer(ModelEndpoint[ParsedT]):

@@ -12,7 +12,7 @@ from dynamo_core.errors import InvalidArgument
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.frontend import ServedModel
+    from dynamo_core import ServedModel
 
     from dynamo_plugin_frontend_openai.preprocess import Prompt
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dynamo_core import hookimpl
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
+    from dynamo_core import ReasoningParser, ToolCallParser
 
 DYNAMO_API = 1
 

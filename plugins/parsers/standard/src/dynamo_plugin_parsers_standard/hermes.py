@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_text.calls import CallObject
+from dynamo_text import CallObject
 
 from dynamo_plugin_parsers_standard.markup import MarkupParser
 from dynamo_plugin_parsers_standard.scan import may_begin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dynamo_text.calls import CallObject
+from dynamo_text import CallObject
 
 from dynamo_plugin_parsers_standard.markup import MarkupParser
 from dynamo_plugin_parsers_standard.names import known_names

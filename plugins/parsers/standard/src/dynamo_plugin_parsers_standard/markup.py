@@ -6,9 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dynamo_core.contracts.parsers import DeltaWriter, ParserDelta, ToolCallParser, new_call_id
-from dynamo_text.calls import CallReader
-from dynamo_text.json_value import Progress
+from dynamo_core import DeltaWriter, ParserDelta, ToolCallParser, new_call_id
+from dynamo_text import CallReader, Progress
 
 from dynamo_plugin_parsers_standard.scan import Scanner, State, find_tag, may_begin, skip_white
 

@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dynamo_text.calls import CallArguments, CallArray, CallObject
+from dynamo_text import CallArguments, CallArray, CallObject
 
 from dynamo_plugin_parsers_standard.markup import MarkupParser
 from dynamo_plugin_parsers_standard.scan import may_begin, skip_white

@@ -9,8 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_text.calls import CallSink
-from dynamo_text.json_value import MAX_DEPTH, Progress
+from dynamo_text import MAX_DEPTH, CallSink, Progress
 
 from dynamo_plugin_parsers_standard.markup import MarkupParser
 from dynamo_plugin_parsers_standard.names import known_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dynamo_core.contracts.parsers import DeltaWriter, ParserDelta, ReasoningParser
+from dynamo_core import DeltaWriter, ParserDelta, ReasoningParser
 
 from dynamo_plugin_parsers_standard.scan import Scanner, State, find_tag, may_begin, skip_white
 

@@ -9,8 +9,8 @@ from dynamo_core import hookimpl
 from dynamo_plugin_router_kv.listeners import finished
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.router import Router
-    from dynamo_core.protocol.records import RequestRecord
+    from dynamo_core import Router
+    from dynamo_core.protocol import RequestRecord
 
 DYNAMO_API = 1
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_core.contracts.router import Phase, PoolView, RoutingRequest, no_worker
+from dynamo_core import Phase, PoolView, RoutingHints, RoutingRequest, no_worker
 from dynamo_core.errors import InvalidArgument, Unavailable
-from dynamo_core.kv.chains import Rank
-from dynamo_core.protocol.records import Instance
-from dynamo_core.protocol.request import RoutingHints
+from dynamo_core.kv import Rank
+from dynamo_core.protocol import Instance
 
 from dynamo_plugin_router_kv.index import Depths, KvIndex
 from dynamo_plugin_router_kv.metrics import ranks_of

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dynamo_core.kv.chains import Load
-from dynamo_core.protocol.request import RouterConfigOverride
+from dynamo_core import RouterConfigOverride
+from dynamo_core.kv import Load
 
 from dynamo_plugin_router_kv.config import KvConfig
 

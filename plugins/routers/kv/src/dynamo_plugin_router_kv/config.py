@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core import PluginConfig
 from pydantic import Field
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from dynamo_core.protocol.events import KvEvent, KvHistoryPart, KvRemoved, KvSeen, KvStored, RouterEvent
+from dynamo_core import KvEvent, KvHistoryPart, KvRemoved, KvSeen, KvStored, RouterEvent
 
 from dynamo_plugin_router_kv.index import KvIndex, Status
 

@@ -18,9 +18,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import xxhash
-from dynamo_core.kv.chains import Rank, depths
-from dynamo_core.kv.hashes import SEED
-from dynamo_core.protocol.events import KvBlock, KvEvent, KvRemoved, KvStored
+from dynamo_core import KvBlock, KvEvent, KvRemoved, KvStored
+from dynamo_core.kv import SEED, Rank, depths
 
 #: A depth in blocks, and the set of ranks that hold so many from the start of a prompt, and no more.
 Depths: TypeAlias = list[tuple[int, int]]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 if TYPE_CHECKING:
-    from dynamo_core.protocol.records import RequestRecord
+    from dynamo_core.protocol import RequestRecord
 
 
 class Listener(Protocol):

@@ -6,10 +6,9 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dynamo_core.contracts.metrics import CounterLike, HistogramLike, MetricsScope
-from dynamo_core.contracts.router import Phase, PoolView
-from dynamo_core.kv.chains import Rank
-from dynamo_core.protocol.records import Instance, ModelCard, RequestRecord
+from dynamo_core import CounterLike, HistogramLike, MetricsScope, Phase, PoolView
+from dynamo_core.kv import Rank
+from dynamo_core.protocol import Instance, ModelCard, RequestRecord
 
 from dynamo_plugin_router_kv.follower import kinds
 from dynamo_plugin_router_kv.index import Status

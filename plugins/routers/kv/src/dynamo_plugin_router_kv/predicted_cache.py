@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from dynamo_core.kv.chains import Rank
-from dynamo_core.protocol.events import KvBlock
+from dynamo_core import KvBlock
+from dynamo_core.kv import Rank
 
 from dynamo_plugin_router_kv.index import KvIndex
 

@@ -12,14 +12,25 @@ from time import perf_counter
 from typing import cast
 
 import msgspec
-from dynamo_core.contracts.call import KV_HISTORY
-from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest, ScoredRank
-from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported
-from dynamo_core.kv.chains import Load, unshared_blocks
-from dynamo_core.protocol.events import KV_EVENTS, KvHistoryPart, KvHistoryRequest, RouterEvent
-from dynamo_core.protocol.reading import Unreadable, read
-from dynamo_core.protocol.unreadable import UnreadableWarner
-from dynamo_core.tasks import TaskSet
+from dynamo_core import (
+    KV_EVENTS,
+    KV_HISTORY,
+    DynamoError,
+    KvHistoryPart,
+    KvHistoryRequest,
+    Phase,
+    PoolView,
+    Route,
+    Router,
+    RouterEvent,
+    RouterServices,
+    RoutingRequest,
+    ScoredRank,
+    TaskSet,
+)
+from dynamo_core.errors import InvalidArgument, NotSupported
+from dynamo_core.kv import Load, unshared_blocks
+from dynamo_core.protocol import Unreadable, UnreadableWarner, read
 
 from dynamo_plugin_router_kv.candidates import Candidates, CandidateSelector
 from dynamo_plugin_router_kv.choice import Weights, choose, costs

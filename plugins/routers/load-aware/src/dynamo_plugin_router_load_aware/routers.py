@@ -6,9 +6,8 @@ import random
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.router import PoolView, Route, Router, RouterServices, RoutingRequest, no_worker
-from dynamo_core.protocol.records import Instance
+from dynamo_core import PluginConfig, PoolView, Route, Router, RouterServices, RoutingRequest, no_worker
+from dynamo_core.protocol import Instance
 from pydantic import Field
 
 

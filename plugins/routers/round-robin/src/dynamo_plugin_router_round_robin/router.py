@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.router import PoolView, Route, Router, RouterServices, RoutingRequest, no_worker
+from dynamo_core import PluginConfig, PoolView, Route, Router, RouterServices, RoutingRequest, no_worker
 
 
 class RoundRobinRouter(Router):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dynamo_core import hookimpl
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.router import Router
+    from dynamo_core import Router
 
 DYNAMO_API = 1
 

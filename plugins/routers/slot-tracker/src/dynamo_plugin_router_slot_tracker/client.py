@@ -9,7 +9,7 @@ import ssl
 import aiohttp
 import msgspec
 from dynamo_core.errors import ConfigError
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.protocol import Unreadable, read
 
 from dynamo_plugin_router_slot_tracker.schemas import (
     Addition,

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 from aiohttp import web
-from dynamo_core.protocol.reading import UNREADABLE
+from dynamo_core.protocol import UNREADABLE
 
 from dynamo_plugin_router_slot_tracker.errors import Malformed, Refusal, WrongContentType, WrongSchema
 from dynamo_plugin_router_slot_tracker.places import end_of, position

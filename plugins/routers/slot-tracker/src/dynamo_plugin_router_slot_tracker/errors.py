@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dynamo_core.errors import HttpFault
+from dynamo_core import HttpFault
 
 
 class Refusal(HttpFault):

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from dynamo_core.telemetry import logs
+from dynamo_core.telemetry import configure_logging, shutdown_logging
 
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
 
@@ -25,12 +25,12 @@ def serve(settings: ServiceSettings, *, log_level: str = "info", log_json: bool 
     Raises:
         ConfigError: the settings are wrong, or an address cannot be bound.
     """
-    logs.configure(log_level, log_json)
+    configure_logging(log_level, log_json)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(settings))
     finally:
-        if not logs.shutdown():
+        if not shutdown_logging():
             os._exit(OVERDUE)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from json import JSONDecoder
 
-from dynamo_core.protocol.reading import UNREADABLE
+from dynamo_core.protocol import UNREADABLE
 
 _decoder = JSONDecoder()
 _space = re.compile(r"[ \t\n\r]*")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
-from dynamo_core.errors import ConfigError, DynamoError, Unavailable
+from dynamo_core import DynamoError
+from dynamo_core.errors import ConfigError, Unavailable
 
 from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.errors import Malformed, Unknown

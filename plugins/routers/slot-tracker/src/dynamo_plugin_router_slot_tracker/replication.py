@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.protocol import Unreadable, read
 
 from dynamo_plugin_router_slot_tracker.errors import Refusal, Unknown
 from dynamo_plugin_router_slot_tracker.events import (

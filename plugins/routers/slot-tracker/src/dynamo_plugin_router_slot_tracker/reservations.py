@@ -7,7 +7,7 @@ import enum
 import logging
 from collections.abc import Callable
 
-from dynamo_core.tasks import TaskSet
+from dynamo_core import TaskSet
 
 from dynamo_plugin_router_slot_tracker.client import Refused, ServiceClient, ServiceUnreachable
 from dynamo_plugin_router_slot_tracker.pending_frees import PendingFrees

@@ -9,13 +9,21 @@ import random
 import struct
 from collections.abc import Collection, Sequence
 
-from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
-from dynamo_core.contracts.router import Phase, PoolView, Route, Router, RouterServices, RoutingRequest, no_worker
+from dynamo_core import (
+    Phase,
+    PluginConfig,
+    PoolView,
+    Route,
+    Router,
+    RouterServices,
+    RoutingRequest,
+    SettingsMismatch,
+    TaskSet,
+    no_worker,
+)
 from dynamo_core.errors import ConfigError, InvalidArgument
-from dynamo_core.kv import to_signed
-from dynamo_core.kv.chains import unshared_blocks
-from dynamo_core.protocol.records import Instance, ModelCard
-from dynamo_core.tasks import TaskSet
+from dynamo_core.kv import to_signed, unshared_blocks
+from dynamo_core.protocol import Instance, ModelCard
 from pydantic import Field, field_validator
 
 from dynamo_plugin_router_slot_tracker.client import Refused, ServiceClient, ServiceUnreachable

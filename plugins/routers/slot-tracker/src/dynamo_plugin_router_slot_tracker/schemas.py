@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from dynamo_core.protocol.ids import parse_instance_id
+from dynamo_core.protocol import parse_instance_id
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1

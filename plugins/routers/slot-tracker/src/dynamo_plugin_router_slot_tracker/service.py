@@ -9,12 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from dynamo_core.certificates import ServerTls, server_context
+from dynamo_core import ServerTls, TaskSet, server_context
 from dynamo_core.errors import ConfigError
-from dynamo_core.http.auth import PREFIX, AdminToken
-from dynamo_core.http.health import metrics_route
-from dynamo_core.http.listener import Listener
-from dynamo_core.tasks import TaskSet
+from dynamo_core.http import PREFIX, AdminToken, Listener, metrics_route
 
 from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_error, respond_listener_error
 from dynamo_plugin_router_slot_tracker.metrics import ServiceMetrics

@@ -10,8 +10,8 @@ from itertools import islice
 import aiohttp
 import msgspec
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core import HttpRoute
+from dynamo_core.protocol import Unreadable, read
 
 from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed
 from dynamo_plugin_router_slot_tracker.registry import Registry

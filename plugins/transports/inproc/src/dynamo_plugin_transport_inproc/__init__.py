@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dynamo_core import hookimpl
 
 if TYPE_CHECKING:
-    from dynamo_core.contracts.transport import Transport
+    from dynamo_core import Transport
 
 DYNAMO_API = 1
 

@@ -6,9 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.events import EventPlane, Publisher
-from dynamo_core.contracts.metrics import CounterLike, MetricsScope
+from dynamo_core import CounterLike, Discovery, EventPlane, Lease, MetricsScope, Publisher
 
 #: Events that may wait for one subscriber; more are dropped and seen as a gap.
 BACKLOG = 10_000

@@ -6,17 +6,24 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, ClassVar
 
-from dynamo_core.contracts.call import Endpoint, Handler, ServedContext, Sink, Source
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.events import EventPlane
-from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.contracts.serving import ServedCall
-from dynamo_core.contracts.transport import Served, Transport
-from dynamo_core.errors import CannotConnect, DynamoError, EngineShutdown
-from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.protocol.records import Instance
-from dynamo_core.tasks import TaskSet
+from dynamo_core import (
+    DynamoError,
+    Endpoint,
+    EngineContext,
+    EventPlane,
+    Handler,
+    MetricsScope,
+    PluginConfig,
+    Served,
+    ServedCall,
+    ServedContext,
+    Sink,
+    Source,
+    TaskSet,
+    Transport,
+)
+from dynamo_core.errors import CannotConnect, EngineShutdown
+from dynamo_core.protocol import Annotated, Instance
 
 from dynamo_plugin_transport_inproc.events import InprocEvents
 

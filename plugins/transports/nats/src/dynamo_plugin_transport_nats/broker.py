@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import nats.errors
-from dynamo_core.contracts.metrics import CounterLike, MetricsScope
-from dynamo_core.errors import CannotConnect, ConfigError, DynamoError
-from dynamo_core.starting import first_words, quoted
+from dynamo_core import CounterLike, DynamoError, MetricsScope, first_words, quoted
+from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_wire.brokered import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
 from nats.aio.client import Client
 from nats.aio.msg import Msg

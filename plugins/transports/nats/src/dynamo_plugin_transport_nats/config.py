@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from dynamo_core.certificates import ClientTls
-from dynamo_core.contracts.config import SettingsMismatch
+from dynamo_core import ClientTls, SettingsMismatch
 from dynamo_wire.brokered import BrokeredConfig
 from pydantic import Field, SecretStr, field_validator, model_validator
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynamo_core.certificates import client_context
+from dynamo_core import client_context
 from dynamo_core.errors import ConfigError
 from pydantic import SecretStr
 

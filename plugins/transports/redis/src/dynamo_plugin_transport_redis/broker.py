@@ -14,9 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.errors import DynamoError
-from dynamo_core.tasks import TaskSet
+from dynamo_core import DynamoError, MetricsScope, TaskSet
 from dynamo_redis import config_error, connection_factory, explain
 from dynamo_wire.brokered import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
 from redis.asyncio.connection import Connection

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core import MetricsScope, PluginConfig
 from dynamo_wire.brokered import Addresses, BrokeredTransport
 
 from dynamo_plugin_transport_redis.broker import RedisBroker

@@ -15,9 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from dynamo_core import LoopThread, TaskSet
 from dynamo_core.errors import ConnectionTimeout, to_wire
-from dynamo_core.loop_thread import LoopThread
-from dynamo_core.tasks import TaskSet
 from dynamo_wire import Bye, LoopWatch
 
 from dynamo_plugin_transport_tcp.connection_limiter import ConnectionLimiter, PendingConnection

@@ -10,14 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 
-from dynamo_core.contracts.metrics import CounterLike, GaugeLike
-from dynamo_core.errors import (
-    CannotConnect,
-    ConnectionTimeout,
-    Disconnected,
-    DynamoError,
-)
-from dynamo_core.tasks import TaskSet
+from dynamo_core import CounterLike, DynamoError, GaugeLike, TaskSet
+from dynamo_core.errors import CannotConnect, ConnectionTimeout, Disconnected
 from dynamo_wire import (
     ACCEPTED_PROTOS,
     ASKED,

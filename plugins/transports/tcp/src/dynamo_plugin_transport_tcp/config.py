@@ -6,8 +6,7 @@ import ipaddress
 from pathlib import Path
 from typing import Self
 
-from dynamo_core.certificates import ClientTls
-from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
+from dynamo_core import ClientTls, PluginConfig, SettingsMismatch
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from dynamo_plugin_transport_tcp.address import is_address, is_loopback, is_unspecified, split_host_port

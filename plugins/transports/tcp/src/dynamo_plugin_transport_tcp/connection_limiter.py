@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
-from dynamo_core.contracts.metrics import CounterLike
+from dynamo_core import CounterLike
 
 V = TypeVar("V")
 

@@ -9,15 +9,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 import msgspec
-from dynamo_core.backoff import pauses
-from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
-from dynamo_core.contracts.events import EventPlane, Publisher
-from dynamo_core.contracts.metrics import CounterLike, MetricsScope
-from dynamo_core.errors import DynamoError
-from dynamo_core.protocol.reading import Unreadable, read
-from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
-from dynamo_core.protocol.unreadable import UnreadableWarner
-from dynamo_core.tasks import TaskSet
+from dynamo_core import (
+    CounterLike,
+    Discovery,
+    DynamoError,
+    EventPlane,
+    Lease,
+    MetricsScope,
+    Publisher,
+    TaskSet,
+    WatchEvent,
+    WatchKind,
+    pauses,
+)
+from dynamo_core.protocol import EVENT_SOURCES, EventSource, Unreadable, UnreadableWarner, read
 
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.calling import Peers

@@ -10,8 +10,8 @@ from contextvars import Context
 from typing import Any, ClassVar, cast
 
 import msgspec
-from dynamo_core.contracts.metrics import CounterLike
-from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout, from_wire, to_wire
+from dynamo_core import CounterLike, DynamoError
+from dynamo_core.errors import Disconnected, ResponseTimeout, from_wire, to_wire
 from dynamo_wire import Action, Bye, Liveness, Ping, Pong, checksum, encode
 
 from dynamo_plugin_transport_tcp.address import join_host_port

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ssl
 
-from dynamo_core.certificates import client_context, load_authorities, load_own
+from dynamo_core import client_context, load_authorities, load_own
 
 from dynamo_plugin_transport_tcp.config import TcpTls
 

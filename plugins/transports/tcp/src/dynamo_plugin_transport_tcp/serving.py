@@ -9,20 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint, Handler
-from dynamo_core.contracts.metrics import CounterLike, GaugeLike
-from dynamo_core.contracts.transport import Served
+from dynamo_core import CounterLike, DynamoError, Endpoint, GaugeLike, Handler, Served, TaskSet
 from dynamo_core.errors import (
     CannotConnect,
     ConnectionTimeout,
     Disconnected,
-    DynamoError,
     EngineShutdown,
     InvalidArgument,
     WorkerOverloaded,
     to_wire,
 )
-from dynamo_core.tasks import TaskSet
 from dynamo_wire import (
     ACCEPTED_PROTOS,
     UNREADABLE,

@@ -7,15 +7,21 @@ import logging
 import socket
 from typing import Any
 
-from dynamo_core.contracts.call import Endpoint, Handler, Sink, Source
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.events import EventPlane
-from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.contracts.transport import Served, Transport
+from dynamo_core import (
+    Endpoint,
+    EngineContext,
+    EventPlane,
+    Handler,
+    MetricsScope,
+    PluginConfig,
+    Served,
+    Sink,
+    Source,
+    TaskSet,
+    Transport,
+)
 from dynamo_core.errors import CannotConnect, ConfigError, Disconnected
-from dynamo_core.protocol.records import Instance
-from dynamo_core.tasks import TaskSet
+from dynamo_core.protocol import Instance
 
 from dynamo_plugin_transport_tcp.acceptor import Acceptor, listen
 from dynamo_plugin_transport_tcp.address import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol.reading import UNREADABLE
+from dynamo_core.protocol import UNREADABLE
 
 from dynamo_plugin_frontend_openai.requests.limits import MAX_COMMAS, PAIRS
 

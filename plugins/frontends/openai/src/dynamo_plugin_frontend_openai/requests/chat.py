@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from dynamo_core.protocol.request import GuidedDecodingOptions
+from dynamo_core import GuidedDecodingOptions
 
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
+from dynamo_core import GuidedDecodingOptions
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol.reading import shown
-from dynamo_core.protocol.request import GuidedDecodingOptions
+from dynamo_core.protocol import shown
 from msgspec import Meta
 
 from dynamo_plugin_frontend_openai.nvext import NvExt, check_nvext, settle

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from dynamo_core import GuidedDecodingOptions
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol.reading import Unreadable
-from dynamo_core.protocol.request import GuidedDecodingOptions
+from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.requests.decode import object_of, schema_error
 from dynamo_plugin_frontend_openai.requests.limits import MAX_CHARACTERS, MAX_ENTRIES

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
-from dynamo_core.errors import HttpFault, InvalidArgument
-from dynamo_core.protocol.reading import UNREADABLE, read, shown
+from dynamo_core import HttpFault
+from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol import UNREADABLE, read, shown
 
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds
 from dynamo_plugin_frontend_openai.requests.duplicates import find_duplicate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol import shown
 
 from dynamo_plugin_frontend_openai.requests import limits
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol import shown
 
 #: Pairs of `metadata`, and characters of a key and of a value.
 MAX_PAIRS = 16

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
-from dynamo_core.protocol.reading import Unreadable
-from dynamo_core.protocol.request import GuidedDecodingOptions
+from dynamo_core import GuidedDecodingOptions
+from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.requests.common import invalid
 from dynamo_plugin_frontend_openai.requests.decode import object_of, schema_error

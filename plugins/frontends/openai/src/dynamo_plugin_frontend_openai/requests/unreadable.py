@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dynamo_core.protocol.reading import UNREADABLE
+from dynamo_core.protocol import UNREADABLE
 
 #: More digits than any integer has that can be meant.
 _DIGITS = 40

@@ -1,0 +1,7 @@
+from dynamo_core.telemetry.logs import configure_logging as configure_logging
+from dynamo_core.telemetry.logs import shutdown_logging as shutdown_logging
+from dynamo_core.telemetry.metrics import Counter as Counter
+from dynamo_core.telemetry.metrics import Gauge as Gauge
+from dynamo_core.telemetry.metrics import Metrics as Metrics
+
+__all__: list[str]

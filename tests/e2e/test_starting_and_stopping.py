@@ -37,7 +37,7 @@ def run_serve(folder: Path, config: str, command: str = "serve", **env: str) -> 
 BROKEN = """
 from dynamo_core import LLMEngine, PluginConfig, hookimpl
 
-DYNAMO_API = 1
+DYNAMO_API = 2
 
 
 class Steps(PluginConfig):

@@ -1,3 +1,4 @@
+from dynamo_core.backoff import Backoff as Backoff
 from dynamo_core.backoff import jitter as jitter
 from dynamo_core.backoff import pauses as pauses
 from dynamo_core.certificates import ClientTls as ClientTls
@@ -40,6 +41,8 @@ from dynamo_core.contracts.engine import WorkerConfig as WorkerConfig
 from dynamo_core.contracts.engine import invalid_argument as invalid_argument
 from dynamo_core.contracts.events import EventPlane as EventPlane
 from dynamo_core.contracts.events import Publisher as Publisher
+from dynamo_core.contracts.explain import RankView as RankView
+from dynamo_core.contracts.explain import RouteView as RouteView
 from dynamo_core.contracts.frontend import Frontend as Frontend
 from dynamo_core.contracts.frontend import FrontendServices as FrontendServices
 from dynamo_core.contracts.frontend import HttpHandler as HttpHandler
@@ -75,11 +78,13 @@ from dynamo_core.contracts.parsers import ToolCallStart as ToolCallStart
 from dynamo_core.contracts.parsers import new_call_id as new_call_id
 from dynamo_core.contracts.plugin import DYNAMO_API as DYNAMO_API
 from dynamo_core.contracts.plugin import Plugin as Plugin
+from dynamo_core.contracts.router import LoadView as LoadView
 from dynamo_core.contracts.router import Phase as Phase
 from dynamo_core.contracts.router import PoolView as PoolView
 from dynamo_core.contracts.router import Route as Route
 from dynamo_core.contracts.router import Router as Router
 from dynamo_core.contracts.router import RouterServices as RouterServices
+from dynamo_core.contracts.router import RouteWatcher as RouteWatcher
 from dynamo_core.contracts.router import RoutingRequest as RoutingRequest
 from dynamo_core.contracts.router import ScoredRank as ScoredRank
 from dynamo_core.contracts.router import no_worker as no_worker
@@ -122,6 +127,7 @@ from dynamo_core.protocol.output import FinishReason as FinishReason
 from dynamo_core.protocol.output import LLMEngineOutput as LLMEngineOutput
 from dynamo_core.protocol.output import TopLogprob as TopLogprob
 from dynamo_core.protocol.output import chunk as chunk
+from dynamo_core.protocol.output import merge_outputs as merge_outputs
 from dynamo_core.protocol.output import usage as usage
 from dynamo_core.protocol.request import BootstrapInfo as BootstrapInfo
 from dynamo_core.protocol.request import EmbedOutput as EmbedOutput

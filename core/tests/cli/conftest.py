@@ -18,7 +18,7 @@ from dynamo_core import (
 )
 from pydantic import Field
 
-DYNAMO_API = 1
+DYNAMO_API = 2
 
 
 class Limits(PluginConfig):

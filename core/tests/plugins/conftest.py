@@ -12,7 +12,7 @@ import pytest
 ECHO = """
 from dynamo_core import EngineConfig, LLMEngine, LLMEngineOutput, hookimpl
 
-DYNAMO_API = 1
+DYNAMO_API = 2
 
 
 class EchoEngine(LLMEngine):

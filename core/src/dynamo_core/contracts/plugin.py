@@ -7,7 +7,7 @@ from typing import ClassVar
 from dynamo_core.contracts.config import PluginConfig
 
 #: The version of hooks and contracts in this release. A plugin module says which one it was made for.
-DYNAMO_API = 1
+DYNAMO_API = 2
 
 #: The kinds of plugins: entry points are named ``<kind>-<name>`` in the group ``dynamo``.
 KINDS = (

@@ -15,6 +15,7 @@ from dynamo_core.protocol.records import EventSource as EventSource
 from dynamo_core.protocol.records import Instance as Instance
 from dynamo_core.protocol.records import ModelCard as ModelCard
 from dynamo_core.protocol.records import RequestRecord as RequestRecord
+from dynamo_core.protocol.records import RuntimeConfig as RuntimeConfig
 from dynamo_core.protocol.unreadable import UnreadableWarner as UnreadableWarner
 
 __all__: list[str]

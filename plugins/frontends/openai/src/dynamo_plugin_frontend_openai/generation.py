@@ -27,7 +27,7 @@ from dynamo_plugin_frontend_openai.render_token_ids import Inner, TokenIds
 from dynamo_plugin_frontend_openai.requests.answer_size import check_answer_size
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
-from dynamo_plugin_frontend_openai.source import GATHER, ScoredSource, Source, gather
+from dynamo_plugin_frontend_openai.source import COALESCE, ScoredSource, Source, coalesced
 from dynamo_plugin_frontend_openai.sse import EventStream
 from dynamo_plugin_frontend_openai.streaming import StreamingAnswer
 from dynamo_plugin_frontend_openai.unary import UnaryAnswer
@@ -234,7 +234,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
                 check_answer_size(request, most, self._memory.most)
         if not request.streaming and all(choice.patient for mapping in choices for choice in mapping.values()):
             # Nobody looks at the answer before its end.
-            exchange.ctx.coalesce = gather(scores) if scores else GATHER
+            exchange.ctx.coalesce = coalesced(scores) if scores else COALESCE
         streams = await self._generate(exchange, asked)
         exchange.inflight.routed(streams[0].instance_id)
         if not scores:

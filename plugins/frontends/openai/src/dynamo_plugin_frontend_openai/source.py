@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OnReady: TypeAlias = Callable[..., None]
 
 #: Items that may gather before they are read, once the first has been: reading many at once costs little more than one.
-GATHER = 128
+COALESCE = 128
 #: Log-probabilities that are read at once: JSON of so many takes a fraction of a millisecond.
 SCORES = 512
 #: How many times that may wait to be read before the stream is asked to pause.
@@ -31,7 +31,7 @@ class Source:
     __slots__ = ("choices", "on_ready", "patient", "pause", "resume", "stream", "take")
 
     #: Items that may gather if the answer is only looked at when it has ended.
-    gather = GATHER
+    coalesce = COALESCE
     #: What was taken from the stream and is not read yet.
     waiting: Collection[LLMEngineOutput] = ()
 
@@ -87,13 +87,13 @@ class ScoredSource(Source):
         "_reader_paused",
         "_tokens",
         "_turns",
-        "gather",
+        "coalesce",
         "waiting",
     )
 
     def __init__(self, stream: TokenStream, choices: Mapping[int, Choice], turns: Turns, scores: int) -> None:
         super().__init__(stream, choices)
-        self.gather = gather(scores)
+        self.coalesce = coalesced(scores)
         self.on_ready = self._on_ready
         self.take = self._take
         self.pause = self._pause
@@ -109,14 +109,14 @@ class ScoredSource(Source):
         self._behind = False
         self._reader_paused = False
 
-    def _on_ready(self, callback: Callable[[], None] | None, *, gather: int = 1) -> None:
+    def _on_ready(self, callback: Callable[[], None] | None, *, coalesce: int = 1) -> None:
         self._callback = callback
         if callback is None:
             self.waiting.clear()
             self._tokens = 0
             self.stream.on_ready(None)
         else:
-            self.stream.on_ready(self._arrived, coalesce=gather)
+            self.stream.on_ready(self._arrived, coalesce=coalesce)
 
     def _take(self) -> Sequence[LLMEngineOutput]:
         arrived = self.stream.take()
@@ -179,9 +179,9 @@ class ScoredSource(Source):
             self.stream.pause()
 
 
-def gather(scores: int) -> int:
+def coalesced(scores: int) -> int:
     """Items that may gather if each token has so many log-probabilities: fewer, as each is larger."""
-    return max(1, GATHER // max(scores, 1))
+    return max(1, COALESCE // max(scores, 1))
 
 
 def _cut(output: LLMEngineOutput, at: int) -> tuple[LLMEngineOutput, LLMEngineOutput]:

@@ -59,7 +59,7 @@ class UnaryAnswer:
                 self._over.set_result(None)
         elif source.patient and source.open and id(source) not in self._patient:
             self._patient.add(id(source))
-            source.on_ready(partial(self._ready, source), coalesce=source.gather)
+            source.on_ready(partial(self._ready, source), coalesce=source.coalesce)
 
     def _count(self) -> None:
         if self._answer.holding is None:

@@ -288,7 +288,12 @@ def test_the_image_has_what_the_config_names_and_what_that_needs() -> None:
         *(f"{part}-{profile[part]['use']}" for profile in config["profiles"].values() for part in profile),
     }
     [plugins] = re.findall(r'^ARG PLUGINS="(.*)"$', DOCKERFILE, re.M)
-    folders = ["core", *(f"plugins/{path.split('[')[0]}" for path in plugins.split())]
+    [libs] = re.findall(r'^ARG LIBS="(.*)"$', DOCKERFILE, re.M)
+    folders = [
+        "core",
+        *(f"libs/{name}" for name in libs.split()),
+        *(f"plugins/{path.split('[')[0]}" for path in plugins.split()),
+    ]
     manifests = [tomllib.loads((REPOSITORY / path / "pyproject.toml").read_text())["project"] for path in folders]
     names = {manifest["name"] for manifest in manifests}
 

@@ -123,7 +123,7 @@ class Control:
 
     armed = True
 
-    def listed(self) -> list[str]:
+    def changed_models(self) -> list[str]:
         return []
 
     def of(self, model: str) -> Thresholds:

@@ -18,6 +18,8 @@ KITS = ROOT / "libs" / "testing" / "src" / "dynamo_testing"
 CHECKS = {
     "TransportKit": [*(KITS / "transport").glob("*.py"), KITS / "transport_kit.py"],
     "EventsKit": [*(KITS / "events").glob("*.py"), KITS / "events_kit.py"],
+    "BrokeredTransportKit": [*(KITS / "brokered").glob("*.py"), KITS / "brokered_kit.py"],
+    "DamageChecks": [KITS / "transport" / "damage.py"],
     "DiscoveryKit": [*(KITS / "discovery").glob("*.py"), KITS / "discovery_kit.py"],
 }
 NAME = r"`\w+(?:\.py)?::test_\w+`"

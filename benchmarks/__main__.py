@@ -2,11 +2,12 @@
 `… prompts`, `… registrations`, `… kv` and `… slot-tracker` for the project's own."""
 
 import argparse
+import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
-from benchmarks import adapter, prompts, registrations, slot_tracker, suite, transports
 from benchmarks.children import pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
@@ -16,68 +17,39 @@ from benchmarks.report import Block
 from benchmarks.runner import Plan, chosen_rounds, publish, quick, run_plan, two_cpus
 from benchmarks.scenarios import SCENARIOS, chosen
 
+#: Those of this project: each is a module of this package.
+MEASUREMENTS: Final = (
+    "suite",
+    "transports",
+    "adapter",
+    "prompts",
+    "registrations",
+    "kv",
+    "kv-frontend",
+    "kv-quality",
+    "slot-tracker",
+    "overload",
+)
+
 
 def main(arguments: list[str]) -> int:
     """Exit code 0 = measured and every answer right, 1 = wrong answers or a server that failed, 2 = usage."""
-    if arguments[:1] == ["suite"]:
-        parser = argparse.ArgumentParser(prog="python -m benchmarks suite", description=suite.__doc__)
-        suite.add_arguments(parser)
-        return suite.run_suite(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["transports"]:
-        parser = argparse.ArgumentParser(prog="python -m benchmarks transports", description=transports.__doc__)
-        transports.add_arguments(parser)
-        return transports.run_transports(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["adapter"]:
-        parser = argparse.ArgumentParser(prog="python -m benchmarks adapter", description=adapter.__doc__)
-        adapter.add_arguments(parser)
-        return adapter.run_adapter(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["prompts"]:
-        parser = argparse.ArgumentParser(prog="python -m benchmarks prompts", description=prompts.__doc__)
-        prompts.add_arguments(parser)
-        return prompts.run_prompts(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["slot-tracker"]:
-        parser = argparse.ArgumentParser(prog="python -m benchmarks slot-tracker", description=slot_tracker.__doc__)
-        slot_tracker.add_arguments(parser)
-        return slot_tracker.run_slot_tracker(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["registrations"]:
-        parser = argparse.ArgumentParser(prog="python -m benchmarks registrations", description=registrations.__doc__)
-        registrations.add_arguments(parser)
-        return registrations.run_registrations(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["overload"]:
-        # Needs plugins which the other measurements do not.
-        from benchmarks import overload
-
-        parser = argparse.ArgumentParser(prog="python -m benchmarks overload", description=overload.__doc__)
-        overload.add_arguments(parser)
-        return overload.run_overload(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["kv"]:
-        # The router is a distribution of its own, which the other measurements do not need.
-        from benchmarks import kv_index
-
-        parser = argparse.ArgumentParser(prog="python -m benchmarks kv", description=kv_index.__doc__)
-        kv_index.add_arguments(parser)
-        return kv_index.run_kv(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["kv-frontend"]:
-        from benchmarks import kv_frontend
-
-        parser = argparse.ArgumentParser(prog="python -m benchmarks kv-frontend", description=kv_frontend.__doc__)
-        kv_frontend.add_arguments(parser)
-        return kv_frontend.run_kv_frontend(parser.parse_args(arguments[1:]))
-    if arguments[:1] == ["kv-quality"]:
-        from benchmarks import kv_quality
-
-        parser = argparse.ArgumentParser(prog="python -m benchmarks kv-quality", description=kv_quality.__doc__)
-        kv_quality.add_arguments(parser)
-        return kv_quality.run_kv_quality(parser.parse_args(arguments[1:]))
+    if arguments[:1] and arguments[0] in MEASUREMENTS:
+        name = arguments[0].replace("-", "_")
+        # Some need plugins which the others do not.
+        measurement = importlib.import_module(f"benchmarks.{'kv_index' if name == 'kv' else name}")
+        parser = argparse.ArgumentParser(prog=f"python -m benchmarks {arguments[0]}", description=measurement.__doc__)
+        measurement.add_arguments(parser)
+        code: int = getattr(measurement, f"run_{name}")(parser.parse_args(arguments[1:]))
+        return code
     return _measure_urls(arguments)
 
 
 def _measure_urls(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure an OpenAI-compatible server. Measurements of this project have a name instead: suite, "
-        "transports, adapter, prompts, registrations, kv, kv-frontend, kv-quality, slot-tracker, overload. "
-        "See python -m benchmarks NAME --help.",
+        description="Measure an OpenAI-compatible server. Measurements of this project have a name instead: "
+        f"{', '.join(MEASUREMENTS)}. See python -m benchmarks NAME --help.",
     )
     parser.add_argument("--url", required=True, help="base URL, with or without /v1")
     parser.add_argument("--model", required=True, help="the model to ask for")

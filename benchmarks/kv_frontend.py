@@ -21,7 +21,7 @@ from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of
 from benchmarks.http1 import Connection, Endpoint
-from benchmarks.loops import run
+from benchmarks.loops import run_reporting
 from benchmarks.meters import ProcessMeter
 
 #: What is promised: the CPU time of `kv` as a multiple of that of `round-robin`.
@@ -58,11 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_kv_frontend(options: argparse.Namespace) -> int:
     """Prints the figures; returns the exit code: 1 if one of them is above what is promised, or a server failed."""
-    try:
-        return run(_measure(options))
-    except (ChildFailed, TimeoutError) as error:
-        print(str(error) or f"not done after {_DEADLINE:g} s", file=sys.stderr)
-        return 1
+    return run_reporting(_measure(options), (ChildFailed, TimeoutError), f"not done after {_DEADLINE:g} s")
 
 
 async def _measure(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from dynamo_testing.ports import free_port
 
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of
 from benchmarks.http1 import BadResponse, Connection, Endpoint, fetch
-from benchmarks.loops import run
+from benchmarks.loops import run_reporting
 from benchmarks.meters import ProcessMeter
 from benchmarks.overload_clients import (
     ANSWERED,
@@ -130,11 +130,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_overload(options: argparse.Namespace) -> int:
     """Prints the figures; returns the exit code: 1 if one of them is not what is promised, or a server failed."""
-    try:
-        return run(_measure(options))
-    except (ChildFailed, BadResponse, TimeoutError, OSError) as error:
-        print(str(error) or "the measurement did not end in time", file=sys.stderr)
-        return 1
+    return run_reporting(
+        _measure(options), (ChildFailed, BadResponse, TimeoutError, OSError), "the measurement did not end in time"
+    )
 
 
 async def _measure(options: argparse.Namespace) -> int:

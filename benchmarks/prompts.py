@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -23,7 +22,7 @@ from dynamo_testing.tiny_model import make_tokenizer_folder
 from benchmarks.children import ChildFailed, Children
 from benchmarks.http1 import Connection
 from benchmarks.load import PROMPT, Target
-from benchmarks.loops import run
+from benchmarks.loops import run_reporting
 from benchmarks.runner import two_cpus
 from benchmarks.suite import Bench
 
@@ -46,11 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_prompts(options: argparse.Namespace) -> int:
     """Prints the figures; returns the exit code: 1 if one of them is above what is promised, or a server failed."""
-    try:
-        return run(_measure(options))
-    except (ChildFailed, TimeoutError) as error:
-        print(str(error) or f"not done after {_DEADLINE:g} s", file=sys.stderr)
-        return 1
+    return run_reporting(_measure(options), (ChildFailed, TimeoutError), f"not done after {_DEADLINE:g} s")
 
 
 class _Prompts:

@@ -5,39 +5,41 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from benchmarks.load import Measured
 from benchmarks.loops import LOOP_NAME
 from benchmarks.scenarios import Scenario
 from benchmarks.stats import Spread, ratio, spread
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A line of the table: which figure, and with how many digits it is shown."""
+class Row(Generic[T]):
+    """A line of a table: which figure, with how many digits, and whether its ratio to another says anything."""
 
     title: str
     key: str
     digits: int
-    value: Callable[[Measured], float | None]
+    value: Callable[[T], float | None]
     compared: bool = True
 
 
-_ROWS: Final = (
-    _Row("requests/s", "requests_per_second", 1, lambda m: m.requests_per_second),
-    _Row("tokens/s", "tokens_per_second", 0, lambda m: m.tokens_per_second),
-    _Row("latency p50, ms", "latency_p50_ms", 2, lambda m: m.latency_p50_ms),
-    _Row("latency p99, ms", "latency_p99_ms", 2, lambda m: m.latency_p99_ms),
-    _Row("TTFB p50, ms", "ttfb_p50_ms", 2, lambda m: m.ttfb_p50_ms),
-    _Row("TTFB p99, ms", "ttfb_p99_ms", 2, lambda m: m.ttfb_p99_ms),
-    _Row("CPU s per 1,000 requests", "cpu_per_1k_requests", 3, lambda m: m.cpu_per_1k_requests),
-    _Row("CPU s per 100,000 tokens", "cpu_per_100k_tokens", 3, lambda m: m.cpu_per_100k_tokens),
-    _Row("server CPU, cores", "server_busy", 2, lambda m: m.server_busy, compared=False),
-    _Row("client CPU, cores", "client_busy", 2, lambda m: m.client_busy, compared=False),
-    _Row("peak RSS, MiB", "peak_rss_mib", 0, lambda m: m.peak_rss_mib),
-    _Row("events per stream", "events_per_stream", 1, lambda m: m.events_per_stream),
-    _Row("errors", "errors", 0, lambda m: m.errors, compared=False),
+_ROWS: Final[Sequence[Row[Measured]]] = (
+    Row("requests/s", "requests_per_second", 1, lambda m: m.requests_per_second),
+    Row("tokens/s", "tokens_per_second", 0, lambda m: m.tokens_per_second),
+    Row("latency p50, ms", "latency_p50_ms", 2, lambda m: m.latency_p50_ms),
+    Row("latency p99, ms", "latency_p99_ms", 2, lambda m: m.latency_p99_ms),
+    Row("TTFB p50, ms", "ttfb_p50_ms", 2, lambda m: m.ttfb_p50_ms),
+    Row("TTFB p99, ms", "ttfb_p99_ms", 2, lambda m: m.ttfb_p99_ms),
+    Row("CPU s per 1,000 requests", "cpu_per_1k_requests", 3, lambda m: m.cpu_per_1k_requests),
+    Row("CPU s per 100,000 tokens", "cpu_per_100k_tokens", 3, lambda m: m.cpu_per_100k_tokens),
+    Row("server CPU, cores", "server_busy", 2, lambda m: m.server_busy, compared=False),
+    Row("client CPU, cores", "client_busy", 2, lambda m: m.client_busy, compared=False),
+    Row("peak RSS, MiB", "peak_rss_mib", 0, lambda m: m.peak_rss_mib),
+    Row("events per stream", "events_per_stream", 1, lambda m: m.events_per_stream),
+    Row("errors", "errors", 0, lambda m: m.errors, compared=False),
 )
 
 
@@ -117,7 +119,7 @@ def _block_document(block: Block) -> dict[str, object]:
     return result
 
 
-def _ratio(block: Block, row: _Row) -> Spread | None:
+def _ratio(block: Block, row: Row[Measured]) -> Spread | None:
     """First target by second, round by round: a noisy second then spoils one pair, not the comparison."""
     first, second = block.rounds.values()
     return spread(ratio(row.value(mine), row.value(base)) for mine, base in zip(first, second, strict=True))

@@ -18,7 +18,7 @@ from dynamo_testing.ports import free_port
 
 from benchmarks.children import ChildFailed, Children, accepts
 from benchmarks.http1 import BadResponse, Connection, Endpoint, fetch
-from benchmarks.loops import LOOP_NAME, run
+from benchmarks.loops import LOOP_NAME, run_reporting
 from benchmarks.meters import cpu_seconds
 from benchmarks.runner import two_cpus
 
@@ -48,11 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_slot_tracker(options: argparse.Namespace) -> int:
     """Measure and print; exit code 1 if the service fails or answers anything but what it should."""
-    try:
-        return run(_measure(options))
-    except (ChildFailed, BadResponse, ConnectionError, TimeoutError, ProcessLookupError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return run_reporting(
+        _measure(options), (ChildFailed, BadResponse, ConnectionError, TimeoutError, ProcessLookupError)
+    )
 
 
 async def _measure(options: argparse.Namespace) -> int:

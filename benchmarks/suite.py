@@ -6,7 +6,6 @@ Frontend and worker are processes of their own, and only the frontend is measure
 import argparse
 import asyncio
 import os
-import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from dynamo_testing.tiny_model import make_tokenizer_folder
 from benchmarks.children import ChildFailed, Children, accepts, answers_ready, parts_of, pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
-from benchmarks.loops import run
+from benchmarks.loops import run_until_sigterm
 from benchmarks.meters import ProcessMeter
 from benchmarks.report import Block
 from benchmarks.runner import chosen_rounds, publish, quick, run_plan, two_cpus
@@ -60,17 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_suite(options: argparse.Namespace) -> int:
     """Run the suite in an event loop of its own; returns the exit code (143 when ended by SIGTERM)."""
-    try:
-        return run(_guarded(options))
-    except asyncio.CancelledError:
-        return 143
+    return run_until_sigterm(_run(options))
 
 
-async def _guarded(options: argparse.Namespace) -> int:
-    """SIGTERM cancels, as Ctrl-C does, so that the children are ended."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+async def _run(options: argparse.Namespace) -> int:
     cpus = two_cpus() if options.pin else None
     if cpus is None:
         print("client and servers share all CPUs")

@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,9 +22,9 @@ from benchmarks.brokers import BROKERS, Broker, ServerMissing
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of, pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Measured, Target, measure
-from benchmarks.loops import run
+from benchmarks.loops import run_until_sigterm
 from benchmarks.meters import Usage, cpu_seconds, peak_rss_mib, read_proc
-from benchmarks.report import Block, document
+from benchmarks.report import Block, Row, document
 from benchmarks.runner import chosen_rounds, quick, two_cpus
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.stats import ratio, spread
@@ -138,47 +137,42 @@ def write_calls(pid: int) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A line of a table: which figure, with how many digits, and whether its ratio to tcp says anything."""
-
-    title: str
-    key: str
-    digits: int
-    value: Callable[[Taken], float | None]
-    compared: bool = True
-
-
-_MESSAGES: Final = _Row(
+_MESSAGES: Final[Row[Taken]] = Row(
     "broker messages per request", "messages_per_request", 2, lambda t: t.per_request(t.costs.messages), compared=False
 )
-_LATENCY: Final = (
-    _Row("latency p50, ms", "latency_p50_ms", 2, lambda t: t.measured.latency_p50_ms),
-    _Row("latency p99, ms", "latency_p99_ms", 2, lambda t: t.measured.latency_p99_ms),
+_LATENCY: Final[Sequence[Row[Taken]]] = (
+    Row("latency p50, ms", "latency_p50_ms", 2, lambda t: t.measured.latency_p50_ms),
+    Row("latency p99, ms", "latency_p99_ms", 2, lambda t: t.measured.latency_p99_ms),
 )
-_FIRST: Final = (
-    _Row("TTFB p50, ms", "ttfb_p50_ms", 2, lambda t: t.measured.ttfb_p50_ms),
-    _Row("TTFB p99, ms", "ttfb_p99_ms", 2, lambda t: t.measured.ttfb_p99_ms),
+_FIRST: Final[Sequence[Row[Taken]]] = (
+    Row("TTFB p50, ms", "ttfb_p50_ms", 2, lambda t: t.measured.ttfb_p50_ms),
+    Row("TTFB p99, ms", "ttfb_p99_ms", 2, lambda t: t.measured.ttfb_p99_ms),
 )
-_REQUESTS: Final = (
-    _Row("requests/s", "requests_per_second", 0, lambda t: t.measured.requests_per_second),
-    _Row("CPU ms per request: frontend", "frontend_ms", 2, lambda t: t.per_1k_requests(t.costs.frontend)),
-    _Row("  worker", "worker_ms", 2, lambda t: t.per_1k_requests(t.costs.worker)),
-    _Row("  broker", "broker_ms", 2, lambda t: t.per_1k_requests(t.costs.broker), compared=False),
-    _Row("  all together", "whole_ms", 2, lambda t: t.per_1k_requests(t.costs.whole)),
+
+
+def _cpu(title: str, key: str, each: Callable[[Taken, float | None], float | None]) -> Sequence[Row[Taken]]:
+    """The CPU time of the parts, as `each` shares it out."""
+    return (
+        Row(f"{title}: frontend", f"frontend_{key}", 2, lambda t: each(t, t.costs.frontend)),
+        Row("  worker", f"worker_{key}", 2, lambda t: each(t, t.costs.worker)),
+        Row("  broker", f"broker_{key}", 2, lambda t: each(t, t.costs.broker), compared=False),
+        Row("  all together", f"whole_{key}", 2, lambda t: each(t, t.costs.whole)),
+    )
+
+
+_REQUESTS: Final[Sequence[Row[Taken]]] = (
+    Row("requests/s", "requests_per_second", 0, lambda t: t.measured.requests_per_second),
+    *_cpu("CPU ms per request", "ms", Taken.per_1k_requests),
     _MESSAGES,
 )
-_TOKENS: Final = (
-    _Row("tokens/s", "tokens_per_second", 0, lambda t: t.measured.tokens_per_second),
-    _Row("CPU s per 100,000 tokens: frontend", "frontend_100k", 2, lambda t: t.per_100k_tokens(t.costs.frontend)),
-    _Row("  worker", "worker_100k", 2, lambda t: t.per_100k_tokens(t.costs.worker)),
-    _Row("  broker", "broker_100k", 2, lambda t: t.per_100k_tokens(t.costs.broker), compared=False),
-    _Row("  all together", "whole_100k", 2, lambda t: t.per_100k_tokens(t.costs.whole)),
-    _Row("broker messages per token", "messages_per_token", 3, lambda t: t.per_token(t.costs.messages), compared=False),
-    _Row("worker writes per token", "writes_per_token", 3, lambda t: t.per_token(t.costs.writes), compared=False),
-    _Row("events per stream", "events_per_stream", 0, lambda t: t.measured.events_per_stream, compared=False),
+_TOKENS: Final[Sequence[Row[Taken]]] = (
+    Row("tokens/s", "tokens_per_second", 0, lambda t: t.measured.tokens_per_second),
+    *_cpu("CPU s per 100,000 tokens", "100k", Taken.per_100k_tokens),
+    Row("broker messages per token", "messages_per_token", 3, lambda t: t.per_token(t.costs.messages), compared=False),
+    Row("worker writes per token", "writes_per_token", 3, lambda t: t.per_token(t.costs.writes), compared=False),
+    Row("events per stream", "events_per_stream", 0, lambda t: t.measured.events_per_stream, compared=False),
 )
-_SHOWN: Final[Mapping[str, Sequence[_Row]]] = {
+_SHOWN: Final[Mapping[str, Sequence[Row[Taken]]]] = {
     "unary-1": (*_LATENCY, _MESSAGES),
     "stream-1": (*_FIRST, *_LATENCY, _MESSAGES),
     "unary-32": (*_REQUESTS, *_LATENCY),
@@ -206,17 +200,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_transports(options: argparse.Namespace) -> int:
     """Run it in an event loop of its own; returns the exit code (143 when ended by SIGTERM)."""
-    try:
-        return run(_guarded(options))
-    except asyncio.CancelledError:
-        return 143
+    return run_until_sigterm(_run(options))
 
 
-async def _guarded(options: argparse.Namespace) -> int:
-    """SIGTERM cancels, as Ctrl-C does, so that the children are ended."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+async def _run(options: argparse.Namespace) -> int:
     cpus = two_cpus() if options.pin else None
     if cpus is None:
         print("client and servers share all CPUs")
@@ -367,7 +354,7 @@ def transports_table(taken: Results) -> str:
     )
 
 
-def _cell(row: _Row, rounds: Sequence[Taken], base: Sequence[Taken] | None) -> str:
+def _cell(row: Row[Taken], rounds: Sequence[Taken], base: Sequence[Taken] | None) -> str:
     values = [row.value(one) for one in rounds]
     found = spread(values)
     if found is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dynamo_core.contracts.boundary import call_async
+from dynamo_core.contracts.engine import LLMEngine
 
 from dynamo_testing.engine.bench import Bench
 from dynamo_testing.engine.deadline import told, within
 from dynamo_testing.engine.failures import (
     CleanupFailed,
     CleanupWithoutStartFailed,
+    ConformanceFailure,
     DrainFailed,
     MetricsFailed,
     SecondCleanupFailed,
@@ -48,22 +50,19 @@ async def cleanup(bench: Bench) -> str:
     """`cleanup` succeeds, and once more."""
     engine, _ = await bench.running()
     bench.cleaned = True
-    try:
-        await within(call_async(engine, "cleanup"), bench.plan.cleanup_timeout)
-    except Exception as error:
-        raise CleanupFailed(f"cleanup {told(error)}") from error
-    try:
-        await within(call_async(engine, "cleanup"), bench.plan.cleanup_timeout)
-    except Exception as error:
-        raise SecondCleanupFailed(f"the second cleanup {told(error)}") from error
+    await _clean_up(bench, engine, CleanupFailed, "cleanup")
+    await _clean_up(bench, engine, SecondCleanupFailed, "the second cleanup")
     return "cleaned up twice"
 
 
 async def cleanup_without_start(bench: Bench) -> str:
     """`cleanup` of a fresh engine succeeds."""
-    engine = await bench.fresh()
+    await _clean_up(bench, await bench.fresh(), CleanupWithoutStartFailed, "cleanup without start")
+    return "cleaned up"
+
+
+async def _clean_up(bench: Bench, engine: LLMEngine, failure: type[ConformanceFailure], which: str) -> None:
     try:
         await within(call_async(engine, "cleanup"), bench.plan.cleanup_timeout)
     except Exception as error:
-        raise CleanupWithoutStartFailed(f"cleanup without start {told(error)}") from error
-    return "cleaned up"
+        raise failure(f"{which} {told(error)}") from error

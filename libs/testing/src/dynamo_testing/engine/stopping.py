@@ -55,10 +55,7 @@ async def cancel_midway(bench: Bench) -> str:
 
     client.reading.on_item = client.stop_unless_ended
     await client.read()
-    if client.stopped_at is None:
-        bench.check(client.reading)
-        return "the stream ended with its first item, so there was nothing to stop"
-    return client.judge()
+    return client.judge("the stream ended with its first item")
 
 
 async def cancel_at_end(bench: Bench) -> str:
@@ -76,10 +73,7 @@ async def cancel_at_end(bench: Bench) -> str:
 
     client.reading.on_item = stop
     await client.read()
-    if client.stopped_at is None:
-        bench.check(client.reading)
-        return "the last token came with the terminal, so there was nothing to stop"
-    return client.judge()
+    return client.judge("the last token came with the terminal")
 
 
 async def cancel_queued(bench: Bench) -> str:
@@ -108,15 +102,12 @@ async def cancel_queued(bench: Bench) -> str:
         await asyncio.wait(running, timeout=LAST_WORDS)
         for task in running:
             await end(task)
-    if client.stopped_at is None:
-        bench.check(client.reading)
-        return "it was answered at once, so there was nothing to stop"
-    if not client.in_time and not client.reading.items:
+    if client.stopped_at is not None and not client.in_time and not client.reading.items:
         raise QueuedStopIgnored(
             f"beside {counted(len(holders), 'open stream')} a request waited for its first item, "
             f"and went on to wait for {client.after:.1f} s after the stop{client.reading.place}"
         )
-    return client.judge()
+    return client.judge("it was answered at once")
 
 
 async def _settled(holders: list[_Holder], running: list[asyncio.Task[Any]], patience: float) -> None:
@@ -266,13 +257,16 @@ class _Client:
             if reader.done() and not reader.cancelled():
                 self.reading.error = self.reading.error or reader.result().error
 
-    def judge(self) -> str:
-        """What came of the stop.
+    def judge(self, before_the_stop: str = "") -> str:
+        """What came of the stop; `before_the_stop` says how a stream can end so early that there is none.
 
         Raises:
             ConformanceFailure: not what the contract says.
         """
         reading = self.reading
+        if self.stopped_at is None and before_the_stop:
+            self._bench.check(reading)
+            return f"{before_the_stop}, so there was nothing to stop"
         if not self.in_time:
             raise CancellationNotObserved(
                 f"the stream went on for {self.after:.1f} s after the stop, with "

@@ -712,27 +712,21 @@ class AbortRaises(Engine):
 
 class CannotBeClosed(Engine):
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        ended = False
         try:
             async for item in super().generate(request, ctx):
-                ended = item.finish_reason is not None
                 yield item
-        finally:
-            if not ended:
-                yield LLMEngineOutput.cancelled()
+        except GeneratorExit:
+            yield LLMEngineOutput.cancelled()
 
     FAILS: ClassVar = {"close_midway": "CloseFailed"}
 
 
 class ClosingHangs(Engine):
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        ended = False
-        try:
-            async for item in super().generate(request, ctx):
-                ended = item.finish_reason is not None
+        async for item in super().generate(request, ctx):
+            try:
                 yield item
-        finally:
-            if not ended:
+            except GeneratorExit:
                 await asyncio.Event().wait()
 
     RUNS_OUT = "request_timeout"

@@ -136,6 +136,11 @@ class Sound(Router):
         await self.tasks.aclose()
 
 
+def claiming(route: Route, request: RoutingRequest, size: int) -> Route:
+    """The route, as if its worker had the whole prompt in blocks of that many tokens."""
+    return Route(route.instance, route.dp_rank, len(request.request.token_ids) // size, route.blocks)
+
+
 class Broken(RouterKit):
     """The kit over one router."""
 
@@ -453,7 +458,7 @@ class TestClaimsWhatNobodyTold(Broken):
             size = pool.cards[instance.instance_id].kv_cache_block_size
             if request.phase is Phase.DECODE or not size or len(self.known) == 10:
                 return route
-            return Route(instance, rank, len(request.request.token_ids) // size, route.blocks)
+            return claiming(route, request, size)
 
     FAILS = frozenset({"test_no_block_is_claimed_of_a_prompt_that_nobody_knows"})
 
@@ -462,9 +467,7 @@ class TestClaimsBlocksForWhoDecodes(Broken):
     class router(Sound):  # noqa: N801
         def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
             route = super().decide(request, pool, instance, rank)
-            if request.phase is not Phase.DECODE:
-                return route
-            return Route(instance, rank, len(request.request.token_ids) // 4, route.blocks)
+            return claiming(route, request, 4) if request.phase is Phase.DECODE else route
 
     FAILS = frozenset({"test_no_block_is_claimed_for_a_worker_that_decodes"})
 
@@ -473,9 +476,8 @@ class TestGuessesHowLargeABlockIs(Broken):
     class router(Sound):  # noqa: N801
         def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
             route = super().decide(request, pool, instance, rank)
-            if pool.cards[instance.instance_id].kv_cache_block_size is not None:
-                return route
-            return Route(instance, rank, len(request.request.token_ids) // 16, route.blocks)
+            unsaid = pool.cards[instance.instance_id].kv_cache_block_size is None
+            return claiming(route, request, 16) if unsaid else route
 
     FAILS = frozenset({"test_no_block_is_claimed_of_workers_that_do_not_say_how_large_one_is"})
 

@@ -121,7 +121,7 @@ class Echo:
             await wire.close()
 
 
-Connect = Callable[[FaultProxy], Awaitable[Wire]]
+Connect = Callable[..., Awaitable[Wire]]
 
 
 @pytest.fixture
@@ -140,12 +140,14 @@ async def proxy(echo: Echo) -> AsyncIterator[FaultProxy]:
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Makes clients, which are closed at the end."""
+    """Makes clients that begin with these frames, and closes them at the end."""
     made: list[Wire] = []
 
-    async def connect(proxy: FaultProxy) -> Wire:
+    async def connect(proxy: FaultProxy, *said: bytes) -> Wire:
         wire = Wire(*await asyncio.open_connection(proxy.host, proxy.port))
         made.append(wire)
+        if said:
+            await wire.say(*said)
         return wire
 
     yield connect
@@ -187,9 +189,7 @@ NUMBERS = [b"0", b"1", b"2", b"3"]
 async def test_without_faults_frames_and_ends_pass_in_both_directions(
     echo: Echo, proxy: FaultProxy, connect: Connect
 ) -> None:
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
     client.writer.write_eof()
 
     assert await client.hear(4) == NUMBERS
@@ -202,9 +202,7 @@ async def test_a_dropped_frame_is_missing_and_the_others_are_not(
     proxy: FaultProxy, connect: Connect, direction: Direction
 ) -> None:
     rule = proxy.plan.inject(Drop(), direction=direction, at=1)
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
 
     assert await client.hear(3) == [b"0", b"2", b"3"]
     assert [(passing.direction, passing.number, passing.body) for passing in rule.met] == [(direction, 1, b"1")]
@@ -212,18 +210,14 @@ async def test_a_dropped_frame_is_missing_and_the_others_are_not(
 
 async def test_a_duplicated_frame_comes_twice(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Duplicate(), direction=Direction.UP, at=2)
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
 
     assert await client.hear(5) == [b"0", b"1", b"2", b"2", b"3"]
 
 
 async def test_a_reordered_frame_changes_places_with_the_next(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Reorder(), direction=Direction.DOWN, at=1)
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
 
     assert await client.hear(4) == [b"0", b"2", b"1", b"3"]
 
@@ -232,9 +226,7 @@ async def test_a_frame_that_was_to_change_places_with_none_comes_before_the_end(
     proxy: FaultProxy, connect: Connect
 ) -> None:
     proxy.plan.inject(Reorder(), direction=Direction.UP, at=3)
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
     client.writer.write_eof()
 
     assert await client.rest() == b"".join(framed(body) for body in NUMBERS)
@@ -244,9 +236,7 @@ async def test_two_frames_in_a_row_that_are_reordered_move_one_after_the_other(
     proxy: FaultProxy, connect: Connect
 ) -> None:
     proxy.plan.inject(Reorder(), direction=Direction.UP, at=0, times=2)
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
 
     assert await client.hear(4) == [b"0", b"2", b"1", b"3"]
 
@@ -256,18 +246,14 @@ async def test_a_corrupted_frame_has_one_wrong_byte(
     proxy: FaultProxy, connect: Connect, offset: int, expected: bytes
 ) -> None:
     proxy.plan.inject(Corrupt(offset), direction=Direction.UP)
-    client = await connect(proxy)
-
-    await client.say(b"abc", b"def")
+    client = await connect(proxy, b"abc", b"def")
 
     assert await client.hear(2) == [expected, b"def"]
 
 
 async def test_a_frame_without_the_byte_to_be_corrupted_is_not_counted(proxy: FaultProxy, connect: Connect) -> None:
     rule = proxy.plan.inject(Corrupt(offset=2, flip=1), direction=Direction.UP)
-    client = await connect(proxy)
-
-    await client.say(b"", b"xy", b"xyz")
+    client = await connect(proxy, b"", b"xy", b"xyz")
 
     assert await client.hear(3) == [b"", b"xy", b"xy{"]
     assert rule.met[0].number == 2
@@ -306,15 +292,13 @@ async def test_a_cut_may_fall_into_the_middle_of_a_frame(echo: Echo, proxy: Faul
 async def test_a_cut_by_hand_resets_what_is_open_and_new_connections_are_carried(
     proxy: FaultProxy, connect: Connect
 ) -> None:
-    client = await connect(proxy)
-    await client.say(b"0")
+    client = await connect(proxy, b"0")
     await client.hear()
 
     proxy.cut()
 
     assert await client.reset()
-    again = await connect(proxy)
-    await again.say(b"1")
+    again = await connect(proxy, b"1")
     assert await again.hear() == [b"1"]
 
 
@@ -350,13 +334,11 @@ async def test_a_black_hole_swallows_both_directions_and_keeps_both_connections(
 
 async def test_a_black_hole_that_is_taken_back_lets_new_connections_pass(proxy: FaultProxy, connect: Connect) -> None:
     rule = proxy.plan.inject(BlackHole(), times=None)
-    lost = await connect(proxy)
-    await lost.say(b"0")
+    lost = await connect(proxy, b"0")
     await rule.hit()
 
     proxy.plan.clear()
-    found = await connect(proxy)
-    await found.say(b"1")
+    found = await connect(proxy, b"1")
 
     assert await found.hear() == [b"1"]
     async with unheard(lost):
@@ -413,9 +395,7 @@ async def test_a_delayed_frame_holds_up_those_behind_it_and_not_the_other_direct
 
 async def test_what_was_delayed_comes_in_order(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Delay(0.02), direction=Direction.DOWN, times=None)
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
 
     assert await client.hear(4) == NUMBERS
 
@@ -464,16 +444,13 @@ async def test_a_server_that_does_not_read_holds_up_its_client(echo: Echo, proxy
 
 async def test_a_rule_may_ask_for_what_a_frame_says(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Drop(), direction=Direction.UP, when=lambda body: body.startswith(b"b"), at=1)
-    client = await connect(proxy)
-
-    await client.say(b"a1", b"b1", b"a2", b"b2", b"b3")
+    client = await connect(proxy, b"a1", b"b1", b"a2", b"b2", b"b3")
 
     assert await client.hear(4) == [b"a1", b"b1", b"a2", b"b3"]
 
 
 async def test_a_rule_counts_from_when_it_was_laid_down(proxy: FaultProxy, connect: Connect) -> None:
-    client = await connect(proxy)
-    await client.say(b"0", b"1")
+    client = await connect(proxy, b"0", b"1")
     await client.hear(2)
 
     rule = proxy.plan.inject(Drop(), direction=Direction.UP, at=1)
@@ -498,9 +475,7 @@ async def test_a_rule_counts_the_frames_of_each_connection_for_itself(proxy: Fau
 
 async def test_a_rule_for_either_direction_counts_each_for_itself(proxy: FaultProxy, connect: Connect) -> None:
     rule = proxy.plan.inject(Drop(), at=2, times=None)
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
 
     assert await client.hear(2) == [b"0", b"1"]
     assert [passing.number for passing in rule.met] == [2, 3]
@@ -508,12 +483,9 @@ async def test_a_rule_for_either_direction_counts_each_for_itself(proxy: FaultPr
 
 async def test_a_rule_may_be_for_one_connection(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Drop(), direction=Direction.UP, connection=1)
-    first = await connect(proxy)
-    await first.say(b"0")
+    first = await connect(proxy, b"0")
     assert await first.hear() == [b"0"]
-    second = await connect(proxy)
-
-    await second.say(b"0", b"1")
+    second = await connect(proxy, b"0", b"1")
 
     assert await second.hear() == [b"1"]
 
@@ -521,9 +493,7 @@ async def test_a_rule_may_be_for_one_connection(proxy: FaultProxy, connect: Conn
 async def test_of_several_rules_the_oldest_applies_and_all_of_them_count(proxy: FaultProxy, connect: Connect) -> None:
     proxy.plan.inject(Drop(), direction=Direction.UP, at=1)
     later = proxy.plan.inject(Duplicate(), direction=Direction.UP, at=2)
-    client = await connect(proxy)
-
-    await client.say(*NUMBERS)
+    client = await connect(proxy, *NUMBERS)
 
     assert await client.hear(4) == [b"0", b"2", b"2", b"3"]
     assert later.met[0].number == 2
@@ -531,8 +501,7 @@ async def test_of_several_rules_the_oldest_applies_and_all_of_them_count(proxy: 
 
 async def test_a_rule_that_is_removed_applies_no_more(proxy: FaultProxy, connect: Connect) -> None:
     rule = proxy.plan.inject(Drop(), direction=Direction.UP, times=None)
-    client = await connect(proxy)
-    await client.say(b"0")
+    client = await connect(proxy, b"0")
     await rule.hit()
 
     proxy.plan.remove(rule)
@@ -553,9 +522,7 @@ async def test_faults_of_ones_own_may_be_written(proxy: FaultProxy, connect: Con
             await lane.send(frame.head + frame.body.upper())
 
     proxy.plan.inject(Shout(), direction=Direction.UP)
-    client = await connect(proxy)
-
-    await client.say(b"quiet")
+    client = await connect(proxy, b"quiet")
 
     assert await client.hear() == [b"QUIET"]
 
@@ -564,8 +531,7 @@ async def test_every_frame_is_shown_before_anything_happens_to_it(echo: Echo, co
     seen: list[Passing] = []
     async with FaultProxy("127.0.0.1", echo.port, tap=seen.append) as proxy:
         proxy.plan.inject(Drop(), direction=Direction.DOWN, at=1)
-        client = await connect(proxy)
-        await client.say(b"0", b"1")
+        client = await connect(proxy, b"0", b"1")
         await client.hear()
         await until(lambda: len(seen) == 4)
 
@@ -601,9 +567,7 @@ async def test_a_predicate_that_fails_ends_the_connection_and_is_told(
     proxy: FaultProxy, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.plan.inject(Drop(), when=lambda body: body[100] == 0)
-    client = await connect(proxy)
-
-    await client.say(b"short")
+    client = await connect(proxy, b"short")
 
     assert await client.reset()
     await until(lambda: proxy.connections == 0)
@@ -626,8 +590,7 @@ async def test_a_server_that_was_moved_is_found_by_new_connections(
     await other.start()
     proxy.target = "127.0.0.1", other.port
 
-    client = await connect(proxy)
-    await client.say(b"0")
+    client = await connect(proxy, b"0")
 
     assert await client.hear() == [b"0"]
     assert echo.wires == []
@@ -636,8 +599,7 @@ async def test_a_server_that_was_moved_is_found_by_new_connections(
 
 async def test_the_reset_of_one_end_is_passed_on_to_the_other(echo: Echo, proxy: FaultProxy, connect: Connect) -> None:
     echo.mute = True
-    client = await connect(proxy)
-    await client.say(b"0")
+    client = await connect(proxy, b"0")
     server = await echo.wire()
     await server.hear()
 

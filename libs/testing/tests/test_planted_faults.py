@@ -408,9 +408,8 @@ class EndsWithStopWhenStopped(Sound):
     FAILURE, SAYS = "CancellationIgnored", "end with `LLMEngineOutput.cancelled()`"
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> Items:
-        for token in self.answer(request):
-            if ctx.is_stopped():
-                break
+        tokens = iter(self.answer(request))
+        while not ctx.is_stopped() and (token := next(tokens, None)) is not None:
             yield chunk.token(token)
         yield LLMEngineOutput.stop()  # here
 

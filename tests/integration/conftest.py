@@ -166,11 +166,16 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 
 @pytest.fixture
-def make_house(stack: AsyncExitStack) -> Callable[..., House]:
-    def make(**options: Any) -> House:
-        return House(stack, **options)
+async def make_house(stack: AsyncExitStack) -> AsyncIterator[Callable[..., House]]:
+    """Makes houses, and checks that no request counts as load in any of them when the test is over."""
+    made: list[House] = []
 
-    return make
+    def make(**options: Any) -> House:
+        made.append(House(stack, **options))
+        return made[-1]
+
+    yield make
+    assert [house.tracker.total_requests for house in made] == [0] * len(made)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,6 +20,20 @@ from dynamo_core import (
 )
 from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.telemetry import Metrics
+
+
+async def turns(count: int = 20) -> None:
+    """Lets the event loop go round, so that what follows from the last step happens."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def reasons_of(stream: Any) -> list[Any]:
+    """The finish reasons of all items that are still to come."""
+    try:
+        return [item.finish_reason async for item in stream]
+    finally:
+        await stream.aclose()
 
 
 class Plain(LLMEngine):

@@ -134,7 +134,16 @@ def request(max_tokens: int = 8, **more: Any) -> PreprocessedRequest:
     return PreprocessedRequest(model="m", token_ids=PROMPT, stop_conditions=conditions, **more)
 
 
-async def workers(house: Any, count: int, limit: int = 3, engine: type[LLMEngine] = Fragile, **more: Any) -> list[Any]:
+async def workers(
+    house: Any,
+    count: int,
+    *fates: tuple[int, Exception | str],
+    limit: int = 3,
+    engine: type[LLMEngine] = Fragile,
+    **more: Any,
+) -> list[Any]:
+    """So many workers more, and what happens to the next requests."""
+    Fragile.fates = list(fates)
     return [await house.run(engine, worker=f"w{at}", migration_limit=limit, **more) for at in range(count)]
 
 
@@ -168,8 +177,7 @@ def metric(house: Any, name: str, **labels: str) -> float:
 
 @pytest.mark.parametrize("error", [LOST, StreamIncomplete("no end"), BackendError.Disconnected("from its memory")])
 async def test_a_worker_that_fails_before_the_first_item_costs_the_client_nothing(house: Any, error: Exception) -> None:
-    await workers(house, 2, limit=0)
-    Fragile.fates = [(0, error)]
+    await workers(house, 2, (0, error), limit=0)
 
     items = await read(await house.ask(request()))
 
@@ -181,13 +189,11 @@ async def test_a_worker_that_fails_before_the_first_item_costs_the_client_nothin
     assert {engine.requests[0] for engine in Fragile.made} == {"r0"}
     assert {engine.attempts[0] for engine in Fragile.made} == {"r0-0", "r0-1"}
     assert metric(house, "total", migration_type="new_request", model="m") == 1
-    assert house.tracker.total_requests == 0
 
 
 async def test_no_more_workers_are_tried_than_allowed(make_house: Callable[..., Any]) -> None:
     house = make_house(deadlines=Deadlines(retries=1))
-    await workers(house, 3)
-    Fragile.fates = [(0, LOST)] * 3
+    await workers(house, 3, *[(0, LOST)] * 3)
 
     with pytest.raises(Unavailable):
         await read(await house.ask(request()))
@@ -197,8 +203,7 @@ async def test_no_more_workers_are_tried_than_allowed(make_house: Callable[..., 
 
 
 async def test_a_new_request_does_not_wait_for_workers_that_are_not_there(house: Any) -> None:
-    await workers(house, 1)
-    Fragile.fates = [(0, LOST)]
+    await workers(house, 1, (0, LOST))
 
     async with asyncio.timeout(5):
         with pytest.raises(Unavailable):
@@ -219,14 +224,12 @@ async def test_a_new_request_does_not_wait_for_workers_that_are_not_there(house:
 )
 @pytest.mark.parametrize("after", [0, 3])
 async def test_what_another_worker_would_not_do_better_is_not_tried(house: Any, error: Exception, after: int) -> None:
-    await workers(house, 2)
-    Fragile.fates = [(after, error)]
+    await workers(house, 2, (after, error))
 
     with pytest.raises(DynamoError, match=str(error)):
         await read(await house.ask(request()))
 
     assert len(asked()) == 1
-    assert house.tracker.total_requests == 0
 
 
 async def test_a_request_that_was_stopped_is_not_asked_again(house: Any) -> None:
@@ -251,8 +254,7 @@ async def test_a_request_that_was_stopped_is_not_asked_again(house: Any) -> None
 
 async def test_an_answer_of_another_endpoint_is_asked_for_again_too(house: Any) -> None:
     Fragile.facts = {"capabilities": frozenset({"embed"})}
-    await workers(house, 2, limit=0)
-    Fragile.fates = [(0, LOST)]
+    await workers(house, 2, (0, LOST), limit=0)
 
     output = await house.model().embed(EmbedRequest(model="m", token_ids=[[1]]), EngineContext("r"), Principal())
 
@@ -262,8 +264,7 @@ async def test_an_answer_of_another_endpoint_is_asked_for_again_too(house: Any) 
 async def lost_beside_a_busy_worker(house: Any, after: int) -> tuple[Any, asyncio.Future[list[LLMEngineOutput]]]:
     """A request that keeps one of two workers busy, and the reading of one that loses its worker after some tokens."""
     limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
-    await workers(house, 2, limits=limits)
-    Fragile.fates = [(1, "hangs"), (after, LOST)]
+    await workers(house, 2, (1, "hangs"), (after, LOST), limits=limits)
     busy = await house.ask(request())
     await anext(busy)
     reading = asyncio.ensure_future(read(await house.ask(request())))
@@ -277,15 +278,13 @@ async def test_a_retry_waits_for_a_worker_that_is_busy(house: Any) -> None:
     await busy.aclose()
 
     assert tokens(await reading) == answer(8)
-    assert house.tracker.total_requests == 0
 
 
 # In mid-answer.
 
 
 async def test_another_worker_goes_on_where_the_first_one_stopped(house: Any) -> None:
-    await workers(house, 2)
-    Fragile.fates = [(3, LOST)]
+    await workers(house, 2, (3, LOST))
 
     items = await read(await house.ask(request(conditions={"min_tokens": 5}), ctx=EngineContext("r")))
 
@@ -302,12 +301,10 @@ async def test_another_worker_goes_on_where_the_first_one_stopped(house: Any) ->
     assert (first.attempts, second.attempts) == (["r-0"], ["r-1"])
     assert (metric(house, "total"), metric(house, "total", migration_type="ongoing_request")) == (1, 1)
     assert metric(house, "duration_seconds_count", outcome="success") == 1
-    assert house.tracker.total_requests == 0
 
 
 async def test_the_counts_are_those_of_the_whole_answer(house: Any) -> None:
-    await workers(house, 3)
-    Fragile.fates = [(3, LOST), (2, LOST)]
+    await workers(house, 3, (3, LOST), (2, LOST))
 
     items = await read(await house.ask(request(output_options=OutputOptions(logprobs=1))))
 
@@ -332,8 +329,7 @@ async def test_cached_tokens_are_those_of_the_first_worker_if_it_has_told(house:
             told.cached_tokens = len(self.made[0].asked) if self is self.made[0] else 3
             return told
 
-    await workers(house, 2, engine=Telling)
-    Fragile.fates = [(3, LOST)]
+    await workers(house, 2, (3, LOST), engine=Telling)
 
     items = await read(await house.ask(request()))
 
@@ -361,8 +357,7 @@ async def test_wherever_workers_fail_the_answer_is_the_same(make_house: Callable
 
 
 async def test_it_moves_as_often_as_the_limit_says(house: Any) -> None:
-    await workers(house, 4, limit=2)
-    Fragile.fates = [(2, LOST), (2, LOST), (2, BackendError.EngineShutdown("the third"))]
+    await workers(house, 4, (2, LOST), (2, LOST), (2, BackendError.EngineShutdown("the third")), limit=2)
     stream = await house.ask(request())
 
     seen = [await anext(stream)]
@@ -378,8 +373,7 @@ async def test_it_moves_as_often_as_the_limit_says(house: Any) -> None:
 
 
 async def test_it_does_not_move_if_that_is_off(house: Any) -> None:
-    await workers(house, 2, limit=0)
-    Fragile.fates = [(2, LOST)]
+    await workers(house, 2, (2, LOST), limit=0)
 
     with pytest.raises(EngineShutdown):
         await read(await house.ask(request()))
@@ -425,8 +419,7 @@ async def test_what_cannot_be_told_to_another_worker_stays_where_it_is(
 ) -> None:
     caplog.set_level(logging.INFO)
     Fragile.facts = facts
-    await workers(house, 2, engine=engine)
-    Fragile.fates = [(2, LOST)]
+    await workers(house, 2, (2, LOST), engine=engine)
 
     with pytest.raises(EngineShutdown, match="the engine is gone"):
         await read(await house.ask(request(sampling_options=SamplingOptions(**options))))
@@ -437,15 +430,13 @@ async def test_what_cannot_be_told_to_another_worker_stays_where_it_is(
 
 async def test_what_cannot_move_in_mid_answer_is_still_asked_again_before_it(house: Any) -> None:
     Fragile.facts = {"model_input": "text"}
-    await workers(house, 2)
-    Fragile.fates = [(0, LOST)]
+    await workers(house, 2, (0, LOST))
 
     assert tokens(await read(await house.ask(request()))) == answer(8)
 
 
 async def test_an_answer_of_which_only_the_end_is_missing_is_ended(house: Any) -> None:
-    await workers(house, 2)
-    Fragile.fates = [(8, LOST)]
+    await workers(house, 2, (8, LOST))
 
     items = await read(await house.ask(request()))
 
@@ -468,8 +459,7 @@ async def test_an_answer_of_which_only_the_end_is_missing_is_ended(house: Any) -
 async def test_an_answer_that_has_come_to_a_stop_token_does_not_go_on_after_it(
     house: Any, conditions: dict[str, Any], more: dict[str, Any], reason: str | None
 ) -> None:
-    await workers(house, 2)
-    Fragile.fates = [(2, LOST)]
+    await workers(house, 2, (2, LOST))
 
     items = await read(await house.ask(request(conditions=conditions, **more)))
 
@@ -479,8 +469,7 @@ async def test_an_answer_that_has_come_to_a_stop_token_does_not_go_on_after_it(
 
 async def test_an_answer_that_has_filled_the_context_is_ended(house: Any) -> None:
     Fragile.facts = {"context_length": len(PROMPT) + 4}
-    await workers(house, 2)
-    Fragile.fates = [(4, LOST)]
+    await workers(house, 2, (4, LOST))
 
     items = await read(await house.ask(request(8)))
 
@@ -509,8 +498,7 @@ async def test_a_long_answer_is_not_kept_for_moving(
 ) -> None:
     caplog.set_level(logging.INFO)
     house = make_house(deadlines=Deadlines(migration_max_seq_len=most))
-    await workers(house, 2)
-    Fragile.fates = [(3, LOST)]
+    await workers(house, 2, (3, LOST))
     stream = await house.ask(request())
     seen: list[int] = []
     try:
@@ -530,8 +518,7 @@ async def test_a_long_answer_is_not_kept_for_moving(
 
 
 async def test_it_waits_until_a_worker_is_there(house: Any) -> None:
-    (only,) = await workers(house, 1)
-    Fragile.fates = [(3, LOST)]
+    (only,) = await workers(house, 1, (3, LOST))
     stream = await house.ask(request())
     reading = asyncio.ensure_future(read(stream))
     await house.eventually(lambda: metric(house, "total") == 1)
@@ -541,13 +528,11 @@ async def test_it_waits_until_a_worker_is_there(house: Any) -> None:
     await workers(house, 1)
 
     assert tokens(await reading) == answer(8)
-    assert house.tracker.total_requests == 0
 
 
 async def test_workers_of_another_model_by_that_name_do_not_go_on(make_house: Callable[..., Any]) -> None:
     house = make_house(deadlines=Deadlines(migration_wait=0.2))
-    (only,) = await workers(house, 1)
-    Fragile.fates = [(3, LOST)]
+    (only,) = await workers(house, 1, (3, LOST))
     reading = asyncio.ensure_future(read(await house.ask(request())))
     await house.eventually(lambda: metric(house, "total") == 1)
     await only.stop(grace=False)
@@ -567,19 +552,16 @@ async def test_it_waits_for_busy_workers_and_is_never_refused_for_load(house: An
     await busy.aclose()
 
     assert tokens(await reading) == answer(8)
-    assert house.tracker.total_requests == 0
 
 
 async def test_the_wait_has_an_end_and_the_client_gets_what_broke_its_answer(make_house: Callable[..., Any]) -> None:
     house = make_house(deadlines=Deadlines(migration_wait=0.05))
-    await workers(house, 1)
-    Fragile.fates = [(3, LOST)]
+    await workers(house, 1, (3, LOST))
 
     with pytest.raises(EngineShutdown, match="the engine is gone"):
         await read(await house.ask(request()))
 
     assert metric(house, "duration_seconds_count", outcome="failure", migration_type="ongoing_request") == 1
-    assert house.tracker.total_requests == 0
 
 
 @pytest.mark.parametrize("how", ["stops", "leaves", "leaves twice", "runs out of time"])
@@ -587,8 +569,7 @@ async def test_a_client_that_gives_up_ends_the_wait(make_house: Callable[..., An
     admission = Counting()
     total = 0.2 if how == "runs out of time" else 590
     house = make_house(admission=admission, deadlines=Deadlines(total=total))
-    await workers(house, 1)
-    Fragile.fates = [(3, LOST)]
+    await workers(house, 1, (3, LOST))
     ctx = EngineContext("r")
     stream = await house.ask(request(), ctx=ctx)
     reading = asyncio.ensure_future(read(stream))
@@ -616,8 +597,7 @@ async def test_a_client_that_gives_up_ends_the_wait(make_house: Callable[..., An
 async def test_it_is_admitted_once_however_often_it_moves(make_house: Callable[..., Any]) -> None:
     admission = Counting()
     house = make_house(admission=admission)
-    await workers(house, 3)
-    Fragile.fates = [(2, LOST), (2, LOST)]
+    await workers(house, 3, (2, LOST), (2, LOST))
 
     await read(await house.ask(request()))
 
@@ -629,20 +609,17 @@ async def test_it_is_admitted_once_however_often_it_moves(make_house: Callable[.
 
 async def test_a_worker_that_hangs_counts_as_failed(make_house: Callable[..., Any]) -> None:
     house = make_house(deadlines=Deadlines(stall=0.05))
-    await workers(house, 2)
-    Fragile.fates = [(3, "hangs")]
+    await workers(house, 2, (3, "hangs"))
 
     items = await read(await house.ask(request()))
 
     assert tokens(items) == answer(8)
     await house.eventually(lambda: not any(engine.running for engine in Fragile.made))
-    assert house.tracker.total_requests == 0
 
 
 async def test_a_worker_that_hangs_ends_the_answer_where_it_cannot_move(make_house: Callable[..., Any]) -> None:
     house = make_house(deadlines=Deadlines(stall=0.05))
-    await workers(house, 2, limit=0)
-    Fragile.fates = [(3, "hangs")]
+    await workers(house, 2, (3, "hangs"), limit=0)
 
     with pytest.raises(ResponseTimeout, match=r"sent nothing for 0\.05 s"):
         await read(await house.ask(request()))
@@ -656,8 +633,7 @@ async def test_a_worker_that_hangs_before_the_first_token_is_replaced(
     make_house: Callable[..., Any], limit: int
 ) -> None:
     house = make_house(deadlines=Deadlines(stall=0.05))
-    await workers(house, 2, limit=limit)
-    Fragile.fates = [(0, "hangs")]
+    await workers(house, 2, (0, "hangs"), limit=limit)
 
     assert tokens(await read(await house.ask(request()))) == answer(8)
     await house.eventually(lambda: not any(engine.running for engine in Fragile.made))
@@ -665,8 +641,7 @@ async def test_a_worker_that_hangs_before_the_first_token_is_replaced(
 
 async def test_a_worker_that_hangs_after_a_move_is_replaced_as_soon_as_any(make_house: Callable[..., Any]) -> None:
     house = make_house(deadlines=Deadlines(stall=0.05))
-    await workers(house, 3)
-    Fragile.fates = [(3, LOST), (0, "hangs")]
+    await workers(house, 3, (3, LOST), (0, "hangs"))
 
     async with asyncio.timeout(10):
         assert tokens(await read(await house.ask(request()))) == answer(8)
@@ -676,20 +651,17 @@ async def test_a_request_that_freezes_its_engine_does_not_walk_through_the_fleet
     make_house: Callable[..., Any],
 ) -> None:
     house = make_house(deadlines=Deadlines(stall=0.05, retries=2))
-    await workers(house, 5)
-    Fragile.fates = [(0, "hangs")] * 5
+    await workers(house, 5, *[(0, "hangs")] * 5)
 
     with pytest.raises(Unavailable, match="no worker answered in time"):
         await read(await house.ask(request()))
 
     assert len(asked()) == 3
-    assert house.tracker.total_requests == 0
 
 
 async def test_a_worker_that_hangs_is_found_while_the_answer_is_collected_whole(make_house: Callable[..., Any]) -> None:
     house = make_house(deadlines=Deadlines(stall=0.05))
-    await workers(house, 2)
-    Fragile.fates = [(3, "hangs")]
+    await workers(house, 2, (3, "hangs"))
     stream = await house.ask(request())
     ended = asyncio.Event()
     # As a reader does that wants the whole: what has arrived rests in the stream until much has, or all.
@@ -704,8 +676,7 @@ async def test_a_worker_that_hangs_is_found_while_the_answer_is_collected_whole(
 
 
 async def test_workers_that_many_requests_lose_are_warned_of_once(house: Any, caplog: pytest.LogCaptureFixture) -> None:
-    await workers(house, 2, limit=0)
-    Fragile.fates = [(2, LOST)] * 6
+    await workers(house, 2, *[(2, LOST)] * 6, limit=0)
 
     for _ in range(6):
         with pytest.raises(EngineShutdown):
@@ -736,8 +707,7 @@ async def test_a_reader_that_pauses_is_no_fault_of_the_worker(make_house: Callab
 
 
 async def test_a_worker_that_failed_is_passed_over_for_a_while(house: Any) -> None:
-    await workers(house, 2)
-    Fragile.fates = [(3, LOST)]
+    await workers(house, 2, (3, LOST))
     await read(await house.ask(request()))
     first, second = Fragile.made
 
@@ -792,7 +762,6 @@ async def test_when_a_decode_worker_fails_both_hops_are_done_again(house: Any, a
     assert items[-1].completion_usage is not None
     assert (items[-1].completion_usage.prompt_tokens, items[-1].completion_usage.completion_tokens) == (3, 8)
     assert stream.prefill_instance_id in house.model().groups["prefill"].pool.instances
-    assert house.tracker.total_requests == 0
 
 
 async def test_an_aggregated_worker_goes_on_for_a_decode_worker(house: Any) -> None:
@@ -809,7 +778,6 @@ async def test_an_aggregated_worker_goes_on_for_a_decode_worker(house: Any) -> N
     assert tokens(await reading) == answer(8)
     assert Fragile.made[-1].asked[0].token_ids == PROMPT + answer(3)
     assert stream.prefill_instance_id is None
-    assert house.tracker.total_requests == 0
 
 
 class Meeting(Prefiller):
@@ -862,4 +830,3 @@ async def test_when_a_prefill_worker_fails_at_the_meeting_both_hops_are_done_aga
     prefills = [len(engine.asked) for engine in Fragile.made if isinstance(engine, Meeting)]
     assert sorted(prefills, reverse=True) == [1] * min(failures + 1, most) + [0] * (4 - min(failures + 1, most))
     await house.eventually(lambda: not any(engine.running for engine in Fragile.made))
-    assert house.tracker.total_requests == 0

@@ -28,6 +28,8 @@ from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES, ModelFile, ModelFileChunk
 from dynamo_core.worker.worker import WorkerLimits, WorkerState
 
+from tests.integration.parts import reasons_of, turns
+
 EMPTY_FILE = ModelFile("config.json", 0, hashlib.sha256(b"").hexdigest())
 
 
@@ -115,8 +117,7 @@ async def test_what_an_engine_gives_before_anybody_reads_is_bounded(house: Any) 
     await house.run(Greedy)
 
     stream = await house.generate([1])
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await turns(100)
 
     assert stream.waiting <= HIGH_WATER + 64
     await stream.aclose()
@@ -132,7 +133,6 @@ async def test_a_worker_that_accepts_too_late_costs_the_request_nothing(
     await house.eventually(lambda: len(house.models.instances()) == 2)
 
     assert await tokens_of(await house.generate([1])) == [7]
-    assert house.tracker.total_requests == 0
 
 
 async def test_a_deadline_that_passes_while_workers_refuse_ends_the_request(make_house: Callable[..., Any]) -> None:
@@ -147,8 +147,6 @@ async def test_a_deadline_that_passes_while_workers_refuse_ends_the_request(make
 
     with pytest.raises(ResponseTimeout):
         await house.generate([1])
-
-    assert house.tracker.total_requests == 0
 
 
 async def test_the_whole_answer_has_a_deadline_even_below_that_of_the_first_item(
@@ -327,8 +325,7 @@ async def test_stopping_a_request_that_is_paused_ends_it(house: Any) -> None:
     await asyncio.sleep(0)
 
     ctx.stop_generating()
-    reasons = [item.finish_reason async for item in stream]
-    await stream.aclose()
+    reasons = await reasons_of(stream)
 
     assert reasons[-1] == "cancelled"
 
@@ -344,8 +341,7 @@ async def test_a_request_that_was_stopped_before_it_queued_gives_its_place_back(
     request = PreprocessedRequest(model="m", token_ids=[1])
     source = await house.transport.call(worker.instance, GENERATE, request, stopped, stream.begin())
     stream.attach(source, 1)
-    reasons = [item.finish_reason async for item in stream]
-    await stream.aclose()
+    reasons = await reasons_of(stream)
 
     assert reasons == ["cancelled"]
     await running.aclose()

@@ -648,23 +648,19 @@ class LooksTooLate(Engine):
 
 
 class RaisesWhenStopped(Engine):
+    error: ClassVar[BaseException] = BackendError.Cancelled("the request was stopped")
+
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         async for item in super().generate(request, ctx):
             if ctx.is_stopped():
-                raise BackendError.Cancelled("the request was stopped")
+                raise self.error
             yield item
 
     FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "StreamYieldedError")
 
 
-class CancelsItselfWhenStopped(Engine):
-    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        async for item in super().generate(request, ctx):
-            if ctx.is_stopped():
-                raise asyncio.CancelledError
-            yield item
-
-    FAILS: ClassVar = dict.fromkeys(STOP_CHECKS, "StreamYieldedError")
+class CancelsItselfWhenStopped(RaisesWhenStopped):
+    error = asyncio.CancelledError()
 
 
 class SaysNothingWhenStopped(Engine):

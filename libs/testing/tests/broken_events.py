@@ -47,9 +47,13 @@ class Broken(EventsKit):
     async def events(self) -> AsyncIterator[EventPlanes]:
         directory = MemoryDiscovery(PluginConfig(), Metrics())
         plane = self.plane(directory)
-        yield EventPlanes(plane, plane, directory)
+        yield EventPlanes(plane, plane, directory, **self.closing(plane))
         plane.close()
         await directory.aclose()
+
+    def closing(self, plane: Plane) -> dict[str, Any]:
+        """What the test closes, and how."""
+        return {}
 
 
 class TestWithoutAFault(Broken):
@@ -379,32 +383,22 @@ class TestDoesNotSurviveABrokenConnection(Broken):
 
 
 class TestForgetsWhatWaitsWhenItCloses(Broken):
-    @pytest.fixture
-    async def events(self) -> AsyncIterator[EventPlanes]:
-        directory = MemoryDiscovery(PluginConfig(), Metrics())
-        plane = self.plane(directory)
-
+    def closing(self, plane: Plane) -> dict[str, Any]:
         async def close() -> None:
             for mailboxes in plane._subjects.values():
                 for mailbox in mailboxes:
                     mailbox._events.clear()
 
-        yield EventPlanes(plane, plane, directory, close_sender=close)
-        await directory.aclose()
+        return {"close_sender": close}
 
     FAILS = frozenset({"test_what_was_sent_before_the_sender_closes_still_arrives"})
 
 
 class TestLeavesSubscriptionsOpen(Broken):
-    @pytest.fixture
-    async def events(self) -> AsyncIterator[EventPlanes]:
-        directory = MemoryDiscovery(PluginConfig(), Metrics())
-        plane = self.plane(directory)
-
+    def closing(self, plane: Plane) -> dict[str, Any]:
         async def close() -> None:
             plane.close()
 
-        yield EventPlanes(plane, plane, directory, close_receiver=close)
-        await directory.aclose()
+        return {"close_receiver": close}
 
     FAILS = frozenset({"test_closing_the_receiver_ends_its_subscriptions"})

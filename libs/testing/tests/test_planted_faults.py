@@ -378,17 +378,17 @@ class GoesOnFromTheTokenOfAnother(Sound):
 
 class RefusesASecondRequest(Sound):
     FAILURE, SAYS = "ConcurrentGenerateFailed", "let requests beyond its capacity wait"
-    busy = False
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        self.busy = asyncio.Lock()
+        return EngineConfig(model="a-model")
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> Items:
-        if self.busy:
+        if self.busy.locked():
             raise BackendError.EngineShutdown("there is a request already")  # here
-        self.busy = True
-        try:
+        async with self.busy:
             async for item in super().generate(request, ctx):
                 yield item
-        finally:
-            self.busy = False
 
 
 # Stopping.
@@ -418,11 +418,10 @@ class RaisesWhenStopped(Sound):
     FAILURE, SAYS = "StreamYieldedError", "end a stopped request with `LLMEngineOutput.cancelled()`"
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> Items:
-        for token in self.answer(request):
+        async for item in super().generate(request, ctx):
             if ctx.is_stopped():
                 raise BackendError.Cancelled("the client has left")  # here
-            yield chunk.token(token)
-        yield LLMEngineOutput.stop()
+            yield item
 
 
 class DoesNotLookAfterItsLastToken(Sound):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ def engine_of(page: str, file: str, folder: Path) -> Any:
     assert shown is not None
     path = folder / "shown_engine.py"
     path.write_text(shown[1])
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    module = runpy.run_path(str(path), run_name=path.stem)
     [found] = [
         cls
-        for cls in vars(module).values()
+        for cls in module.values()
         if isinstance(cls, type) and cls.__module__ == path.stem and issubclass(cls, LLMEngine)
     ]
     return found

@@ -99,12 +99,6 @@ class Hall:
         await self._asking.aclose()
 
 
-async def settle() -> None:
-    """Lets everything run that can run now."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 @pytest.mark.asyncio
 class AdmissionHarness:
     """What an author answers about an admission: the fixture `make_admission`, `held`, and two attributes."""

@@ -6,8 +6,9 @@ import asyncio
 
 from dynamo_core.contracts.admission import Permit
 
-from dynamo_testing.admission.harness import IDLE, OVER_BLOCKS, AdmissionHarness, Hall, settle
+from dynamo_testing.admission.harness import IDLE, OVER_BLOCKS, AdmissionHarness, Hall
 from dynamo_testing.extra import pytest
+from dynamo_testing.waiting import turns
 
 _ROUNDS = 5
 
@@ -46,7 +47,7 @@ class HoldingChecks(AdmissionHarness):
     async def test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind(self, hall: Hall) -> None:
         hall.load(OVER_BLOCKS)
         asked = [hall.ask() for _ in range(_ROUNDS)]
-        await settle()
+        await turns()
 
         for task in asked:
             task.cancel()
@@ -63,14 +64,14 @@ class HoldingChecks(AdmissionHarness):
             pytest.skip("LIMIT is not set: any number of permits can be out")
         out: list[Permit] = [await hall.admit() for _ in range(limit)]
         asked = [hall.ask() for _ in range(2)]
-        await settle()
+        await turns()
         assert not any(_let_in(task) for task in asked), "more permits are out than the limit"
 
         out.pop().release(1)
         await asyncio.sleep(0)
         # One that does not wait has been refused by now: then the next one to ask is let in.
         more = [hall.ask() for _ in range(2 - len([task for task in asked if not task.done()]))]
-        await settle()
+        await turns()
         asked += more
 
         assert len([task for task in asked if _let_in(task)]) == 1

@@ -14,6 +14,8 @@ from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
 from dynamo_core.tasks import TaskSet
 
+from dynamo_testing.waiting import News
+
 PROBE = b"probe"
 
 
@@ -44,7 +46,7 @@ class Listener:
     def __init__(self, subscription: AsyncGenerator[tuple[int, int, bytes], None], tasks: TaskSet, wait: float) -> None:
         self._subscription = subscription
         self._wait = wait
-        self._news = asyncio.Event()
+        self._news = News(wait)
         self.log: list[tuple[int, int, bytes]] = []
         self._reading = tasks.spawn(self._read(), name="listen")
 
@@ -52,7 +54,7 @@ class Listener:
         async with aclosing(self._subscription) as events:
             async for event in events:
                 self.log.append(event)
-                self._news.set()
+                self._news.tell()
 
     def of(self, source: int) -> list[tuple[int, bytes]]:
         """Numbers and payloads of one source, probes included."""
@@ -64,13 +66,7 @@ class Listener:
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Returns once the condition holds; it is looked at whenever something arrives."""
-        try:
-            async with asyncio.timeout(self._wait):
-                while not condition():
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            raise AssertionError(f"{what} within {self._wait} s; {len(self.log)} events came") from None
+        await self._news.until(condition, what, lambda: f"{len(self.log)} events came")
 
     async def has(self, source: int, payload: bytes) -> None:
         """Returns once the payload has come from the source."""

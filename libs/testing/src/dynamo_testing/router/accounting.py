@@ -12,7 +12,8 @@ from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.records import DECODE
 from dynamo_core.tasks import TaskSet
 
-from dynamo_testing.router.harness import BLOCK, Fleet, RouterFactory, RouterHarness, range_of, settle
+from dynamo_testing.router.harness import BLOCK, Fleet, RouterFactory, RouterHarness, range_of
+from dynamo_testing.waiting import turns
 
 #: How many turns of the loop a request has had when it is given up, at most.
 TURNS = 6
@@ -56,12 +57,11 @@ class AccountChecks(RouterHarness):
         await self.let_go(fleet.router)
 
     async def test_a_request_that_is_given_up_while_it_is_placed_leaves_nothing(self, fleet: Fleet) -> None:
-        for turns in range(TURNS):
+        for count in range(TURNS):
             placing = TaskSet()
             for number in range(3):
                 placing.spawn(fleet.route(), name=f"kit-placing-{number}")
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await turns(count)
             await placing.aclose()
 
         await self.let_go(fleet.router)
@@ -157,10 +157,10 @@ class AccountChecks(RouterHarness):
     async def _tell_all(fleet: Fleet) -> None:
         # Known to the router before they tell.
         await fleet.route(fleet.asked(range_of(9)))
-        await settle()
+        await turns()
         for number in fleet.pool.instances:
             fleet.tell(number, range_of(0, 40))
-        await settle()
+        await turns()
 
 
 def _names_of(route: Route, fleet: Fleet, asked: RoutingRequest) -> list[int]:

@@ -160,12 +160,6 @@ def range_of(number: int, length: int = 10) -> list[int]:
     return list(range(1000 * number, 1000 * number + length))
 
 
-async def settle() -> None:
-    """Lets everything run that can run now."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 @pytest.mark.asyncio
 class RouterHarness:
     """What an author answers about a router: the fixture `make_router`, perhaps `held`, and some attributes."""

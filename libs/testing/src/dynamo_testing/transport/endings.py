@@ -14,8 +14,9 @@ from dynamo_core.errors import (
 )
 
 from dynamo_testing.extra import pytest
-from dynamo_testing.transport.harness import Ask, Call, Recorder, Stage, TransportHarness, turns
+from dynamo_testing.transport.harness import Ask, Call, Recorder, Stage, TransportHarness
 from dynamo_testing.transport.stopping import deaf
+from dynamo_testing.waiting import turns
 
 #: What a caller may be told when it comes too late.
 GONE = (CannotConnect, ConnectionTimeout, EngineShutdown)
@@ -202,9 +203,7 @@ class EndChecks(TransportHarness):
 
     async def test_after_a_broken_connection_the_next_call_connects_anew(self, stage: Stage) -> None:
         self._needs(self.CAN_BREAK_CONNECTION, "CAN_BREAK_CONNECTION")
-        await stage.serve()
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running()
         await self.break_connection(stage.planes)
         await call.sink.end()
 
@@ -215,9 +214,7 @@ class EndChecks(TransportHarness):
 
     async def test_an_item_lost_on_the_way_is_noticed(self, stage: Stage) -> None:
         self._needs(self.CAN_LOSE_AN_ITEM, "CAN_LOSE_AN_ITEM")
-        await stage.serve()
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running()
 
         await self.lose_an_item(stage.planes)
         await call.sink.end()

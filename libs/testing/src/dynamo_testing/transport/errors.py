@@ -11,7 +11,8 @@ from dynamo_core.errors import CannotConnect, DynamoError, EngineShutdown, Unkno
 from dynamo_core.protocol.records import Instance
 
 from dynamo_testing.extra import pytest
-from dynamo_testing.transport.harness import COUNT, INSTANCE, Ask, Recorder, Stage, Tick, TransportHarness, turns
+from dynamo_testing.transport.harness import COUNT, INSTANCE, Ask, Recorder, Stage, Tick, TransportHarness
+from dynamo_testing.waiting import turns
 
 #: Errors in the form that travels: fresh exceptions are made of them for every check.
 ERRORS = [

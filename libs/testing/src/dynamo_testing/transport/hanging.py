@@ -83,9 +83,7 @@ class HangChecks(TransportHarness):
         if not self.CAN_GO_DEAF:
             pytest.skip("CAN_GO_DEAF is False")
         stage = Stage(planes, self.WAIT, lease_ttl=LIFE)
-        await stage.serve(_one_and_no_more)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(_one_and_no_more)
 
         await self.go_deaf(planes)
 

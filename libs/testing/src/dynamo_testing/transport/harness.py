@@ -17,6 +17,7 @@ from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.records import Instance
 
 from dynamo_testing.extra import pytest
+from dynamo_testing.waiting import News
 
 INSTANCE = 0x5EED
 
@@ -100,8 +101,7 @@ class Recorder:
     """A sink that writes down all it is told, in order."""
 
     def __init__(self, wait: float = 10.0) -> None:
-        self._wait = wait
-        self._news = asyncio.Event()
+        self._news = News(wait)
         #: ("data", item), ("event", annotated) or ("closed", error).
         self.log: list[tuple[str, Any]] = []
 
@@ -119,7 +119,7 @@ class Recorder:
 
     def _note(self, kind: str, what: Any) -> None:
         self.log.append((kind, what))
-        self._news.set()
+        self._news.tell()
 
     @property
     def items(self) -> list[Any]:
@@ -173,13 +173,7 @@ class Recorder:
 
     async def until(self, condition: Callable[[], object], what: str = "a condition expected") -> None:
         """Returns once the condition holds; it is checked whenever something arrives."""
-        try:
-            async with asyncio.timeout(self._wait):
-                while not condition():
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            raise AssertionError(f"{what} within {self._wait} s; so far: {_brief(self.log)}") from None
+        await self._news.until(condition, what, lambda: f"so far: {_brief(self.log)}")
 
     async def arrived(self, number: int = 1) -> None:
         """Returns once `number` items of data are there."""
@@ -275,6 +269,13 @@ class Stage:
             source = await self.planes.client.call(target, endpoint, Ask() if request is None else request, ctx, sink)
         return Call(source, sink, ctx)
 
+    async def running(self, body: Body = count) -> Call:
+        """Serves the handler and calls it; returns with its first item."""
+        await self.serve(body)
+        call = await self.call()
+        await call.sink.arrived()
+        return call
+
     async def collect(self, request: Any, *, endpoint: Endpoint = COUNT, instance: Instance | None = None) -> Recorder:
         """A call from its beginning to its end."""
         call = await self.call(request, endpoint=endpoint, instance=instance)
@@ -367,12 +368,6 @@ class TransportHarness:
     def stage(self, planes: Planes) -> Stage:
         """The pair with handlers to look into."""
         return Stage(planes, self.WAIT)
-
-
-async def turns(number: int = 20) -> None:
-    """Lets the event loop go round, so that what should not happen has its chance to."""
-    for _ in range(number):
-        await asyncio.sleep(0)
 
 
 async def _traced(body: AsyncGenerator[Any, None], visit: Visit) -> AsyncGenerator[Any, None]:

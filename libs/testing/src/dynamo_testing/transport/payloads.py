@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from dynamo_testing import strategies
 from dynamo_testing.extra import pytest
-from dynamo_testing.transport.harness import COUNT, Ask, Stage, Tick, TransportHarness, turns
+from dynamo_testing.transport.harness import COUNT, Ask, Stage, Tick, TransportHarness
+from dynamo_testing.waiting import turns
 
 #: The pair is kept for all examples of a check, which is what a long-lived connection has to bear, too.
 examples = settings(
@@ -118,9 +119,7 @@ class PayloadChecks(TransportHarness):
                 await ctx.stopped()
             yield Tick(2)
 
-        await stage.serve(body)
-        other = await stage.call(Ask(stream=0))
-        await other.sink.arrived()
+        other = await stage.running(body)
 
         sink = await stage.collect(Ask(stream=1))
         other.ctx.stop_generating()
@@ -133,9 +132,7 @@ class PayloadChecks(TransportHarness):
 
     async def test_a_request_that_is_too_large_is_refused_and_other_calls_go_on(self, stage: Stage) -> None:
         limit = self._limit()
-        await stage.serve()
-        other = await stage.call()
-        await other.sink.arrived()
+        other = await stage.running()
 
         with pytest.raises(DynamoError):
             await stage.call(Ask(limit=1, pad=bytes(limit + 1)))
@@ -157,9 +154,7 @@ class PayloadChecks(TransportHarness):
                 yield Tick(1, pad=cast(bytes, object()))
             await ctx.stopped()
 
-        await stage.serve(body)
-        other = await stage.call(Ask(stream=0))
-        await other.sink.arrived()
+        other = await stage.running(body)
 
         sink = await stage.collect(Ask(stream=1))
         other.ctx.stop_generating()

@@ -12,7 +12,8 @@ from dynamo_core.contracts.call import ServedContext
 from dynamo_core.errors import DynamoError
 
 from dynamo_testing.extra import pytest
-from dynamo_testing.transport.harness import Ask, Recorder, Stage, Tick, TransportHarness, count, turns
+from dynamo_testing.transport.harness import Ask, Recorder, Stage, Tick, TransportHarness, Visit, count
+from dynamo_testing.waiting import turns
 
 #: What a handler says last once it has been stopped.
 LAST = Tick(-1)
@@ -31,13 +32,16 @@ async def deaf(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
     await asyncio.Event().wait()
 
 
+async def closed(request: Any, ctx: ServedContext) -> None:
+    """Lets no call in before it is stopped."""
+    await ctx.stopped()
+
+
 class StopChecks(TransportHarness):
     """Every way of giving up reaches the handler, once."""
 
     async def test_stopping_the_callers_context_stops_the_handlers(self, stage: Stage) -> None:
-        await stage.serve(obedient)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(obedient)
 
         call.ctx.stop_generating()
         call.ctx.stop_generating()
@@ -48,9 +52,7 @@ class StopChecks(TransportHarness):
         assert not visit.ctx.is_killed()
 
     async def test_killing_the_callers_context_kills_the_handlers(self, stage: Stage) -> None:
-        await stage.serve(obedient)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(obedient)
 
         call.ctx.kill()
         await call.sink.end()
@@ -60,9 +62,7 @@ class StopChecks(TransportHarness):
         assert visit.ctx.is_killed()
 
     async def test_after_source_stop_the_stream_ends_by_itself(self, stage: Stage) -> None:
-        await stage.serve(obedient)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(obedient)
 
         call.source.stop()
         call.source.stop()
@@ -74,9 +74,7 @@ class StopChecks(TransportHarness):
         assert call.sink.error() is None
 
     async def test_closing_an_unfinished_call_stops_the_handler_once(self, stage: Stage) -> None:
-        await stage.serve(obedient)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(obedient)
         visit = stage.visits[0]
 
         await stage.close(call.source)
@@ -85,9 +83,7 @@ class StopChecks(TransportHarness):
         assert visit.stops == 1
 
     async def test_closing_runs_every_finally_of_the_handler(self, stage: Stage) -> None:
-        await stage.serve(obedient)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(obedient)
         visit = stage.visits[0]
 
         await stage.close(call.source)
@@ -97,9 +93,7 @@ class StopChecks(TransportHarness):
         assert visit.left.is_set(), "the handler still runs after Source.aclose has returned"
 
     async def test_after_closing_the_sink_is_told_the_end_once_and_no_more(self, stage: Stage) -> None:
-        await stage.serve(obedient)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(obedient)
 
         await stage.close(call.source)
         await call.sink.end()
@@ -111,9 +105,7 @@ class StopChecks(TransportHarness):
         assert call.sink.log == told
 
     async def test_closing_twice_at_once_and_later_is_safe(self, stage: Stage) -> None:
-        await stage.serve(obedient)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(obedient)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(stage.close(call.source))
@@ -127,9 +119,7 @@ class StopChecks(TransportHarness):
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(serving, "STOP_GRACE", 0.05)
-        await stage.serve(deaf)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(deaf)
 
         call.source.stop()
 
@@ -140,19 +130,14 @@ class StopChecks(TransportHarness):
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(serving, "STOP_GRACE", 0.05)
-        await stage.serve(deaf)
-        call = await stage.call()
-        await call.sink.arrived()
+        call = await stage.running(deaf)
 
         await stage.close(call.source)
 
         await stage.happens(stage.visits[0].left, "the end of a handler that ignores its context")
 
     async def test_a_stop_before_the_acceptance_reaches_the_handler(self, stage: Stage) -> None:
-        async def door(request: Any, ctx: ServedContext) -> None:
-            await ctx.stopped()
-
-        await stage.serve(obedient, door=door)
+        await stage.serve(obedient, door=closed)
         ctx = stage.context()
         async with asyncio.TaskGroup() as group:
             group.create_task(_give_up(stage, Recorder(stage.wait), ctx))
@@ -175,34 +160,29 @@ class StopChecks(TransportHarness):
             assert visit.stops == 1
 
     async def test_a_call_cancelled_before_its_acceptance_ends_its_handler(self, stage: Stage) -> None:
-        async def door(request: Any, ctx: ServedContext) -> None:
-            await ctx.stopped()
+        visit = await _cancelled_at_the_door(stage, Recorder(stage.wait))
 
-        await stage.serve(obedient, door=door)
-        sink = Recorder(stage.wait)
-        async with asyncio.TaskGroup() as group:
-            calling = group.create_task(stage.call(sink=sink))
-            visit = await stage.visit()
-            calling.cancel()
-
-        await stage.happens(visit.over, "the end of the handler")
         assert visit.stops <= 1
         assert visit.deferred == 1
 
     async def test_a_call_cancelled_before_its_acceptance_leaves_the_sink_untouched(self, stage: Stage) -> None:
-        async def door(request: Any, ctx: ServedContext) -> None:
-            await ctx.stopped()
-
-        await stage.serve(obedient, door=door)
         sink = Recorder(stage.wait)
-        async with asyncio.TaskGroup() as group:
-            calling = group.create_task(stage.call(sink=sink))
-            visit = await stage.visit()
-            calling.cancel()
-        await stage.happens(visit.over, "the end of the handler")
+
+        await _cancelled_at_the_door(stage, sink)
         await turns()
 
         assert sink.log == []
+
+
+async def _cancelled_at_the_door(stage: Stage, sink: Recorder) -> Visit:
+    """A call that is cancelled before its acceptance, once its handler has ended."""
+    await stage.serve(obedient, door=closed)
+    async with asyncio.TaskGroup() as group:
+        calling = group.create_task(stage.call(sink=sink))
+        visit = await stage.visit()
+        calling.cancel()
+    await stage.happens(visit.over, "the end of the handler")
+    return visit
 
 
 async def _give_up(stage: Stage, sink: Recorder, ctx: Any) -> None:

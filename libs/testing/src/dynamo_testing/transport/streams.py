@@ -9,7 +9,8 @@ from typing import Any
 from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.protocol.annotated import Annotated
 
-from dynamo_testing.transport.harness import INSTANCE, Ask, Stage, Tick, TransportHarness, turns
+from dynamo_testing.transport.harness import INSTANCE, Ask, Stage, Tick, TransportHarness
+from dynamo_testing.waiting import turns
 
 
 class StreamChecks(TransportHarness):

@@ -1,0 +1,35 @@
+"""How checks wait: for the event loop to go round, and for what they record to change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def turns(number: int = 20) -> None:
+    """Lets the event loop go round, so that what should not happen has its chance to."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+class News:
+    """Wakes what waits for a condition whenever something has changed."""
+
+    def __init__(self, wait: float) -> None:
+        """`wait` is how many seconds a condition has."""
+        self._wait = wait
+        self._changed = asyncio.Event()
+
+    def tell(self) -> None:
+        """Something has changed."""
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], object], what: str, so_far: Callable[[], str]) -> None:
+        """Returns once the condition holds. Raises AssertionError with `what` was expected and what came `so_far`."""
+        try:
+            async with asyncio.timeout(self._wait):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"{what} within {self._wait} s; {so_far()}") from None

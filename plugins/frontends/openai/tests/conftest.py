@@ -407,13 +407,25 @@ class Server:
         await connection.aclose()
         return reply
 
+    async def asked(self, path: str, body: Any, **how: Any) -> tuple[Connection, Call]:
+        """A request that was sent, and its call as the worker has it."""
+        connection = await self.connect()
+        connection.send(path, body, **how)
+        return connection, await self.directory.models["m"].call()
+
     async def begun(self, path: str, body: Any) -> tuple[Connection, Call, bytes]:
         """A stream of which "Hel" has come, and what was seen until then."""
-        connection = await self.connect()
-        connection.send(path, body)
-        call = await self.directory.models["m"].call()
+        connection, call = await self.asked(path, body)
         call.say("Hel")
         return connection, call, await connection.until(b"Hel")
+
+    async def shown(self, path: str, body: Any) -> str:
+        """The prompt that the model is shown of a request."""
+        model = self.directory.models["m"]
+        model.says("x")
+        reply = await self.post(path, body)
+        assert reply.status == 200, reply.body
+        return await model.prompt()
 
     async def hello(self, path: str, body: Any, *end: bytes) -> bytes:
         """What a client has seen of a stream of "Hel" and "lo" when these bytes have come, one after the other."""

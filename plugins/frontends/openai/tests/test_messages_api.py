@@ -117,26 +117,22 @@ async def both(server: Any, **fields: Any) -> dict[str, Any]:
 # What the model is shown.
 
 
-async def shown(server: Any, model: Any, **fields: Any) -> str:
+async def shown(server: Any, **fields: Any) -> str:
     """The prompt of a request."""
-    model.says("x")
-    reply = await server.post(PATH, body(**fields))
-    assert reply.status == 200, reply.body
-    text: str = await model.prompt()
-    return text
+    return await server.shown(PATH, body(**fields))  # type: ignore[no-any-return]
 
 
-async def test_the_system_prompt_comes_first_as_text_or_as_blocks(server: Any, model: Any) -> None:
+async def test_the_system_prompt_comes_first_as_text_or_as_blocks(server: Any) -> None:
     blocks = [
         {"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}},
         {"type": "text", "text": "kind."},
     ]
 
     for system in ("Be\nkind.", blocks):
-        assert await shown(server, model, system=system) == "system: Be\nkind.\nuser: Hi\nassistant: "
+        assert await shown(server, system=system) == "system: Be\nkind.\nuser: Hi\nassistant: "
 
 
-async def test_a_conversation_with_tools_and_thoughts_is_what_a_chat_request_would_say(server: Any, model: Any) -> None:
+async def test_a_conversation_with_tools_and_thoughts_is_what_a_chat_request_would_say(server: Any) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Oslo,"}, {"type": "text", "text": "now?"}]},
         {
@@ -165,21 +161,21 @@ async def test_a_conversation_with_tools_and_thoughts_is_what_a_chat_request_wou
         {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
     ]
 
-    assert await shown(server, model, messages=messages) == (
+    assert await shown(server, messages=messages) == (
         "user: Oslo,\nnow?\nassistant: (hm)Let me see.<t1 weather city=Oslo><t2 weather>\n"
         "tool[t1]: rain\ntool[t2]!: ?\nuser: Well?\nsystem: Be brief.\nassistant: "
     )
 
 
 @pytest.mark.parametrize("begun", ["The\nbe", [{"type": "text", "text": "The"}, {"type": "text", "text": "be"}]])
-async def test_an_answer_that_the_client_begins_is_continued(server: Any, model: Any, begun: Any) -> None:
+async def test_an_answer_that_the_client_begins_is_continued(server: Any, begun: Any) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
 
-    assert await shown(server, model, messages=messages) == "user: Hi\nassistant: The\nbe"
+    assert await shown(server, messages=messages) == "user: Hi\nassistant: The\nbe"
 
 
-async def test_tools_are_shown_in_the_form_that_templates_know(server: Any, model: Any) -> None:
-    prompt = await shown(server, model, tools=[{**TOOLS[0], "type": "custom", "strict": True}])
+async def test_tools_are_shown_in_the_form_that_templates_know(server: Any) -> None:
+    prompt = await shown(server, tools=[{**TOOLS[0], "type": "custom", "strict": True}])
 
     tool = json.loads(prompt.splitlines()[0].removeprefix("TOOL "))
     function = {"name": "weather", "parameters": SCHEMA, "description": "The weather.", "strict": True}
@@ -195,9 +191,9 @@ async def test_tools_are_shown_in_the_form_that_templates_know(server: Any, mode
     ],
 )
 async def test_wishes_for_thinking_are_variables_of_the_template(
-    server: Any, model: Any, fields: dict[str, Any], line: str
+    server: Any, fields: dict[str, Any], line: str
 ) -> None:
-    assert (await shown(server, model, **fields)).splitlines()[0] == line
+    assert (await shown(server, **fields)).splitlines()[0] == line
 
 
 async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model: Any) -> None:
@@ -323,9 +319,7 @@ async def test_a_stream_has_exactly_these_events_in_this_order(server: Any, mode
 
 async def test_a_first_token_that_is_no_whole_character_begins_the_text_all_the_same(server: Any, model: Any) -> None:
     model.parsers = Parsers()
-    connection = await server.connect()
-    connection.send(PATH, body(stream=True))
-    call = await model.call()
+    connection, call = await server.asked(PATH, body(stream=True))
     first, second = "é".encode()
     call.put(LLMEngineOutput([first]))
     seen = await connection.until(b"message_start") + await connection.until(b"\n\n")
@@ -499,10 +493,8 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=lambda fields: next(iter(fields)))
-async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(
-    server: Any, model: Any, fields: dict[str, Any]
-) -> None:
-    assert await shown(server, model, **fields) == "user: Hi\nassistant: "
+async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(server: Any, fields: dict[str, Any]) -> None:
+    assert await shown(server, **fields) == "user: Hi\nassistant: "
 
 
 async def test_the_answer_says_that_the_context_was_not_edited(server: Any, model: Any) -> None:
@@ -538,7 +530,7 @@ async def test_a_thread_is_refused_so_that_the_client_sends_the_conversation(ser
     }
 
 
-async def test_texts_of_other_kinds_are_shown_as_text(server: Any, model: Any) -> None:
+async def test_texts_of_other_kinds_are_shown_as_text(server: Any) -> None:
     found = {
         "type": "search_result",
         "title": "Oslo",
@@ -559,7 +551,7 @@ async def test_texts_of_other_kinds_are_shown_as_text(server: Any, model: Any) -
         {"role": "user", "content": [result]},
     ]
 
-    prompt = await shown(server, model, messages=messages)
+    prompt = await shown(server, messages=messages)
 
     assert "Oslo (https://x)\na city\n" in prompt
     assert "Paper\nwords\n" in prompt
@@ -607,7 +599,7 @@ async def test_errors_of_the_server_have_the_names_of_this_api(cold_server: Any,
         assert (await cold_server.post(path, fields)).headers["retry-after"] == "3"
 
 
-async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_clean_end(server: Any, model: Any) -> None:
+async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_clean_end(server: Any) -> None:
     connection, call, _ = await server.begun(PATH, body(stream=True))
     call.fail(StreamIncomplete("secret"))
 
@@ -624,7 +616,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_clean_end(se
     assert (await server.record()).endpoint == "messages"
 
 
-async def test_a_client_that_leaves_takes_its_request_along(server: Any, model: Any) -> None:
+async def test_a_client_that_leaves_takes_its_request_along(server: Any) -> None:
     connection, call, _ = await server.begun(PATH, body(stream=True))
 
     await connection.aclose()

@@ -21,10 +21,8 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, **fields}
 
 
-async def test_a_chat_stream_has_exactly_the_bytes_of_the_seed(server: Any, model: Any) -> None:
-    connection = await server.connect()
-    connection.send(CHAT, body())
-    call = await model.call()
+async def test_a_chat_stream_has_exactly_the_bytes_of_the_seed(server: Any) -> None:
+    connection, call = await server.asked(CHAT, body())
     call.say("Hello")
     call.finish()
 
@@ -52,10 +50,8 @@ async def test_stream_headers_forbid_buffering_and_compression(server: Any, mode
     assert "content-encoding" not in reply.headers
 
 
-async def test_the_first_token_leaves_at_once_with_the_headers(server: Any, model: Any) -> None:
-    connection = await server.connect()
-    connection.send(CHAT, body())
-    call = await model.call()
+async def test_the_first_token_leaves_at_once_with_the_headers(server: Any) -> None:
+    connection, call = await server.asked(CHAT, body())
     call.say("A")
 
     await connection.head()
@@ -66,10 +62,8 @@ async def test_the_first_token_leaves_at_once_with_the_headers(server: Any, mode
     await connection.until(LAST_CHUNK)
 
 
-async def test_tokens_that_wait_together_become_one_chunk_and_later_ones_another(server: Any, model: Any) -> None:
-    connection = await server.connect()
-    connection.send(CHAT, body())
-    call = await model.call()
+async def test_tokens_that_wait_together_become_one_chunk_and_later_ones_another(server: Any) -> None:
+    connection, call = await server.asked(CHAT, body())
     call.say("a")
     await connection.until(b'"content":"a"')
 
@@ -100,10 +94,8 @@ async def test_a_connection_is_used_again_after_a_stream(server: Any, model: Any
     assert second.json()["choices"][0]["message"] == {"role": "assistant", "content": "x"}
 
 
-async def test_http_1_0_clients_get_plain_bytes_until_the_connection_ends(server: Any, model: Any) -> None:
-    connection = await server.connect()
-    connection.send(CHAT, body(), version="1.0", connection="keep-alive")
-    call = await model.call()
+async def test_http_1_0_clients_get_plain_bytes_until_the_connection_ends(server: Any) -> None:
+    connection, call = await server.asked(CHAT, body(), version="1.0", connection="keep-alive")
     call.say("one ")
     await connection.until(b'"content":"one "')
     call.finish(text="two")
@@ -189,10 +181,8 @@ async def test_completion_chunks_carry_text(server: Any, model: Any) -> None:
     assert first["id"].startswith("cmpl-")
 
 
-async def test_a_stop_string_over_two_chunks_ends_the_stream_and_stops_the_engine(server: Any, model: Any) -> None:
-    connection = await server.connect()
-    connection.send(CHAT, body(stop=["END"], stream_options={"include_usage": True}))
-    call = await model.call()
+async def test_a_stop_string_over_two_chunks_ends_the_stream_and_stops_the_engine(server: Any) -> None:
+    connection, call = await server.asked(CHAT, body(stop=["END"], stream_options={"include_usage": True}))
     call.say("one E")
     call.say("ND two")
 
@@ -214,10 +204,8 @@ async def test_held_back_text_is_given_at_the_end(server: Any, model: Any) -> No
 
 
 @pytest.mark.parametrize("skip", [True, False])
-async def test_an_end_of_sequence_token_ends_the_stream_and_is_not_shown(server: Any, model: Any, skip: bool) -> None:
-    connection = await server.connect()
-    connection.send(CHAT, body(skip_special_tokens=skip))
-    call = await model.call()
+async def test_an_end_of_sequence_token_ends_the_stream_and_is_not_shown(server: Any, skip: bool) -> None:
+    connection, call = await server.asked(CHAT, body(skip_special_tokens=skip))
     call.put(LLMEngineOutput([104, 105, 257, 33]))
 
     reply = await connection.reply()
@@ -238,10 +226,8 @@ async def test_a_stream_that_is_complete_without_a_reason_ends_with_stop(server:
     assert reply.events[-2]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_a_normal_end_is_not_told_to_the_worker_as_giving_up(server: Any, model: Any) -> None:
-    connection = await server.connect()
-    connection.send(CHAT, body())
-    call = await model.call()
+async def test_a_normal_end_is_not_told_to_the_worker_as_giving_up(server: Any) -> None:
+    connection, call = await server.asked(CHAT, body())
     call.put(LLMEngineOutput([104], FinishReason.STOP))
     await connection.until(LAST_CHUNK)
 
@@ -270,10 +256,8 @@ async def test_a_refusal_is_a_plain_http_error_also_for_streams(server: Any, mod
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_an_error_in_mid_stream_is_told_and_the_connection_cut(server: Any, model: Any, together: bool) -> None:
-    connection = await server.connect()
-    connection.send(CHAT, body())
-    call = await model.call()
+async def test_an_error_in_mid_stream_is_told_and_the_connection_cut(server: Any, together: bool) -> None:
+    connection, call = await server.asked(CHAT, body())
     call.say("a")
     await connection.until(b'"content":"a"},"finish_reason":null}]}\n\n\r\n')
     if together:
@@ -302,12 +286,10 @@ async def test_an_engine_that_ends_with_an_error_item_is_an_error(server: Any, m
 
 
 async def test_silence_before_the_first_token_commits_the_stream_with_comments(cold_server: Any) -> None:
-    model = cold_server.add_model()
+    cold_server.add_model()
     cold_server.keep_alive = 0.02
     await cold_server.start()
-    connection = await cold_server.connect()
-    connection.send(CHAT, body())
-    call = await model.call()
+    connection, call = await cold_server.asked(CHAT, body())
 
     await connection.until(b": keep-alive\n\n")
     await connection.until(b": keep-alive\n\n")
@@ -426,11 +408,9 @@ async def test_a_choice_that_ends_at_a_stop_string_is_stopped_while_others_go_on
     assert b"[DONE]" in rest
 
 
-async def test_a_release_goes_on_when_its_request_is_cancelled_twice(server: Any, model: Any) -> None:
+async def test_a_release_goes_on_when_its_request_is_cancelled_twice(server: Any) -> None:
     released, finished = asyncio.Event(), asyncio.Event()
-    connection = await server.connect()
-    connection.send(CHAT, body())
-    call = await model.call()
+    connection, call = await server.asked(CHAT, body())
     closing = asyncio.Event()
 
     async def slow_close() -> None:

@@ -84,14 +84,12 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 # What becomes of the answer.
 
 
-async def spoken_live(server: Any, model: Any, *said: tuple[str, bytes | None], **fields: Any) -> list[Any]:
+async def spoken_live(server: Any, *said: tuple[str, bytes | None], **fields: Any) -> list[Any]:
     """The events of a stream whose engine says a piece, waits until the client sees what is given with it, and goes on.
 
     Every character has a score.
     """
-    connection = await server.connect()
-    connection.send("/v1/chat/completions", {**chat(**fields), "stream": True})
-    call = await model.call()
+    connection, call = await server.asked("/v1/chat/completions", {**chat(**fields), "stream": True})
     seen = b""
     for piece, shown in said:
         call.say(piece, log_probs=[-0.5] * len(piece))
@@ -105,7 +103,6 @@ async def spoken_live(server: Any, model: Any, *said: tuple[str, bytes | None], 
 async def test_a_call_comes_as_a_start_and_pieces_of_arguments(server: Any, model: Any) -> None:
     events = await spoken_live(
         server,
-        model,
         ("<tool", b'"role"'),
         ('_call>{"name": "weather", "argu', None),
         ('ments": {"city": ', b"city"),
@@ -261,11 +258,9 @@ async def test_calls_beside_one_that_breaks_are_calls(server: Any, model: Any) -
 
 @pytest.mark.parametrize(("text", "choice"), BROKEN)
 async def test_a_stream_that_has_begun_a_call_says_that_it_broke_and_ends_with_an_error(
-    server: Any, model: Any, text: str, choice: Any
+    server: Any, text: str, choice: Any
 ) -> None:
-    connection = await server.connect()
-    connection.send("/v1/chat/completions", {**chat(tool_choice=choice), "stream": True})
-    call = await model.call()
+    connection, call = await server.asked("/v1/chat/completions", {**chat(tool_choice=choice), "stream": True})
     # The call is shown before it breaks.
     at = text.rindex("{") + 1
     call.say(text[:at])
@@ -286,9 +281,7 @@ async def test_a_stream_that_has_begun_a_call_says_that_it_broke_and_ends_with_a
 
 async def test_a_call_that_breaks_before_the_limit_is_broken_and_not_cut_off(server: Any, model: Any) -> None:
     model.script = lambda call: None
-    connection = await server.connect()
-    connection.send("/v1/chat/completions", {**chat(), "stream": True})
-    call = await model.call()
+    connection, call = await server.asked("/v1/chat/completions", {**chat(), "stream": True})
     call.say('<tool_call>{"name": "weather", "arguments": {')
     await connection.until(b'"arguments":"{"')
     call.say("! and so on")
@@ -305,13 +298,11 @@ async def test_a_call_that_breaks_before_the_limit_is_broken_and_not_cut_off(ser
     ],
 )
 async def test_the_other_apis_say_it_in_their_own_words(
-    server: Any, model: Any, path: str, body: dict[str, Any], told: bytes
+    server: Any, path: str, body: dict[str, Any], told: bytes
 ) -> None:
     function = TOOLS[0]["function"]
     own = {"type": "function", **function} if path == "/v1/responses" else {"name": "weather", "input_schema": {}}
-    connection = await server.connect()
-    connection.send(path, {"model": "m", "stream": True, "tools": [own], **body})
-    call = await model.call()
+    connection, call = await server.asked(path, {"model": "m", "stream": True, "tools": [own], **body})
     call.say('<tool_call>{"name": "weather", "arguments": {')
     await connection.until(b"weather")
     call.say("!")
@@ -362,7 +353,7 @@ async def test_scores_of_tokens_come_with_what_the_tokens_became(server: Any, mo
     score = b'"logprobs":{"content":[{'
     pieces = (CALL[:5], CALL[5:60], CALL[60:], " x")
 
-    events = await spoken_live(server, model, *((piece, score) for piece in pieces), logprobs=True)
+    events = await spoken_live(server, *((piece, score) for piece in pieces), logprobs=True)
 
     choices = [event["choices"][0] for event in events]
     scored = [[entry["token"] for entry in (choice["logprobs"] or {"content": []})["content"]] for choice in choices]

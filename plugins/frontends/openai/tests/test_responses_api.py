@@ -106,24 +106,20 @@ async def both(server: Any, **fields: Any) -> dict[str, Any]:
 # What the model is shown.
 
 
-async def shown(server: Any, model: Any, **fields: Any) -> str:
+async def shown(server: Any, **fields: Any) -> str:
     """The prompt of a request."""
-    model.says("x")
-    reply = await server.post(PATH, body(**fields))
-    assert reply.status == 200, reply.body
-    text: str = await model.prompt()
-    return text
+    return await server.shown(PATH, body(**fields))  # type: ignore[no-any-return]
 
 
-async def test_an_input_is_what_the_user_says_after_the_instructions(server: Any, model: Any) -> None:
+async def test_an_input_is_what_the_user_says_after_the_instructions(server: Any) -> None:
     message = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}, {"type": "input_text", "text": "you"}]}
 
     for each in ("Hi\nyou", [message], [{"type": "message", **message}]):
-        prompt = await shown(server, model, input=each, instructions="Be kind.")
+        prompt = await shown(server, input=each, instructions="Be kind.")
         assert prompt == "system: Be kind.\nuser: Hi\nyou\nassistant: "
 
 
-async def test_items_of_one_answer_are_one_message_and_results_have_their_own(server: Any, model: Any) -> None:
+async def test_items_of_one_answer_are_one_message_and_results_have_their_own(server: Any) -> None:
     call = {"type": "function_call", "id": "fc_1", "status": "completed", "name": "weather"}
     said = {"type": "output_text", "text": "Let me see.", "annotations": []}
     items = [
@@ -140,13 +136,13 @@ async def test_items_of_one_answer_are_one_message_and_results_have_their_own(se
         {"role": "user", "content": "Well?"},
     ]
 
-    assert await shown(server, model, input=items) == (
+    assert await shown(server, input=items) == (
         "developer: Be brief.\nuser: Oslo?\nassistant: (hm)Let me see.<c1 weather city=Oslo><c2 weather>\n"
         "tool[c1]: rain\ntool[c2]: ?\nassistant: (so)No.\nuser: Well?\nassistant: "
     )
 
 
-async def test_thoughts_after_something_said_begin_another_answer(server: Any, model: Any) -> None:
+async def test_thoughts_after_something_said_begin_another_answer(server: Any) -> None:
     def thought(text: str) -> dict[str, Any]:
         return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
@@ -158,7 +154,7 @@ async def test_thoughts_after_something_said_begin_another_answer(server: Any, m
         {"role": "user", "content": "y"},
     ]
 
-    assert await shown(server, model, input=items) == ("assistant: (ab)x\nassistant: (c)\nuser: y\nassistant: ")
+    assert await shown(server, input=items) == ("assistant: (ab)x\nassistant: (c)\nuser: y\nassistant: ")
 
 
 async def test_an_answer_may_be_sent_back_as_it_came(server: Any, model: Any) -> None:
@@ -168,7 +164,7 @@ async def test_an_answer_may_be_sent_back_as_it_came(server: Any, model: Any) ->
     call = output[-1]
 
     back = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
-    prompt = await shown(server, model, input=[{"role": "user", "content": "Oslo?"}, *output, back])
+    prompt = await shown(server, input=[{"role": "user", "content": "Oslo?"}, *output, back])
 
     assert prompt == (
         f"user: Oslo?\nassistant: (Oslo, then.)Let me see.<{call['call_id']} weather city=Oslo>\n"
@@ -176,8 +172,8 @@ async def test_an_answer_may_be_sent_back_as_it_came(server: Any, model: Any) ->
     )
 
 
-async def test_tools_and_effort_are_shown_as_in_a_chat_request(server: Any, model: Any) -> None:
-    prompt = await shown(server, model, tools=TOOLS, reasoning={"effort": "low", "summary": "auto"})
+async def test_tools_and_effort_are_shown_as_in_a_chat_request(server: Any) -> None:
+    prompt = await shown(server, tools=TOOLS, reasoning={"effort": "low", "summary": "auto"})
 
     function = {"name": "weather", "description": "The weather.", "parameters": SCHEMA, "strict": False}
     assert json.loads(prompt.splitlines()[0].removeprefix("TOOL ")) == {"type": "function", "function": function}
@@ -369,8 +365,8 @@ def calling(name: str, arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def test_a_custom_tool_is_shown_as_a_function_with_its_grammar_told(server: Any, model: Any) -> None:
-    prompt = await shown(server, model, tools=[PATCH])
+async def test_a_custom_tool_is_shown_as_a_function_with_its_grammar_told(server: Any) -> None:
+    prompt = await shown(server, tools=[PATCH])
 
     function = json.loads(prompt.splitlines()[0].removeprefix("TOOL "))["function"]
     assert function["name"] == "patch"
@@ -435,7 +431,7 @@ async def test_tools_of_a_namespace_are_called_by_their_own_names_in_it(server: 
     ]
 
 
-async def test_calls_of_all_kinds_and_what_they_gave_are_shown_again(server: Any, model: Any) -> None:
+async def test_calls_of_all_kinds_and_what_they_gave_are_shown_again(server: Any) -> None:
     items = [
         {"role": "user", "content": "Go."},
         {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\nb"},
@@ -448,7 +444,7 @@ async def test_calls_of_all_kinds_and_what_they_gave_are_shown_again(server: Any
         {"type": "function_call_output", "call_id": "c4", "output": "rain"},
     ]
 
-    assert await shown(server, model, input=items) == (
+    assert await shown(server, input=items) == (
         "user: Go.\nassistant: <c1 patch input=a\nb>\ntool[c1]: done\n"
         "assistant: <c2 local_shell command=['ls']>\ntool[c2]: a.txt\n"
         'assistant: <c3 shell commands=[\'ls\']>\ntool[c3]: [{"stdout":"b.txt","stderr":""}]\n'
@@ -468,10 +464,10 @@ async def test_tools_that_a_server_would_run_are_left_out_and_named(server: Any,
     assert replies[0].json()["tools"] == tools
 
 
-async def test_only_the_allowed_tools_are_shown(server: Any, model: Any) -> None:
+async def test_only_the_allowed_tools_are_shown(server: Any) -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "patch"}]}
 
-    prompt = await shown(server, model, tools=[*TOOLS, PATCH], tool_choice=choice)
+    prompt = await shown(server, tools=[*TOOLS, PATCH], tool_choice=choice)
 
     assert [json.loads(line[5:])["function"]["name"] for line in prompt.splitlines() if line.startswith("TOOL ")] == [
         "patch"
@@ -480,7 +476,7 @@ async def test_only_the_allowed_tools_are_shown(server: Any, model: Any) -> None
 
 @pytest.mark.parametrize("choice", [{"type": "custom", "name": "patch"}, {"type": "local_shell"}])
 async def test_a_tool_of_any_kind_may_be_demanded(server: Any, model: Any, choice: dict[str, Any]) -> None:
-    await shown(server, model, tools=[PATCH, SHELL], tool_choice=choice)
+    await shown(server, tools=[PATCH, SHELL], tool_choice=choice)
 
     required = {"custom": ["input"], "local_shell": ["command"]}[choice["type"]]
     model.says("x")
@@ -517,10 +513,8 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=lambda fields: next(iter(fields)))
-async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(
-    server: Any, model: Any, fields: dict[str, Any]
-) -> None:
-    assert await shown(server, model, **fields) == "user: Hi\nassistant: "
+async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(server: Any, fields: dict[str, Any]) -> None:
+    assert await shown(server, **fields) == "user: Hi\nassistant: "
 
 
 def test_every_field_of_the_official_client_is_known() -> None:
@@ -535,7 +529,7 @@ async def test_the_tokens_of_a_request_are_counted_without_asking_anybody(
     server: Any, model: Any, sdk: openai.AsyncOpenAI
 ) -> None:
     items: Any = {"instructions": "Be kind.", "input": "Hi", "tools": [*TOOLS, PATCH]}
-    prompt = await shown(server, model, **items)
+    prompt = await shown(server, **items)
 
     counted = await sdk.responses.input_tokens.count(model="m", **items)
 
@@ -641,11 +635,9 @@ async def test_errors_before_the_first_event_are_those_of_the_other_routes(serve
 @pytest.mark.parametrize("begun", [True, False])
 async def test_a_stream_that_breaks_ends_with_a_failed_response_and_no_clean_end(cold_server: Any, begun: bool) -> None:
     cold_server.keep_alive = 15.0 if begun else 0.01
-    model = cold_server.add_model()
+    cold_server.add_model()
     await cold_server.start()
-    connection = await cold_server.connect()
-    connection.send(PATH, body(stream=True))
-    call = await model.call()
+    connection, call = await cold_server.asked(PATH, body(stream=True))
     seen = b""
     if begun:
         call.say("Hel")

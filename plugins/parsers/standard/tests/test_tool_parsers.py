@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -217,8 +218,13 @@ PARTS = st.sampled_from(
 BROKEN = st.lists(PARTS | TEXT, max_size=10).map("".join)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=BROKEN, sizes=SIZES)
+def on_broken_text(test: Callable[..., None]) -> Callable[..., None]:
+    """Runs a test on texts of pieces of all formats, and with sizes to cut them by."""
+    over = given(text=BROKEN, sizes=SIZES)(test)
+    return settings(suppress_health_check=[HealthCheck.function_scoped_fixture])(over)
+
+
+@on_broken_text
 @pytest.mark.parametrize("cls", ALL)
 def test_the_cuts_of_the_text_change_nothing(
     parse: Any, tools: Any, cls: type[ToolCallParser], text: str, sizes: list[int]
@@ -238,8 +244,7 @@ def is_markup(cls: type[ToolCallParser], text: str) -> bool:
     return re.fullmatch(MARKUP[cls], text) is not None
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=BROKEN, sizes=SIZES)
+@on_broken_text
 @pytest.mark.parametrize("cls", MARKUP)
 def test_nothing_but_markup_is_lost(
     parse: Any, tools: Any, cls: type[ToolCallParser], text: str, sizes: list[int]

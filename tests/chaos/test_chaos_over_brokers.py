@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.client import Client, Crowd
-from tests.chaos.history import Outcome, check
+from tests.chaos.history import Asked, Outcome, check
 from tests.chaos.processes import until
 from tests.chaos.scenarios import BROKER_TROUBLES, QUIET, Trouble, asked_again, one_worker_in_trouble, requests
 
@@ -73,23 +73,27 @@ async def test_a_worker_that_is_killed_before_its_first_token_is_replaced(
         assert await workers.quiet(QUIET) == {}
 
 
+def asked_around_an_outage() -> tuple[list[Asked], list[Asked], list[Asked]]:
+    """What is asked before the outage, during it, and after it."""
+    meanwhile, later = (requests(6, 4, first=first, tokens=20, deadline=PATIENT) for first in (100, 200))
+    return requests(STREAMS, UNARY, deadline=PATIENT), meanwhile, later
+
+
 @OVER_BROKERS
 @pytest.mark.parametrize("away", [0, 10])
 async def test_a_broker_that_is_away_and_comes_back_empty_breaks_no_answer(
     fleet: Any, expect: Any, profile: str, away: int
 ) -> None:
-    asked = requests(STREAMS, UNARY, deadline=PATIENT)
-    meanwhile, later = (requests(6, 4, first=first, tokens=20, deadline=PATIENT) for first in (100, 200))
+    asked, meanwhile, later = asked_around_an_outage()
     expected = await expect([*asked, *meanwhile, *later])
     async with fleet(profile=profile, **SETTINGS) as workers, Client(workers.url) as client:
-        broker = workers.servers.broker
         async with Crowd(client, asked) as crowd:
             await crowd.begun()
             running = [history for history in crowd.histories if not history.ends]
-            broker.kill()
+            workers.servers.broker.kill()
             async with Crowd(client, meanwhile) as others:
                 await asyncio.sleep(away)
-                await asyncio.to_thread(broker.start)
+                await asyncio.to_thread(workers.servers.broker.start)
                 histories = [*await others.end(), *await crowd.end()]
         await workers.complete()
         async with Crowd(client, later) as crowd:
@@ -138,21 +142,19 @@ async def test_a_store_that_is_away_for_a_minute_is_noticed_by_no_client(fleet: 
 async def test_a_broker_that_is_away_for_a_minute_breaks_answers_that_say_so_and_then_all_is_well(
     fleet: Any, expect: Any, profile: str
 ) -> None:
-    asked = requests(STREAMS, UNARY, deadline=PATIENT)
-    meanwhile, later = (requests(6, 4, first=first, tokens=20, deadline=PATIENT) for first in (100, 200))
+    asked, meanwhile, later = asked_around_an_outage()
     expected = await expect([*asked, *meanwhile, *later])
     async with fleet(profile=profile, **SETTINGS) as workers, Client(workers.url) as client:
-        broker = workers.servers.broker
         async with Crowd(client, asked) as crowd:
             await crowd.begun()
-            broker.kill()
+            workers.servers.broker.kill()
             back = asyncio.create_task(asyncio.sleep(60))
             async with Crowd(client, meanwhile) as others:
                 histories = [*await others.end(), *await crowd.end()]
             assert not back.done()
             held = await workers.quiet(QUIET)
             await back
-        await asyncio.to_thread(broker.start)
+        await asyncio.to_thread(workers.servers.broker.start)
         await workers.complete()
         async with Crowd(client, later) as crowd:
             histories += await crowd.end()

@@ -6,9 +6,9 @@ The stand-in is that of the discovery's own tests. It grants what the chart's Ro
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -90,12 +90,7 @@ def objects(chart: Callable[..., Objects], example: Callable[[str], dict[str, An
 @pytest.fixture
 def api(objects: Objects) -> Iterator[Any]:
     """The stand-in, with the namespace and the pods of the deployment and the rights of its Role."""
-    spec = importlib.util.spec_from_file_location("kubernetes_stand_in_for_pods", STAND_IN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    server = module.ApiServer()
+    server = runpy.run_path(str(STAND_IN))["ApiServer"]()
     server.namespaces = {"dynamo"}
     [role] = [found for found in objects if found["kind"] == "Role"]
     server.tokens = {

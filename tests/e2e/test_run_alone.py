@@ -148,6 +148,12 @@ def ask(frontend: Any, model: str, prompt: Any, **more: Any) -> tuple[int, Any]:
     return status, json.loads(body)
 
 
+def chat(frontend: Any, text: str) -> Any:
+    """The connection of a stream in which the parrot says this."""
+    body = {"model": "parrot", "messages": [{"role": "user", "content": text}], "stream": True}
+    return frontend.raw("POST", "/v1/chat/completions", body)
+
+
 def served(frontend: Any, model: str) -> bool:
     listed = json.loads(frontend.request("GET", "/v1/models")[2])
     return model in [entry["id"] for entry in listed["data"]]
@@ -184,9 +190,8 @@ def test_a_stream_that_runs_when_the_signal_comes_is_finished(
     frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
 ) -> None:
     engine = served_parrot(frontend, alone, delay=0.02)
-    body = {"model": "parrot", "messages": [{"role": "user", "content": "abcdefghij" * 3}], "stream": True}
 
-    with frontend.raw("POST", "/v1/chat/completions", body) as connection:
+    with chat(frontend, "abcdefghij" * 3) as connection:
         until_content(connection)
         engine.process.send_signal(signal.SIGTERM)
         rest = read_to_end(connection)
@@ -200,9 +205,8 @@ def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(
     frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
 ) -> None:
     engine = served_parrot(frontend, alone, delay=0.05)
-    body = {"model": "parrot", "messages": [{"role": "user", "content": "abcdefghij" * 20}], "stream": True}
 
-    with frontend.raw("POST", "/v1/chat/completions", body) as connection:
+    with chat(frontend, "abcdefghij" * 20) as connection:
         until_content(connection)
 
     assert frontend.until(lambda: len(engine.said) == 2, 10)

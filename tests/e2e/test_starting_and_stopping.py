@@ -188,14 +188,19 @@ def test_an_idle_server_ends_in_order(serve: Any, number: int) -> None:
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
 
 
+def streamed(server: Any, until_content: Any, number: int, **fields: Any) -> bytes:
+    """A stream in whose midst the server gets a signal, to its end."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
+    connection = server.raw("POST", "/v1/chat/completions", body)
+    received: bytes = until_content(connection)
+    server.signal(number)
+    return received + read_to_end(connection)
+
+
 def test_a_running_stream_is_finished_before_the_server_ends(serve: Any, until_content: Any) -> None:
     server = serve("workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 5}}}\n")
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100, "stream": True}
-    connection = server.raw("POST", "/v1/chat/completions", body)
-    received = until_content(connection)
 
-    server.signal(signal.SIGTERM)
-    received += read_to_end(connection)
+    received = streamed(server, until_content, signal.SIGTERM, max_tokens=100)
 
     assert received.count(b'"content"') == 100
     assert b"data: [DONE]" in received
@@ -207,12 +212,8 @@ def test_a_stream_that_outlasts_the_shutdown_is_told_so(serve: Any, until_conten
         "client: {shutdown_timeout: 0.5}\n"
         "workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 20}}}\n"
     )
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000, "stream": True}
-    connection = server.raw("POST", "/v1/chat/completions", body)
-    received = until_content(connection)
 
-    server.signal(signal.SIGTERM)
-    received += read_to_end(connection)
+    received = streamed(server, until_content, signal.SIGTERM, max_tokens=4000)
 
     assert b'data: {"error":' in received
     assert b"shutting down" in received
@@ -257,12 +258,8 @@ def test_ctrl_c_while_an_engine_starts_ends_the_process_and_says_what_it_was_at(
 def test_ctrl_c_while_an_engine_starts_lets_the_requests_of_others_finish(serve: Any, until_content: Any) -> None:
     server = serve(LATE, ready="listening")
     assert server.until(lambda: server.request("GET", "/v1/models")[2].count(b"quick-model") == 1, 5)
-    body = {"model": "quick-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "stream": True}
-    connection = server.raw("POST", "/v1/chat/completions", body)
-    received = until_content(connection)
 
-    server.signal(signal.SIGINT)
-    received += read_to_end(connection)
+    received = streamed(server, until_content, signal.SIGINT, model="quick-model", max_tokens=300)
 
     assert b"data: [DONE]" in received
     assert server.wait() == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -30,9 +30,10 @@ CARD = ModelCard(
 INSTANCE = Instance(instance_id=1, address={"tcp": "127.0.0.1:1/" + "0" * 32}, pid=1, host="h", worker="w")
 
 
-def _models() -> Models:
+async def _put(prefix: str, is_there: Callable[[Any], bool]) -> AsyncGenerator[Feed, None]:
+    """Feeds the record of one worker."""
     nothing = cast(Any, None)
-    return Models(
+    models = Models(
         discovery=nothing,
         pipeline=nothing,
         caller=nothing,
@@ -40,22 +41,21 @@ def _models() -> Models:
         announce=lambda *a, **k: None,
         load_tokenizer=nothing,
     )
+    yield lambda data: models._apply(WatchEvent(WatchKind.PUT, prefix + "w", data), set())
+    assert is_there(models._workers["w"])
+    await models.aclose()
 
 
 @reader("dynamo_core.protocol.cards:_cards msgspec.json.Decoder", good=[to_json(CARD)])
 async def cards() -> AsyncGenerator[Feed, None]:
-    models = _models()
-    yield lambda data: models._apply(WatchEvent(WatchKind.PUT, CARDS + "card", data), set())
-    assert models._workers["card"].card == CARD
-    await models.aclose()
+    async for feed in _put(CARDS, lambda worker: worker.card == CARD):
+        yield feed
 
 
 @reader("dynamo_core.protocol.cards:_instances msgspec.json.Decoder", good=[to_json(INSTANCE)])
 async def instances() -> AsyncGenerator[Feed, None]:
-    models = _models()
-    yield lambda data: models._apply(WatchEvent(WatchKind.PUT, INSTANCES + "instance", data), set())
-    assert models._workers["instance"].instance == INSTANCE
-    await models.aclose()
+    async for feed in _put(INSTANCES, lambda worker: worker.instance == INSTANCE):
+        yield feed
 
 
 @reader("dynamo_core.dispatch.pools.thresholds:_decoder msgspec.json.Decoder", good=[b"7"])

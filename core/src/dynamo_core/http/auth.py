@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -69,12 +70,42 @@ class _Known:
     principal: Principal
 
 
-class ApiKeys:
-    """The keys of the settings. `failed` is told why somebody was turned away: ``missing`` or ``unknown``."""
+class _Guard(ABC):
+    """Protects routes by a key. `failed` is told why a request was turned away: ``missing`` or ``unknown``."""
+
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        self._failed = failed
+
+    def protect(self, route: HttpRoute) -> HttpRoute:
+        """The route, for requests with a key; its handler finds out with `principal_of` whose it is."""
+        handler = route.handler
+
+        async def handle(http: web.Request) -> web.StreamResponse:
+            presented = _presented(http)
+            principal = None if presented is None else self._identify(presented)
+            if principal is None:
+                self._failed(MISSING if presented is None else UNKNOWN)
+                return _unauthorized(route, presented is None)
+            http[PRINCIPAL] = principal
+            return await handler(http)
+
+        return replace(route, handler=handle)
+
+    def knows(self, http: web.Request) -> bool:
+        """Whether a request has a key that opens these routes."""
+        presented = _presented(http)
+        return presented is not None and self._identify(presented) is not None
+
+    @abstractmethod
+    def _identify(self, presented: str) -> Principal | None: ...
+
+
+class ApiKeys(_Guard):
+    """The keys of the settings."""
 
     def __init__(self, keys: Sequence[_Known], failed: Callable[[str], None]) -> None:
+        super().__init__(failed)
         self._keys = keys
-        self._failed = failed
 
     @classmethod
     def load(
@@ -98,15 +129,6 @@ class ApiKeys:
             known[digest] = _Known(digest, principal)
         return cls(tuple(known.values()), failed) if known else None
 
-    def protect(self, route: HttpRoute) -> HttpRoute:
-        """The route, for those who have a key; its handler finds out with `principal_of` who it is."""
-        return _guarded(route, self._identify, self._failed)
-
-    def knows(self, http: web.Request) -> bool:
-        """Whether a request has one of the keys."""
-        presented = _presented(http)
-        return presented is not None and self._identify(presented) is not None
-
     def _identify(self, presented: str) -> Principal | None:
         digest = _digest(presented)
         found = None
@@ -117,7 +139,7 @@ class ApiKeys:
         return found
 
 
-class AdminToken:
+class AdminToken(_Guard):
     """What operators send. `secret` is the token or its hash; `failed` as for `ApiKeys`; `where` names it in messages.
 
     Raises:
@@ -127,38 +149,14 @@ class AdminToken:
     def __init__(
         self, secret: str, failed: Callable[[str], None] = lambda _: None, *, where: str = "admin.token"
     ) -> None:
+        super().__init__(failed)
         self._digest = _stored(where, secret)
-        self._failed = failed
-
-    def protect(self, route: HttpRoute) -> HttpRoute:
-        """The route, for those who have the token."""
-        return _guarded(route, self._identify, self._failed)
-
-    def knows(self, http: web.Request) -> bool:
-        """Whether a request has the token."""
-        presented = _presented(http)
-        return presented is not None and self._identify(presented) is not None
 
     def _identify(self, presented: str) -> Principal | None:
         return _OPERATOR if hmac.compare_digest(self._digest, _digest(presented)) else None
 
 
 _OPERATOR = Principal(key_id="admin")
-
-
-def _guarded(route: HttpRoute, identify: Callable[[str], Principal | None], failed: Callable[[str], None]) -> HttpRoute:
-    handler = route.handler
-
-    async def handle(http: web.Request) -> web.StreamResponse:
-        presented = _presented(http)
-        principal = None if presented is None else identify(presented)
-        if principal is None:
-            failed(MISSING if presented is None else UNKNOWN)
-            return _unauthorized(route, presented is None)
-        http[PRINCIPAL] = principal
-        return await handler(http)
-
-    return replace(route, handler=handle)
 
 
 def _presented(http: web.Request) -> str | None:

@@ -251,21 +251,22 @@ class ResponseStream:
 
     def fail_attempt(self, error: DynamoError) -> None:
         """The current attempt is of no use any more, although its own call reports nothing."""
-        if self.ended:
-            return
-        self._sink = None
-        if self._source is not None:
-            self._source.stop()
-        self._lose(error)
+        if self._cut_off():
+            self._lose(error)
 
     def fail(self, error: DynamoError) -> None:
         """Ends the stream badly, unless it has ended."""
+        if self._cut_off():
+            self._end(error)
+
+    def _cut_off(self) -> bool:
+        """Stops the source and hears nothing more of it; False if the stream has ended."""
         if self.ended:
-            return
+            return False
         self._sink = None
         if self._source is not None:
             self._source.stop()
-        self._end(error)
+        return True
 
     @property
     def placed(self) -> bool:

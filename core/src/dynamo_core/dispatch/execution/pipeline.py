@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from dynamo_core.contracts.admission import Admission, Permit, Principal
@@ -59,6 +60,7 @@ class Pipeline(AsyncResource):
         self._connector = Connector(transport=transport, tracker=tracker, deadlines=deadlines, stages=stages)
         self._prefill = PrefillStep(self._connector, self._flush, deadlines)
         self._migrator = Migrator(self._place, deadlines, metrics, prefix)
+        self._execution = partial(RequestExecution, flush=self._flush, timeouts=self._timeouts, policy=self._migrator)
         #: What every worker is doing, as far as this process has it do it.
         self.tracker = tracker
 
@@ -92,18 +94,8 @@ class Pipeline(AsyncResource):
         if self._timeouts.stall is not None:
             # What is held back at the worker cannot be told from silence.
             ctx.coalesce = 1
-        execution = RequestExecution(
-            request,
-            ctx,
-            planner,
-            plan,
-            permit,
-            flush=self._flush,
-            timeouts=self._timeouts,
-            policy=self._migrator,
-            log=self._migrator.log_for(request, planner.card),
-            patient=patient,
-        )
+        log = self._migrator.log_for(request, planner.card)
+        execution = self._execution(request, ctx, planner, plan, permit, log=log, patient=patient)
         return await self._open(execution)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, planner: RoutePlanner) -> Permit:
@@ -122,18 +114,7 @@ class Pipeline(AsyncResource):
         """As `generate`, for another endpoint: routes by `request`, and sends `payload` to one worker."""
         plan = planner.plan()
         permit = await self._admission.admit(request, principal, [group.pool for group in plan])
-        execution = RequestExecution(
-            request,
-            ctx,
-            planner,
-            plan,
-            permit,
-            flush=self._flush,
-            timeouts=self._timeouts,
-            policy=self._migrator,
-            endpoint=endpoint,
-            payload=payload,
-        )
+        execution = self._execution(request, ctx, planner, plan, permit, endpoint=endpoint, payload=payload)
         return await self._open(execution)
 
     async def aclose(self) -> None:

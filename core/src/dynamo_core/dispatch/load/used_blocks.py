@@ -11,6 +11,7 @@ the next one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 #: A worker and one of its data-parallel ranks.
@@ -22,21 +23,19 @@ SETTLE = 0.25
 TOLD_WITHIN = 0.1
 
 
+@dataclass(slots=True)
 class Report:
     """What a worker reported of a rank, and what the frontends had placed there when that was heard."""
 
-    __slots__ = ("blocks", "heard", "others", "own", "placed")
-
-    def __init__(self, blocks: int, own: int, others: int, heard: float) -> None:
-        #: In use, as the worker reports.
-        self.blocks = blocks
-        #: Held by requests of this frontend, and of others.
-        self.own = own
-        self.others = others
-        #: Seconds of one clock.
-        self.heard = heard
-        #: Held by requests of this frontend that were placed after this report and before the next, and have not ended.
-        self.placed = 0
+    #: In use, as the worker reports.
+    blocks: int
+    #: Held by requests of this frontend, and of others.
+    own: int
+    others: int
+    #: Seconds of one clock.
+    heard: float
+    #: Held by requests of this frontend that were placed after this report and before the next, and have not ended.
+    placed: int = 0
 
 
 class UsedBlocks:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dynamo_core import ContentDelta, ParserDelta, ReasoningDelta, ToolCallArguments, ToolCallStart, new_call_id
 
-from dynamo_plugin_frontend_openai.choices import Piece
+from dynamo_plugin_frontend_openai.choices import Choice, Piece
+from dynamo_plugin_frontend_openai.render import Collected, Identity, weight
 
 
 class Kind(enum.Enum):
@@ -137,3 +139,46 @@ def _from_chat(delta: Mapping[str, Any]) -> Iterator[ParserDelta]:
             yield ToolCallStart(index, call.get("id") or new_call_id(), called)
         if isinstance(arguments, str):
             yield ToolCallArguments(index, arguments)
+
+
+class BlockRenderer(ABC):
+    """Makes the events and the body of one answer out of its parts."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._blocks = Blocks()
+        self._choice: Choice | None = None
+
+    def piece(self, piece: Piece) -> bytes:
+        """The events of what is new."""
+        return self._written(self._blocks.feed(deltas_of(piece)))
+
+    def extension(self, values: dict[str, Any]) -> bytes:
+        """These APIs have no annotations."""
+        return b""
+
+    def add(self, collected: Collected, piece: Piece) -> int:
+        """Adds a piece to the one answer. Gives about how many bytes that takes."""
+        self._blocks.feed(deltas_of(piece))
+        return weight(piece)
+
+    def _written(self, steps: Iterable[Step]) -> bytes:
+        return b"".join([self._event_of(*step) for step in steps])
+
+    def _event_of(self, change: Change, block: Block, text: str) -> bytes:
+        match change:
+            case Change.BEGUN:
+                return self._begun(block)
+            case Change.MORE:
+                return self._more(block, text)
+            case Change.ENDED:
+                return self._ended(block)
+
+    @abstractmethod
+    def _begun(self, block: Block) -> bytes: ...
+
+    @abstractmethod
+    def _more(self, block: Block, text: str) -> bytes: ...
+
+    @abstractmethod
+    def _ended(self, block: Block) -> bytes: ...

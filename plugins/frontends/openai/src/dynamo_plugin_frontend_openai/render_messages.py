@@ -7,9 +7,9 @@ from typing import Any
 
 from dynamo_core.protocol import Unreadable
 
-from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
-from dynamo_plugin_frontend_openai.choices import Choice, Piece, TokenChoice
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, weight
+from dynamo_plugin_frontend_openai.blocks import Block, BlockRenderer, Kind
+from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
+from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -24,7 +24,7 @@ _DELTAS = {
 _AFTER = b'"}}\n\n'
 
 
-class MessageRenderer:
+class MessageRenderer(BlockRenderer):
     """Makes the events and the body of one message.
 
     `prompt_tokens` is what is told before the engine has counted; `edits` whether the client asked for edits of its
@@ -32,12 +32,10 @@ class MessageRenderer:
     """
 
     def __init__(self, identity: Identity, prompt_tokens: int, *, edits: bool = False) -> None:
-        self._identity = identity
+        super().__init__(identity)
         self._prompt_tokens = prompt_tokens
         self._edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if edits else {}
-        self._blocks = Blocks()
         self._pinged = False
-        self._choice: Choice | None = None
 
     def opening(self, choice: Choice) -> bytes:
         """The beginning of the message; of the text too, if there can be nothing but text."""
@@ -51,10 +49,6 @@ class MessageRenderer:
         """What stands around the text of a choice that is nothing but text."""
         return _delta_head(0) + _DELTAS[Kind.TEXT], _AFTER
 
-    def piece(self, piece: Piece) -> bytes:
-        """The events of what is new."""
-        return self._written(self._blocks.feed(deltas_of(piece)))
-
     def finish(self, choice: Choice) -> bytes:
         """The end of the last block. The reason comes with the usage."""
         self._choice = choice
@@ -64,15 +58,6 @@ class MessageRenderer:
         """The reason, the usage, and the end of the message."""
         delta = _event("message_delta", delta=_reason(self._choice), usage=_usage(usage), **self._edits)
         return delta + _event("message_stop")
-
-    def extension(self, values: dict[str, Any]) -> bytes:
-        """This API has no annotations."""
-        return b""
-
-    def add(self, collected: Collected, piece: Piece) -> int:
-        """Adds a piece to the one message. Gives about how many bytes that takes."""
-        self._blocks.feed(deltas_of(piece))
-        return weight(piece)
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole message as JSON."""
@@ -91,20 +76,18 @@ class MessageRenderer:
             "usage": usage,
         }
 
-    def _written(self, steps: Sequence[Step]) -> bytes:
-        parts: list[bytes] = []
-        for change, block, text in steps:
-            match change:
-                case Change.BEGUN:
-                    parts.append(_event("content_block_start", index=block.index, content_block=_empty(block)))
-                    if not self._pinged:
-                        self._pinged = True
-                        parts.append(_PING)
-                case Change.MORE:
-                    parts.append(_delta_head(block.index) + _DELTAS[block.kind] + encode(text)[1:-1] + _AFTER)
-                case Change.ENDED:
-                    parts.append(_event("content_block_stop", index=block.index))
-        return b"".join(parts)
+    def _begun(self, block: Block) -> bytes:
+        start = _event("content_block_start", index=block.index, content_block=_empty(block))
+        if self._pinged:
+            return start
+        self._pinged = True
+        return start + _PING
+
+    def _more(self, block: Block, text: str) -> bytes:
+        return _delta_head(block.index) + _DELTAS[block.kind] + encode(text)[1:-1] + _AFTER
+
+    def _ended(self, block: Block) -> bytes:
+        return _event("content_block_stop", index=block.index)
 
 
 def stop_string(choice: Choice) -> str | None:

@@ -8,9 +8,9 @@ from typing import Any
 from dynamo_core import Problem
 from dynamo_core.protocol import Unreadable
 
-from dynamo_plugin_frontend_openai.blocks import Block, Blocks, Change, Kind, Step, deltas_of
-from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, weight
+from dynamo_plugin_frontend_openai.blocks import Block, BlockRenderer, Kind
+from dynamo_plugin_frontend_openai.choices import Choice
+from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 from dynamo_plugin_frontend_openai.requests.response_tools import CUSTOM, INPUT, NATIVE, Called
 from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
@@ -25,22 +25,20 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 _COMPLETED, _IN_PROGRESS, _ENDED_EARLY, _FAILED = "completed", "in_progress", "incomplete", "failed"
 
 
-class ResponseRenderer:
+class ResponseRenderer(BlockRenderer):
     """Makes the events and the body of one response.
 
     `echo` is what the response repeats of its request, `called` tells what tools the functions stand for.
     """
 
     def __init__(self, identity: Identity, echo: dict[str, Any], called: Mapping[str, Called]) -> None:
-        self._identity = identity
+        super().__init__(identity)
         self._echo = echo
         self._called = called
-        self._blocks = Blocks()
         #: Every event has a number.
         self._count = 0
         #: Of the last item, which alone may have been cut off.
         self._last_status = _IN_PROGRESS
-        self._choice: Choice | None = None
 
     def opening(self, choice: Choice) -> bytes:
         """The response begins."""
@@ -48,10 +46,6 @@ class ResponseRenderer:
 
     def around(self, choice: Choice) -> None:
         """Nothing stays the same around a text: the events are numbered."""
-
-    def piece(self, piece: Piece) -> bytes:
-        """The events of what is new."""
-        return self._written(self._blocks.feed(deltas_of(piece)))
 
     def finish(self, choice: Choice) -> bytes:
         """The end of the last item. That of the response comes with the usage."""
@@ -69,15 +63,6 @@ class ResponseRenderer:
         response = self._response(None, _FAILED)
         response["error"] = {"code": "server_error", "message": problem.message}
         return begun + self._event("response.failed", response=response)
-
-    def extension(self, values: dict[str, Any]) -> bytes:
-        """This API has no annotations."""
-        return b""
-
-    def add(self, collected: Collected, piece: Piece) -> int:
-        """Adds a piece to the one response. Gives about how many bytes that takes."""
-        self._blocks.feed(deltas_of(piece))
-        return weight(piece)
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole response as JSON."""
@@ -110,18 +95,6 @@ class ResponseRenderer:
             **self._echo,
             "usage": None if usage is None else _usage(usage),
         }
-
-    def _written(self, steps: Sequence[Step]) -> bytes:
-        parts: list[bytes] = []
-        for change, block, text in steps:
-            match change:
-                case Change.BEGUN:
-                    parts.append(self._begun(block))
-                case Change.MORE:
-                    parts.append(self._more(block, text))
-                case Change.ENDED:
-                    parts.append(self._ended(block))
-        return b"".join(parts)
 
     def _begun(self, block: Block) -> bytes:
         if self._kind(block) in NATIVE:

@@ -31,6 +31,10 @@ class Identity:
     created: int
     model: str
 
+    def of(self, kind: str) -> dict[str, Any]:
+        """The fields that an object of this kind begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
 
 class ChunkRenderer(Protocol):
     """Makes the items of a stream."""
@@ -135,8 +139,7 @@ def _score_lists(scores: Mapping[str, list[bytes]], more: bytes) -> list[bytes]:
 
 def head(identity: Identity, kind: str) -> bytes:
     """The beginning of every chunk of an answer, up to the list of choices."""
-    fields = encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
-    return b'data: %b,"choices":[' % fields[:-1]
+    return b'data: %b,"choices":[' % encode(identity.of(kind))[:-1]
 
 
 def extension_chunk(head_bytes: bytes, values: dict[str, Any]) -> bytes:

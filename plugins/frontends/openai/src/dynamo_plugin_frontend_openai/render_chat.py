@@ -115,15 +115,8 @@ class ChatRenderer:
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole answer as JSON, in pieces."""
-        identity = self._identity
-        whole = {
-            "id": identity.id,
-            "object": "chat.completion",
-            "created": identity.created,
-            "model": identity.model,
-            "choices": [self._choice(item) for item in collected],
-            "usage": usage,
-        }
+        choices = [self._choice(item) for item in collected]
+        whole = self._identity.of("chat.completion") | {"choices": choices, "usage": usage}
         # A chat has one prompt, which all of its choices share.
         if collected[0].prompt_token_ids is not None:
             whole["prompt_token_ids"] = collected[0].prompt_token_ids

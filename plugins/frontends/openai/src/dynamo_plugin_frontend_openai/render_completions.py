@@ -97,15 +97,8 @@ class CompletionRenderer:
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole answer as JSON, in pieces."""
-        identity = self._identity
-        whole = {
-            "id": identity.id,
-            "object": _KIND,
-            "created": identity.created,
-            "model": identity.model,
-            "choices": [self._choice(item) for item in collected],
-            "usage": usage,
-        }
+        choices = [self._choice(item) for item in collected]
+        whole = self._identity.of(_KIND) | {"choices": choices, "usage": usage}
         if nvext is not None:
             whole["nvext"] = nvext
         return body_of(whole, collected)

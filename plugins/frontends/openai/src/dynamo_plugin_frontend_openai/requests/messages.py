@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -168,9 +168,7 @@ def parse_messages(raw: dict[str, Any]) -> MessagesRequest:
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, MessagesRequest)
-    _check(request)
-    fields.check_known(raw, MessagesRequest.__struct_fields__, fields.MESSAGES)
-    fields.check_passive(raw, fields.MESSAGES)
+    _check(request, raw, fields.MESSAGES)
     return request
 
 
@@ -181,9 +179,7 @@ def parse_count(raw: dict[str, Any]) -> CountTokensRequest:
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, CountTokensRequest)
-    _check(request)
-    fields.check_known(raw, CountTokensRequest.__struct_fields__, fields.COUNT_TOKENS)
-    fields.check_passive(raw, fields.COUNT_TOKENS)
+    _check(request, raw, fields.COUNT_TOKENS)
     return request
 
 
@@ -192,7 +188,7 @@ def left_out(tools: Sequence[MessageTool]) -> list[str]:
     return [f"tools[{index}]" for index, tool in enumerate(tools) if tool.hosted]
 
 
-def _check(request: CountTokensRequest) -> None:
+def _check(request: CountTokensRequest, raw: dict[str, Any], passive: Mapping[str, fields.Accepts]) -> None:
     if not request.messages:
         raise invalid("at least one message is required", "messages")
     for index, message in enumerate(request.messages):
@@ -212,6 +208,8 @@ def _check(request: CountTokensRequest) -> None:
     choice = request.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise invalid("a tool choice of type 'tool' must name one", "tool_choice.name")
+    fields.check_known(raw, request.__struct_fields__, passive)
+    fields.check_passive(raw, passive)
 
 
 def _only_text(message: InputMessage) -> bool:

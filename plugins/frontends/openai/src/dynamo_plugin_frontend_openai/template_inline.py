@@ -12,7 +12,7 @@ from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any
 
-from jinja2 import Template, nodes, pass_context
+from jinja2 import Environment, Template, nodes, pass_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.filters import do_indent, do_join, do_replace, do_trim
 from jinja2.nodes import EvalContext
@@ -207,6 +207,25 @@ def _sum_of(shown: nodes.Expr) -> set[int]:
     return found if len(found) <= _STRIDE else set()
 
 
+def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that another filter calls for each item, or a test that it makes of each."""
+
+    def call(
+        self: Environment,
+        name: str,
+        value: Any,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        context: Context | None = None,
+        eval_ctx: EvalContext | None = None,
+    ) -> Any:
+        if isinstance(context, BoundedContext):
+            context.tick()
+        return method(self, name, value, args, kwargs, context, eval_ctx)
+
+    return call
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """For plain templates."""
 
@@ -231,33 +250,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise TooMuch
         return super().call_binop(context, operator, left, right)
 
-    def call_filter(
-        self,
-        name: str,
-        value: Any,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        context: Context | None = None,
-        eval_ctx: EvalContext | None = None,
-    ) -> Any:
-        """A filter that another filter calls for each item."""
-        if isinstance(context, BoundedContext):
-            context.tick()
-        return super().call_filter(name, value, args, kwargs, context, eval_ctx)
-
-    def call_test(
-        self,
-        name: str,
-        value: Any,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        context: Context | None = None,
-        eval_ctx: EvalContext | None = None,
-    ) -> Any:
-        """A test that a filter makes of each item."""
-        if isinstance(context, BoundedContext):
-            context.tick()
-        return super().call_test(name, value, args, kwargs, context, eval_ctx)
+    call_filter = _counted(Environment.call_filter)
+    call_test = _counted(Environment.call_test)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
         """A call; of some methods the size of the result is checked."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from textwrap import dedent
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import pytest
 from click.testing import CliRunner, Result
@@ -89,38 +87,17 @@ workers:
 RunCli: TypeAlias = Callable[..., Result]
 
 
-class Site:
-    """A folder on the import path into which distributions are installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def install(self, distribution: str, group: str, entries: Mapping[str, str], modules: Mapping[str, str]) -> None:
-        """Writes a distribution with entry points of one group and modules, given as name and source."""
-        info = self.folder / f"{distribution.replace('-', '_')}-1.2.3.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2.3\n")
-        lines = [f"{name} = {target}" for name, target in entries.items()]
-        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
-        for name, source in modules.items():
-            (self.folder / f"{name}.py").write_text(dedent(source))
+class Site(Protocol):
+    def install(self, distribution: str, entries: Mapping[str, str], modules: Mapping[str, str]) -> None: ...
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+def site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A folder on the import path in which a plugin of every kind is installed."""
     for name in ("DYN_CONFIG", "DYN_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    site = Site(folder)
-    site.install("acme-stages", "dynamo", dict.fromkeys(NAMES, "fake_stages"), {"fake_stages": STAGES})
-    before = set(sys.modules)
-    yield site
-    for name in set(sys.modules) - before:
-        if name.startswith("fake_"):
-            del sys.modules[name]
+    site.install("acme-stages", dict.fromkeys(NAMES, "fake_stages"), {"fake_stages": STAGES})
+    return site
 
 
 @pytest.fixture

@@ -12,11 +12,15 @@ from dynamo_core.cli.main import COMMANDS, cli
 
 RunCli = Callable[..., Result]
 
+COMMAND_GROUP = "dynamo.commands"
+
 
 class Site(Protocol):
     @property
     def folder(self) -> Path: ...
-    def install(self, distribution: str, group: str, entries: dict[str, str], modules: dict[str, str]) -> None: ...
+    def install(
+        self, distribution: str, entries: dict[str, str], modules: dict[str, str], *, group: str = ...
+    ) -> None: ...
 
 
 IMPORTED_BY_HELP = """
@@ -33,7 +37,9 @@ print(*sorted(sys.modules), sep="\\n", file=sys.stderr)
 
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_import_no_plugin_and_nothing_heavy(site: Site, argument: str) -> None:
-    site.install("acme-extra", "dynamo.commands", {"extra": "fake_extra:command"}, {"fake_extra": "raise SystemExit"})
+    site.install(
+        "acme-extra", {"extra": "fake_extra:command"}, {"fake_extra": "raise SystemExit"}, group="dynamo.commands"
+    )
     path = f"import sys; sys.path.insert(0, {str(site.folder)!r})"
 
     done = subprocess.run(
@@ -82,7 +88,7 @@ def test_a_command_of_a_plugin_is_listed_unimported_and_runs(site: Site, dynamo:
         def command():
             click.echo("extra ran")
     """
-    site.install("acme-extra", "dynamo.commands", {"extra": "fake_extra:command"}, {"fake_extra": source})
+    site.install("acme-extra", {"extra": "fake_extra:command"}, {"fake_extra": source}, group=COMMAND_GROUP)
 
     listed = dynamo("--help").output
     imported_by_list = "fake_extra" in sys.modules
@@ -101,7 +107,7 @@ def test_a_command_of_a_plugin_is_listed_unimported_and_runs(site: Site, dynamo:
     ],
 )
 def test_a_broken_command_of_a_plugin_is_one_line(site: Site, dynamo: RunCli, source: str, words: str) -> None:
-    site.install("acme-extra", "dynamo.commands", {"extra": "fake_extra:command"}, {"fake_extra": source})
+    site.install("acme-extra", {"extra": "fake_extra:command"}, {"fake_extra": source}, group=COMMAND_GROUP)
 
     result = dynamo("extra")
 
@@ -112,7 +118,9 @@ def test_a_broken_command_of_a_plugin_is_one_line(site: Site, dynamo: RunCli, so
 
 
 def test_a_plugin_cannot_take_the_name_of_a_command(site: Site, dynamo: RunCli) -> None:
-    site.install("acme-serve", "dynamo.commands", {"serve": "fake_serve:command"}, {"fake_serve": "raise SystemExit"})
+    site.install(
+        "acme-serve", {"serve": "fake_serve:command"}, {"fake_serve": "raise SystemExit"}, group="dynamo.commands"
+    )
 
     assert "acme-serve" not in dynamo("--help").output
     assert dynamo("serve", "--help").output.startswith("Usage: dynamo serve")
@@ -132,7 +140,9 @@ def test_an_unknown_command_is_a_usage_error(dynamo: RunCli) -> None:
 def test_a_mistyped_command_is_asked_whether_another_was_meant(
     site: Site, dynamo: RunCli, typed: list[str], meant: str
 ) -> None:
-    site.install("acme-extra", "dynamo.commands", {"extra": "fake_extra:command"}, {"fake_extra": "raise SystemExit"})
+    site.install(
+        "acme-extra", {"extra": "fake_extra:command"}, {"fake_extra": "raise SystemExit"}, group="dynamo.commands"
+    )
 
     last = dynamo(*typed).stderr.splitlines()[-1]
 

@@ -12,7 +12,7 @@ RunCli = Callable[..., Result]
 
 
 class Site(Protocol):
-    def install(self, distribution: str, group: str, entries: dict[str, str], modules: dict[str, str]) -> None: ...
+    def install(self, distribution: str, entries: dict[str, str], modules: dict[str, str]) -> None: ...
 
 
 def rows(result: Result) -> dict[tuple[str, str], dict[str, Any]]:
@@ -31,7 +31,7 @@ def test_what_the_config_names_is_loaded_and_shows_its_hooks(dynamo: RunCli, con
 
 
 def test_what_the_config_does_not_name_is_listed_and_not_imported(site: Site, dynamo: RunCli, config: Path) -> None:
-    site.install("acme-other", "dynamo", {"engine-other": "fake_other"}, {"fake_other": "raise SystemExit"})
+    site.install("acme-other", {"engine-other": "fake_other"}, {"fake_other": "raise SystemExit"})
 
     output = dynamo("plugins", config).output
 
@@ -42,7 +42,7 @@ def test_what_the_config_does_not_name_is_listed_and_not_imported(site: Site, dy
 def test_a_named_plugin_that_cannot_be_loaded_is_reported_below_the_list(
     site: Site, dynamo: RunCli, config: Path
 ) -> None:
-    site.install("acme-other", "dynamo", {"router-other": "fake_other"}, {"fake_other": "import no_such_package"})
+    site.install("acme-other", {"router-other": "fake_other"}, {"fake_other": "import no_such_package"})
 
     result = dynamo("plugins", config, "--set", "router.use=other")
 
@@ -56,7 +56,7 @@ def test_a_named_plugin_that_cannot_be_loaded_is_reported_below_the_list(
 def test_an_entry_point_without_a_known_kind_is_shown_with_a_question_mark(
     site: Site, dynamo: RunCli, config: Path
 ) -> None:
-    site.install("odd", "dynamo", {"motor-echo": "fake_odd"}, {"fake_odd": ""})
+    site.install("odd", {"motor-echo": "fake_odd"}, {"fake_odd": ""})
 
     output = dynamo("plugins", config).output
 

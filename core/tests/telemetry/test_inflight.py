@@ -54,9 +54,12 @@ class House:
         return [self.value(name, model=model) for name in GAUGES]
 
 
-async def test_a_scrape_shows_every_request_that_has_ended_before_it() -> None:
-    house = House()
+@pytest.fixture
+def house() -> House:
+    return House()
 
+
+async def test_a_scrape_shows_every_request_that_has_ended_before_it(house: House) -> None:
     def finished(page: bytes) -> bytes:
         [line] = [line for line in page.splitlines() if line.startswith(b"dynamo_frontend_requests_total{")]
         return line.split()[-1]
@@ -76,9 +79,7 @@ def test_the_accounting_fulfils_the_contract() -> None:
     assert request.request_id
 
 
-def test_a_streamed_request_is_counted_from_begin_to_end() -> None:
-    house = House()
-
+def test_a_streamed_request_is_counted_from_begin_to_end(house: House) -> None:
     with house.begin() as request:
         arrived = house.gauges()
         request.prompt_tokens(50)
@@ -125,9 +126,7 @@ def test_a_streamed_request_is_counted_from_begin_to_end() -> None:
     assert house.value("time_to_first_token_seconds_sum", model="m") == 0.5
 
 
-def test_tokens_of_one_write_share_the_gap_before_it() -> None:
-    house = House()
-
+def test_tokens_of_one_write_share_the_gap_before_it(house: House) -> None:
     with house.begin() as request:
         request.output(4)
         house.clock.now += 0.03
@@ -144,8 +143,7 @@ def test_tokens_of_one_write_share_the_gap_before_it() -> None:
     assert house.value("inter_token_latency_seconds_bucket", model="m", le="0.69") == 4
 
 
-def test_names_types_labels_and_buckets_are_those_of_the_dashboard() -> None:
-    house = House()
+def test_names_types_labels_and_buckets_are_those_of_the_dashboard(house: House) -> None:
     with house.begin() as request:
         request.prompt_tokens(1)
         request.output(1)
@@ -203,9 +201,7 @@ def test_names_types_labels_and_buckets_are_those_of_the_dashboard() -> None:
     }
 
 
-def test_a_request_that_nobody_called_a_success_counts_as_failed() -> None:
-    house = House()
-
+def test_a_request_that_nobody_called_a_success_counts_as_failed(house: House) -> None:
     with house.begin(streaming=False):
         pass
 
@@ -215,9 +211,7 @@ def test_a_request_that_nobody_called_a_success_counts_as_failed() -> None:
     assert house.value("requests_total", **kind, status="error", error_type="internal") == 1
 
 
-def test_a_refusal_for_load_is_counted_by_model_and_endpoint() -> None:
-    house = House()
-
+def test_a_refusal_for_load_is_counted_by_model_and_endpoint(house: House) -> None:
     with house.begin(endpoint="embeddings", streaming=False) as request:
         request.fail("overload", 503)
 
@@ -225,9 +219,7 @@ def test_a_refusal_for_load_is_counted_by_model_and_endpoint() -> None:
     assert house.records[0].http_status == 503
 
 
-def test_a_client_that_left_is_counted_once() -> None:
-    house = House()
-
+def test_a_client_that_left_is_counted_once(house: House) -> None:
     with house.begin() as request:
         request.output(1)
         request.disconnected()
@@ -240,9 +232,7 @@ def test_a_client_that_left_is_counted_once() -> None:
     assert house.records[0].http_status == 499
 
 
-def test_a_client_that_left_after_the_answer_changes_nothing() -> None:
-    house = House()
-
+def test_a_client_that_left_after_the_answer_changes_nothing(house: House) -> None:
     with house.begin() as request:
         request.succeed("stop")
         request.disconnected()
@@ -252,8 +242,7 @@ def test_a_client_that_left_after_the_answer_changes_nothing() -> None:
     assert house.value("disconnected_clients") == 0
 
 
-async def test_a_cancelled_handler_counts_as_cancelled() -> None:
-    house = House()
+async def test_a_cancelled_handler_counts_as_cancelled(house: House) -> None:
     entered = asyncio.Event()
 
     async def handler() -> None:
@@ -270,9 +259,7 @@ async def test_a_cancelled_handler_counts_as_cancelled() -> None:
     assert house.gauges() == [0, 0, 0]
 
 
-def test_begin_alone_counts_nothing() -> None:
-    house = House()
-
+def test_begin_alone_counts_nothing(house: House) -> None:
     request = house.begin()
     request.output(1)
     request.__exit__(None, None, None)
@@ -283,7 +270,7 @@ def test_begin_alone_counts_nothing() -> None:
 
 def test_the_record_is_announced_after_everything_was_released() -> None:
     seen: list[list[float | None]] = []
-    house = House(announce=lambda _: seen.append(house.gauges()))
+    house: House = House(announce=lambda _: seen.append(house.gauges()))
 
     with house.begin() as request:
         request.prompt_tokens(1)
@@ -305,8 +292,7 @@ def test_a_failing_listener_is_logged_and_changes_nothing(caplog: pytest.LogCapt
     assert house.gauges() == [0, 0, 0]
 
 
-def test_a_trace_goes_on_and_the_clients_id_travels() -> None:
-    house = House()
+def test_a_trace_goes_on_and_the_clients_id_travels(house: House) -> None:
     parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
 
     request = house.begin(headers={"traceparent": parent, "tracestate": "a=1", "x-request-id": "client-1"})
@@ -328,9 +314,7 @@ def test_an_odd_request_id_of_a_client_is_not_passed_on(value: str) -> None:
     assert list(request.metadata) == ["traceparent"]
 
 
-def test_the_request_is_the_current_one_while_it_is_entered() -> None:
-    house = House()
-
+def test_the_request_is_the_current_one_while_it_is_entered(house: House) -> None:
     with house.begin(headers={"x-request-id": "client-1"}) as request:
         inside = (tracing.current.get(), logs.context.get())
 
@@ -338,8 +322,7 @@ def test_the_request_is_the_current_one_while_it_is_entered() -> None:
     assert (tracing.current.get(), logs.context.get()) == (None, None)
 
 
-def test_a_request_may_end_in_another_context_than_it_began_in() -> None:
-    house = House()
+def test_a_request_may_end_in_another_context_than_it_began_in(house: House) -> None:
     request = house.begin()
     contextvars.copy_context().run(request.__enter__)
 

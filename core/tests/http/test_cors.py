@@ -27,7 +27,7 @@ async def refuse(_: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def serving(*origins: str) -> AsyncIterator[str]:
-    listener = Listener(
+    async with Listener(
         "public",
         host="127.0.0.1",
         port=0,
@@ -36,12 +36,9 @@ async def serving(*origins: str) -> AsyncIterator[str]:
         max_connections=10,
         idle_timeout=30,
         cors=Cors(origins) if origins else None,
-    )
-    await listener.start()
-    try:
+    ) as listener:
+        await listener.start()
         yield listener.url
-    finally:
-        await listener.aclose()
 
 
 async def call(url: str, method: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str]]:

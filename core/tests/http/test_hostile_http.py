@@ -74,11 +74,9 @@ class House:
 @asynccontextmanager
 async def serving(**options: Any) -> AsyncIterator[House]:
     house = House(**options)
-    await house.listener.start()
-    try:
+    async with house.listener:
+        await house.listener.start()
         yield house
-    finally:
-        await house.listener.aclose()
 
 
 @pytest.fixture

@@ -36,12 +36,9 @@ def make(*routes: HttpRoute, **options: Any) -> Listener:
 
 @asynccontextmanager
 async def serving(*routes: HttpRoute, **options: Any) -> AsyncIterator[Listener]:
-    listener = make(*routes, **options)
-    await listener.start()
-    try:
+    async with make(*routes, **options) as listener:
+        await listener.start()
         yield listener
-    finally:
-        await listener.aclose()
 
 
 @pytest.fixture

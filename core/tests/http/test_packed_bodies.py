@@ -52,12 +52,9 @@ async def serving(**options: Any) -> AsyncIterator[Listener]:
         AdminToken(TOKEN).protect(HttpRoute("POST", "/guarded", echo)),
     ]
     settings: dict[str, Any] = {"body_limit": LIMIT, "max_connections": 100, "idle_timeout": 30}
-    listener = Listener("public", host="127.0.0.1", port=0, routes=routes, **(settings | options))
-    await listener.start()
-    try:
+    async with Listener("public", host="127.0.0.1", port=0, routes=routes, **(settings | options)) as listener:
+        await listener.start()
         yield listener
-    finally:
-        await listener.aclose()
 
 
 @pytest.fixture

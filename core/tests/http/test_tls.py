@@ -71,7 +71,7 @@ async def hello(request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def serving(settings: ServerTls, **options: Any) -> AsyncIterator[Listener]:
-    listener = Listener(
+    async with Listener(
         "public",
         **{
             "host": "127.0.0.1",
@@ -83,12 +83,9 @@ async def serving(settings: ServerTls, **options: Any) -> AsyncIterator[Listener
             "ssl": server_context(settings, "frontend.tls"),
             **options,
         },
-    )
-    await listener.start()
-    try:
+    ) as listener:
+        await listener.start()
         yield listener
-    finally:
-        await listener.aclose()
 
 
 async def get(listener: Listener, context: ssl.SSLContext | None) -> bytes:

@@ -96,6 +96,8 @@ class StageTransport(Transport):
         super().__init__(PluginConfig(), Metrics())
         self.calls: list[Call] = []
         self.refusals: list[DynamoError] = []
+        #: Workers that were called.
+        self.asked: set[int] = set()
         #: Tokens that come before the caller knows that it was accepted, and how many such calls then fail at once.
         self.early = 0
         self.broken = 0
@@ -106,6 +108,7 @@ class StageTransport(Transport):
     async def call(
         self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
     ) -> Source:
+        self.asked.add(instance.instance_id)
         await asyncio.sleep(0)
         if self.refusals:
             raise self.refusals.pop()

@@ -107,14 +107,6 @@ async def test_a_wire_that_breaks_for_every_attempt_is_not_tried_for_ever(make_s
 
 async def test_no_more_workers_are_asked_again_than_were_allowed_at_first(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(6, migration_wait=20, retries=2)
-    asked: set[int] = set()
-    call = stage.transport.call
-
-    async def seen(instance: Any, *arguments: Any) -> Any:
-        asked.add(instance.instance_id)
-        return await call(instance, *arguments)
-
-    stage.transport.call = seen
     stream = await stage.generate()
     stage.transport.refusals = [CannotConnect("away")] * 12
     stage.transport.calls[0].fail(Disconnected("the wire broke"), told=False)
@@ -122,7 +114,7 @@ async def test_no_more_workers_are_asked_again_than_were_allowed_at_first(make_s
     stage.transport.calls[1].complete()
 
     assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
-    assert len(asked) == 3
+    assert len(stage.transport.asked) == 3
     await stream.aclose()
 
 

@@ -242,6 +242,11 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
+def place(tracker: LoadTracker, name: str) -> Reservation:
+    """Reserves a request of 5 tokens on worker 7."""
+    return tracker.reserve(Route(Instance(instance_id=7)), name, prompt_tokens=5, block_size=None, hashes=())
+
+
 class Plane:
     """An event plane and a directory that several frontends share."""
 
@@ -275,7 +280,7 @@ async def test_trackers_that_share_see_each_others_requests_come_and_go(stack: A
     one, share = plane.share(stack)
     other, _ = plane.share(stack)
 
-    reservation = one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    reservation = place(one, "a")
     await eventually(lambda: other.requests(7) == 1)
     assert (one.requests(7), other.prefill_tokens(7)) == (1, 5)
     assert plane.heard[share] == 1
@@ -289,7 +294,7 @@ async def test_one_that_comes_late_is_told_of_what_runs_already(
     monkeypatch.setattr(peer_load_sync, "REFRESH", 0.02)
     plane = Plane()
     one, _ = plane.share(stack)
-    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    place(one, "a")
     await eventually(lambda: plane.heard)
 
     late, _ = plane.share(stack)
@@ -304,7 +309,7 @@ async def test_one_that_ends_leaves_nothing_on_the_others_trackers_and_nobody_wa
     plane = Plane()
     one, share = plane.share(stack)
     other, _ = plane.share(stack)
-    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    place(one, "a")
     await eventually(lambda: other.requests(7) == 1)
 
     await share.aclose()
@@ -329,12 +334,12 @@ async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(
     monkeypatch.setattr(plane.directory, "lease", lease)
     one, _ = plane.share(stack)
     other, _ = plane.share(stack)
-    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    place(one, "a")
     await eventually(lambda: other.requests(7) == 1)
 
     leases[0].lost.set()
     await eventually(lambda: len(leases) == 3)
-    one.reserve(Route(Instance(instance_id=7)), "b", prompt_tokens=5, block_size=None, hashes=())
+    place(one, "b")
 
     await eventually(lambda: other.requests(7) == 2)
     assert len(other.peers) == 1
@@ -357,7 +362,7 @@ async def test_a_directory_that_fails_at_first_is_asked_again(
     monkeypatch.setattr(plane.directory, "lease", lease)
     one, _ = plane.share(stack)
     other, _ = plane.share(stack)
-    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    place(one, "a")
 
     await eventually(lambda: other.requests(7) == 1)
 
@@ -371,6 +376,6 @@ async def test_a_message_that_cannot_be_read_is_left_out(stack: AsyncExitStack) 
 
     publisher.send(b"\xc1")
     publisher.send(msgspec.msgpack.encode(["not", "a", "message"]))
-    one.reserve(Route(Instance(instance_id=7)), "a", prompt_tokens=5, block_size=None, hashes=())
+    place(one, "a")
 
     await eventually(lambda: other.requests(7) == 1)

@@ -124,21 +124,13 @@ async def test_a_request_that_no_worker_answers_is_tried_on_so_many_others_and_n
 
 async def test_refusals_and_silence_count_together(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(6, stall=NEVER, retries=2)
-    asked: set[int] = set()
-    call = stage.transport.call
-
-    async def seen(instance: Any, *arguments: Any) -> Any:
-        asked.add(instance.instance_id)
-        return await call(instance, *arguments)
-
-    stage.transport.call = seen
     stage.transport.refusals = [CannotConnect("gone")]
     stream = await stage.generate()
     while not stream.ended:
         check(stream, checks(stage))
         await turns()
 
-    assert len(asked) == 3
+    assert len(stage.transport.asked) == 3
     assert isinstance(stream.error, Unavailable)
     assert stream.error.__cause__ is not None
     await stream.aclose()

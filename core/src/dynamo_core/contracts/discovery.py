@@ -7,10 +7,7 @@ import enum
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import ClassVar
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import ConnectingPlugin
 from dynamo_core.resources import AsyncResource
 
@@ -78,21 +75,8 @@ class Lease(AsyncResource):
         """Removes all records and ends the lease. Safe twice."""
 
 
-class Discovery(ConnectingPlugin, AsyncResource):
+class Discovery(ConnectingPlugin):
     """A directory of live processes, and a few small shared values."""
-
-    #: Whether other processes see what is put.
-    CROSS_PROCESS: ClassVar[bool] = True
-
-    def __init__(self, config: PluginConfig, metrics: MetricsScope) -> None:
-        self.config = config
-        self.metrics = metrics
-
-    async def start(self) -> None:
-        """Connects to the store. Called once before anything else.
-
-        It reports with `wait_for` what it waits for. An error that waiting cannot mend is a `ConfigError`.
-        """
 
     @abstractmethod
     async def lease(self, ttl: float | None = None) -> Lease:

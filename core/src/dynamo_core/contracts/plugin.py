@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.resources import AsyncResource
 
 #: The version of hooks and contracts in this release. A plugin module says which one it was made for.
 DYNAMO_API = 2
@@ -33,11 +35,23 @@ class Plugin:
     Config: ClassVar[type[PluginConfig]] = PluginConfig
 
 
-class ConnectingPlugin(Plugin):
+class ConnectingPlugin(Plugin, AsyncResource):
     """A plugin whose `start` may have to wait for a server."""
 
+    #: Whether it reaches other processes.
+    CROSS_PROCESS: ClassVar[bool] = True
     #: What `start` waits for now, in one line for operators; empty if for nothing. `/ready` shows it.
     waits_for: str = ""
+
+    def __init__(self, config: PluginConfig, metrics: MetricsScope) -> None:
+        self.config = config
+        self.metrics = metrics
+
+    async def start(self) -> None:
+        """Connects to the server, or opens what all calls share. Called once before anything else.
+
+        It reports with `wait_for` what it waits for. An error that waiting cannot mend is a `ConfigError`.
+        """
 
     def wait_for(self, reason: str) -> None:
         """Sets what `start` waits for; empty when it no longer waits."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 from dynamo_core.contracts.call import Endpoint, Handler, Sink, Source
-from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.events import EventPlane
-from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import ConnectingPlugin
 from dynamo_core.protocol.records import Instance
 from dynamo_core.resources import AsyncResource
@@ -32,25 +30,12 @@ class Served(AsyncResource):
         """Stops serving and ends what still runs. Safe twice."""
 
 
-class Transport(ConnectingPlugin, AsyncResource):
+class Transport(ConnectingPlugin):
     """Carries calls. One object per process, used by workers to serve and by clients to call.
 
     A stream ends normally only after an `Annotated` whose event is ``complete_final`` has been put into the sink; every
     other end is reported to `Sink.closed`.
     """
-
-    #: Whether it reaches workers in other processes.
-    CROSS_PROCESS: ClassVar[bool] = True
-
-    def __init__(self, config: PluginConfig, metrics: MetricsScope) -> None:
-        self.config = config
-        self.metrics = metrics
-
-    async def start(self) -> None:
-        """Opens the resources that all calls share. Called once before anything else.
-
-        It reports with `wait_for` which server it waits for. An error that waiting cannot mend is a `ConfigError`.
-        """
 
     @abstractmethod
     async def serve(self, instance_id: int, endpoint: Endpoint, handler: Handler) -> Served:

@@ -63,19 +63,15 @@ class EngineContext:
 
     async def stopped(self) -> None:
         """Returns once the context is stopped."""
-        if self._stopped:
-            return
-        if self._event is None:
-            self._event = asyncio.Event()
-        await self._event.wait()
+        if not self._stopped:
+            self._event = self._event or asyncio.Event()
+            await self._event.wait()
 
     async def killed(self) -> None:
         """Returns once the context is killed."""
-        if self._killed:
-            return
-        if self._kill_event is None:
-            self._kill_event = asyncio.Event()
-        await self._kill_event.wait()
+        if not self._killed:
+            self._kill_event = self._kill_event or asyncio.Event()
+            await self._kill_event.wait()
 
     def stop_generating(self) -> None:
         """Asks the engine to end the stream with a `cancelled` terminal. Repeating it does nothing."""

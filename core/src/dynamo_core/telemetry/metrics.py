@@ -16,7 +16,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
@@ -100,16 +100,6 @@ class Histogram:
             if count:
                 own[index] += count
         self.sum += total
-
-
-class BulkHistogram(Protocol):
-    """A histogram that takes observations counted elsewhere. The children of `Metrics.histogram` do."""
-
-    def observe(self, amount: float) -> None:
-        """Counts one observation."""
-
-    def observe_many(self, counts: Sequence[int], total: float) -> None:
-        """Adds how many observations fell into each bucket, and their sum."""
 
 
 ChildT = TypeVar("ChildT", bound=Counter | Gauge | Histogram)

@@ -23,7 +23,6 @@ from dynamo_plugin_frontend_openai.requests.messages import (
     CountTokensRequest,
     MessagesRequest,
     left_out,
-    parse_count,
     parse_messages,
 )
 from dynamo_plugin_frontend_openai.response_schemas import MessagesError
@@ -92,7 +91,7 @@ class MessagesEndpoint(_Wording[ParsedMessages], ConversationEndpoint[ParsedMess
 
     def check(self, raw: dict[str, Any]) -> ParsedMessages:
         """Checks a body."""
-        return ParsedMessages(parse_messages(raw), self._chats)
+        return ParsedMessages(parse_messages(raw, self.BODY, self.PASSIVE), self._chats)
 
 
 class CountTokensEndpoint(_Wording[TranslatedRequest], CountingEndpoint):
@@ -104,7 +103,7 @@ class CountTokensEndpoint(_Wording[TranslatedRequest], CountingEndpoint):
 
     def check(self, raw: dict[str, Any]) -> ParsedMessages:
         """Checks a body."""
-        return ParsedMessages(parse_count(raw), self._chats)
+        return ParsedMessages(parse_messages(raw, self.BODY, self.PASSIVE), self._chats)
 
 
 class _Detail(msgspec.Struct, omit_defaults=True):

@@ -22,7 +22,6 @@ from dynamo_plugin_frontend_openai.requests.response_tools import ResponseTools
 from dynamo_plugin_frontend_openai.requests.responses import (
     InputTokensRequest,
     ResponsesRequest,
-    parse_input_tokens,
     parse_responses,
 )
 from dynamo_plugin_frontend_openai.translated import TranslatedRequest
@@ -59,7 +58,7 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
 
     def check(self, raw: dict[str, Any]) -> ParsedResponse:
         """Checks a body."""
-        return ParsedResponse(parse_responses(raw), raw, self._chats)
+        return ParsedResponse(parse_responses(raw, self.BODY, self.PASSIVE), raw, self._chats)
 
     async def _stream(
         self,
@@ -85,7 +84,7 @@ class InputTokensEndpoint(CountingEndpoint):
 
     def check(self, raw: dict[str, Any]) -> ParsedResponse:
         """Checks a body."""
-        return ParsedResponse(parse_input_tokens(raw), raw, self._chats)
+        return ParsedResponse(parse_responses(raw, self.BODY, self.PASSIVE), raw, self._chats)
 
 
 def _echo(raw: dict[str, Any]) -> dict[str, Any]:

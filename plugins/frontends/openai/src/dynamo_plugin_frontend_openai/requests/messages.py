@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -161,34 +161,23 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stream: bool | None = None
 
 
-def parse_messages(raw: dict[str, Any]) -> MessagesRequest:
-    """Checks a request for an answer; ranges are checked when it is a chat request.
-
-    Raises:
-        InvalidArgument: naming the field.
-    """
-    request = to_struct(raw, MessagesRequest)
-    _check(request, raw, fields.MESSAGES)
-    return request
-
-
-def parse_count(raw: dict[str, Any]) -> CountTokensRequest:
-    """Checks a request for a number of tokens.
-
-    Raises:
-        InvalidArgument: naming the field.
-    """
-    request = to_struct(raw, CountTokensRequest)
-    _check(request, raw, fields.COUNT_TOKENS)
-    return request
-
-
 def left_out(tools: Sequence[MessageTool]) -> list[str]:
     """The places of tools that no model is shown."""
     return [f"tools[{index}]" for index, tool in enumerate(tools) if tool.hosted]
 
 
-def _check(request: CountTokensRequest, raw: dict[str, Any], passive: Mapping[str, fields.Accepts]) -> None:
+RequestT = TypeVar("RequestT", bound=CountTokensRequest)
+
+
+def parse_messages(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[str, fields.Accepts]) -> RequestT:
+    """Checks a request of this kind, of which `passive` is the table of fields without effect.
+
+    Ranges are checked when it is a chat request.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, kind)
     if not request.messages:
         raise invalid("at least one message is required", "messages")
     for index, message in enumerate(request.messages):
@@ -210,6 +199,7 @@ def _check(request: CountTokensRequest, raw: dict[str, Any], passive: Mapping[st
         raise invalid("a tool choice of type 'tool' must name one", "tool_choice.name")
     fields.check_known(raw, request.__struct_fields__, passive)
     fields.check_passive(raw, passive)
+    return request
 
 
 def _only_text(message: InputMessage) -> bool:

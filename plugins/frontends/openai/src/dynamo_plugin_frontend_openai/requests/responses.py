@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
@@ -128,29 +128,18 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     ignore_eos: bool | None = None
 
 
-def parse_responses(raw: dict[str, Any]) -> ResponsesRequest:
-    """Checks a request; ranges are checked when it is a chat request.
+RequestT = TypeVar("RequestT", bound=InputTokensRequest)
+
+
+def parse_responses(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[str, fields.Accepts]) -> RequestT:
+    """Checks a request of this kind, of which `passive` is the table of fields without effect.
+
+    Ranges are checked when it is a chat request.
 
     Raises:
         InvalidArgument: naming the field.
     """
-    request = to_struct(raw, ResponsesRequest)
-    _check(request, raw, fields.RESPONSES)
-    return request
-
-
-def parse_input_tokens(raw: dict[str, Any]) -> InputTokensRequest:
-    """Checks a request for a number of tokens.
-
-    Raises:
-        InvalidArgument: naming the field.
-    """
-    request = to_struct(raw, InputTokensRequest)
-    _check(request, raw, fields.INPUT_TOKENS)
-    return request
-
-
-def _check(request: InputTokensRequest, raw: dict[str, Any], passive: Mapping[str, fields.Accepts]) -> None:
+    request = to_struct(raw, kind)
     if not request.input:
         raise invalid("The input cannot be empty", "input")
     fields.check_known(raw, request.__struct_fields__, passive)
@@ -168,6 +157,7 @@ def _check(request: InputTokensRequest, raw: dict[str, Any], passive: Mapping[st
     check_tool_choice(request.tool_choice)
     if request.text is not None and request.text.format is not None:
         _check_format(request.text.format)
+    return request
 
 
 def text_of(content: str | list[ResponsePart] | None) -> str:

@@ -258,8 +258,21 @@ def _whole_bodies() -> Iterator[Hostile]:
     yield whole("objects without end", b'{"a":' * 10_000, "nested", field="a")
 
 
+#: The beginning of a chat request, up to the content of its message.
+_USER = b'{"model": "m", "messages": [{"role": "user", "content": '
+#: The beginning of a chat request, up to its messages, and a message and a part of one that are sound.
+_START = b'{"model": "m", "messages": ['
+_SOUND = b'{"role":"user","content":"x"},'
+_PART = b'{"type":"text","text":"x"},'
+
+
 def _large_bodies() -> Iterator[Hostile]:
-    user = b'{"model": "m", "messages": [{"role": "user", "content": '
+    yield from _too_many()
+    yield from _too_long()
+    yield from _large_arguments()
+
+
+def _too_many() -> Iterator[Hostile]:
     yield whole("over the limit", around(b'{"model": "', b"x", b'"}', LIMIT + 1), "45 MB", status=413)
     yield whole("45 MB of spaces", around(b"", b" ", b""), "truncated")
     yield whole("45 MB of brackets", around(b'{"messages": ', b"[", b""), "too many", field="messages")
@@ -288,8 +301,8 @@ def _large_bodies() -> Iterator[Hostile]:
         "messages",
         field="messages",
     )
-    yield whole("45 MB of brackets in a text", around(user + b'"', b"[{", b'"}], "n": 0}'), "n must", field="n")
-    yield whole("a text of 45 MB, cut off", around(user + b'"', b"x", b""), "truncated")
+    yield whole("45 MB of brackets in a text", around(_USER + b'"', b"[{", b'"}], "n": 0}'), "n must", field="n")
+    yield whole("a text of 45 MB, cut off", around(_USER + b'"', b"x", b""), "truncated")
     yield whole(
         "a million token ids and a wrong n",
         around(b'{"model": "m", "n": 0, "prompt": [', b"1,", b"1]}", 1_950_000),
@@ -308,19 +321,19 @@ def _large_bodies() -> Iterator[Hostile]:
         "4096",
         field="messages",
     )
-    start = b'{"model": "m", "messages": ['
-    sound = b'{"role":"user","content":"x"},'
-    part = b'{"type":"text","text":"x"},'
-    yield whole("short parts", around(user + b"[", part, part[:-1] + b"]}]}", MB), "tokens", field="messages")
+
+
+def _too_long() -> Iterator[Hostile]:
+    yield whole("short parts", around(_USER + b"[", _PART, _PART[:-1] + b"]}]}", MB), "tokens", field="messages")
     yield whole(
         "as many messages as there may be",
-        lambda: start + sound * 4095 + sound[:-1] + b"]}",
+        lambda: _START + _SOUND * 4095 + _SOUND[:-1] + b"]}",
         "tokens",
         field="messages",
     )
-    yield whole("a prompt of 45 MB", around(user + b'"', b"x", b'"}]}'), "tokens", field="messages")
-    yield whole("a prompt of 45 MB of emoji", around(user + b'"', "😀".encode(), b'"}]}'), "tokens", field="messages")
-    yield whole("a prompt of 45 MB of escapes", around(user + b'"', rb"\u0001", b'"}]}'), "tokens", field="messages")
+    yield whole("a prompt of 45 MB", around(_USER + b'"', b"x", b'"}]}'), "tokens", field="messages")
+    yield whole("a prompt of 45 MB of emoji", around(_USER + b'"', "😀".encode(), b'"}]}'), "tokens", field="messages")
+    yield whole("a prompt of 45 MB of escapes", around(_USER + b'"', rb"\u0001", b'"}]}'), "tokens", field="messages")
     yield whole(
         "a completion of 45 MB",
         around(b'{"model": "m", "prompt": "', b"x", b'"}'),
@@ -335,18 +348,21 @@ def _large_bodies() -> Iterator[Hostile]:
         field="prompt",
         path=COMPLETE,
     )
+
+
+def _large_arguments() -> Iterator[Hostile]:
     nested = rb'{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"%s"}}]}]}'
     yield whole(
-        "arguments that are nested", lambda: start + nested % (b"[" * 500), "nested", field="messages[0].tool_calls[0]"
+        "arguments that are nested", lambda: _START + nested % (b"[" * 500), "nested", field="messages[0].tool_calls[0]"
     )
     open_call = rb'{"role":"assistant","content":"%s","tool_calls":[{"function":{"name":"f","arguments":"{\"a\":\"'
-    escapes = around(start + open_call % (b"x" * 5000), rb"\\n", rb'\"}"}}]}]}')
+    escapes = around(_START + open_call % (b"x" * 5000), rb"\\n", rb'\"}"}}]}]}')
     yield whole("arguments of 45 MB of escapes", escapes, "tokens", field="messages")
     head = rb'{"role":"assistant","tool_calls":[{"type":"function","function":{"name":"f","arguments":"{\"a\":['
     call = head + b"[]," * 40_000 + rb'[]]}"}}]},'
     yield whole(
         "arguments that together hold many lists",
-        lambda: start + call * 5 + sound[:-1] + b"]}",
+        lambda: _START + call * 5 + _SOUND[:-1] + b"]}",
         "too many",
         field="messages[1].tool_calls[0].function.arguments",
     )

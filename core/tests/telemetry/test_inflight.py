@@ -270,9 +270,9 @@ def test_begin_alone_counts_nothing(house: House) -> None:
 
 def test_the_record_is_announced_after_everything_was_released() -> None:
     seen: list[list[float | None]] = []
-    house: House = House(announce=lambda _: seen.append(house.gauges()))
+    watched = House(announce=lambda _: seen.append(watched.gauges()))
 
-    with house.begin() as request:
+    with watched.begin() as request:
         request.prompt_tokens(1)
 
     assert seen == [[0, 0, 0]]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext, GenerateContext
+from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
-from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.request import EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import PreprocessedRequest
 
 _REQUIRED = ("start", "generate", "cleanup")
 
@@ -53,6 +52,16 @@ def unwrap(engine: LLMEngine) -> object:
     return engine.inner if isinstance(engine, _Bridge) else engine
 
 
+def _optional(default: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of the other object that is called as `default` is, or else `default`."""
+
+    def call(self: _Bridge, *arguments: Any) -> Any:
+        method = getattr(self.inner, default.__name__, None)
+        return method(*arguments) if method else default(self, *arguments)
+
+    return call
+
+
 class _Bridge(LLMEngine):
     """Delegates every call and awaits nothing itself: the caller checks the results.
 
@@ -73,33 +82,12 @@ class _Bridge(LLMEngine):
     def cleanup(self) -> Any:
         return self.inner.cleanup()
 
-    def abort(self, ctx: EngineContext) -> Any:
-        return self._optional("abort", super().abort)(ctx)
-
-    def drain(self) -> Any:
-        return self._optional("drain", super().drain)()
-
-    def died(self) -> Any:
-        return self._optional("died", super().died)()
-
-    def setup_metrics(self, metrics: MetricsScope) -> Any:
-        return self._optional("setup_metrics", super().setup_metrics)(metrics)
-
-    def kv_event_sources(self) -> Any:
-        return self._optional("kv_event_sources", super().kv_event_sources)()
-
-    def load_sources(self) -> Any:
-        return self._optional("load_sources", super().load_sources)()
-
-    def health_check_payload(self) -> Any:
-        return self._optional("health_check_payload", super().health_check_payload)()
-
-    def progress(self) -> int:
-        made: int = self._optional("progress", super().progress)()
-        return made
-
-    def embed(self, request: EmbedRequest, ctx: GenerateContext) -> Any:
-        return self._optional("embed", super().embed)(request, ctx)
-
-    def _optional(self, name: str, default: Any) -> Any:
-        return getattr(self.inner, name, None) or default
+    abort = _optional(LLMEngine.abort)
+    drain = _optional(LLMEngine.drain)
+    died = _optional(LLMEngine.died)
+    setup_metrics = _optional(LLMEngine.setup_metrics)
+    kv_event_sources = _optional(LLMEngine.kv_event_sources)
+    load_sources = _optional(LLMEngine.load_sources)
+    health_check_payload = _optional(LLMEngine.health_check_payload)
+    progress = _optional(LLMEngine.progress)
+    embed = _optional(LLMEngine.embed)

@@ -88,12 +88,12 @@ class RandomIds(IdGenerator):
 
 
 class SpanRecorder:
-    """Opens spans of a provider; implements `dynamo_core.telemetry.spans.Recorder`."""
+    """Opens spans of a provider; a `dynamo_core.telemetry.spans.Recorder`."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("dynamo_core")
 
-    def start(
+    def __call__(
         self,
         name: str,
         kind: Kind,

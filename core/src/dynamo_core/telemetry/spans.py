@@ -6,10 +6,10 @@ Without export a span is its ids only: log lines carry them and headers pass the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.request import TraceLink
@@ -87,19 +87,8 @@ class Span:
         return True
 
 
-class Recorder(Protocol):
-    """What records spans."""
-
-    def start(
-        self,
-        name: str,
-        kind: Kind,
-        attributes: Attributes | None,
-        links: Sequence[TraceLink],
-        parent: TraceContext | None,
-    ) -> Span:
-        """As `start_span`."""
-
+#: What records spans: `start_span`, with every argument given by its place.
+Recorder: TypeAlias = Callable[[str, Kind, Attributes | None, Sequence[TraceLink], TraceContext | None], Span]
 
 _recorder: Recorder | None = None
 
@@ -129,7 +118,7 @@ def start_span(
     of a new trace. A span below one that is not sampled is not recorded.
     """
     if _recorder is not None:
-        return _recorder.start(name, kind, attributes, links, parent)
+        return _recorder(name, kind, attributes, links, parent)
     if parent is None:
         parent = tracing.current.get()
     return Span(TraceContext.new() if parent is None else parent.child())

@@ -42,16 +42,14 @@ class _Pending:
 _PendingWaiter: TypeAlias = Waiter[_Pending]
 
 
+@dataclass(slots=True, eq=False)
 class _Model:
     """The requests for one model. `placing` were admitted since the loads of its workers were last read."""
 
-    __slots__ = ("name", "output", "placing", "queue")
-
-    def __init__(self, name: str, queue: RequestQueue[_Pending]) -> None:
-        self.name = name
-        self.queue = queue
-        self.placing = 0
-        self.output = _FIRST_GUESS
+    name: str
+    queue: RequestQueue[_Pending]
+    placing: int = 0
+    output: float = _FIRST_GUESS
 
     def cost(self, request: PreprocessedRequest) -> float:
         """Tokens that a request is expected to cost."""

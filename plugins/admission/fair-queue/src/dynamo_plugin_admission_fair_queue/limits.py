@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from dynamo_plugin_admission_fair_queue.config import TenantSettings
 from dynamo_plugin_admission_fair_queue.usage_codec import TenantUse
@@ -15,20 +16,18 @@ from dynamo_plugin_admission_fair_queue.usage_codec import TenantUse
 _BURST = 10.0
 
 
+@dataclass(slots=True, eq=False)
 class _Use:
     """The usage of a tenant: requests under way here, and tokens it may still spend, as of a time.
 
     `spent` is what it has spent here, less what came back; `number` tells it from an earlier one of the same tenant.
     """
 
-    __slots__ = ("at", "number", "running", "spent", "tokens")
-
-    def __init__(self, number: int, tokens: float, at: float) -> None:
-        self.number = number
-        self.running = 0
-        self.spent = 0.0
-        self.tokens = tokens
-        self.at = at
+    number: int
+    tokens: float
+    at: float
+    running: int = 0
+    spent: float = 0.0
 
 
 class TenantLimits:

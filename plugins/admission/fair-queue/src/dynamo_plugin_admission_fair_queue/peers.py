@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from dynamo_core.protocol import UnreadableWarner
 
@@ -13,14 +14,12 @@ from dynamo_plugin_admission_fair_queue.usage_codec import PeerSnapshot, TenantU
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class _Peer:
     """Another frontend: the usage of its tenants, and until when that counts."""
 
-    __slots__ = ("tenants", "until")
-
-    def __init__(self) -> None:
-        self.tenants: dict[str, TenantUse] = {}
-        self.until = 0.0
+    tenants: dict[str, TenantUse] = field(default_factory=dict)
+    until: float = 0.0
 
 
 class Peers:

@@ -7,18 +7,17 @@ back after a pause starts at the clock: what it did not use is not saved up.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 
+@dataclass(slots=True, eq=False)
 class _Account:
     """One tenant: where its last request ends, the tag of its next one while any wait, and how many wait or run."""
 
-    __slots__ = ("finish", "running", "tag", "waiting")
-
-    def __init__(self) -> None:
-        self.finish = 0.0
-        self.tag = 0.0
-        self.waiting = 0
-        self.running = 0
+    finish: float = 0.0
+    tag: float = 0.0
+    waiting: int = 0
+    running: int = 0
 
 
 class Shares:

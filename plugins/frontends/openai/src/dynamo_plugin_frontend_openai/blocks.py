@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dynamo_core import ContentDelta, ParserDelta, ReasoningDelta, ToolCallArguments, ToolCallStart, new_call_id
@@ -21,16 +22,14 @@ class Kind(enum.Enum):
     CALL = enum.auto()
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """One part. `index` counts the parts from 0; `call` says which tool a call is of, its text is the arguments."""
 
-    __slots__ = ("call", "index", "kind", "parts")
-
-    def __init__(self, index: int, kind: Kind, call: ToolCallStart | None = None) -> None:
-        self.index = index
-        self.kind = kind
-        self.call = call
-        self.parts: list[str] = []
+    index: int
+    kind: Kind
+    call: ToolCallStart | None = None
+    parts: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:

@@ -7,6 +7,7 @@ its cache. Until it has answered, later events wait. Pure: the router decides wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from dynamo_core import KvEvent, KvHistoryPart, KvRemoved, KvSeen, KvStored, RouterEvent
 
@@ -21,28 +22,24 @@ OnApplied = Callable[[str, Status], None]
 OnWarning = Callable[[str], None]
 
 
+@dataclass(slots=True, eq=False)
 class _Feed:
     """How far one rank has been followed; `last` is -1 before its first event."""
 
-    __slots__ = ("epoch", "last")
-
-    def __init__(self, epoch: int, last: int) -> None:
-        self.epoch = epoch
-        self.last = last
+    epoch: int
+    last: int
 
 
+@dataclass(slots=True, eq=False)
 class _Worker:
     """One worker."""
 
-    __slots__ = ("feeds", "has_history", "overflown", "pending")
-
-    def __init__(self, has_history: bool) -> None:
-        #: Whether it can be asked for what was missed.
-        self.has_history = has_history
-        self.overflown = False
-        self.feeds: dict[int, _Feed] = {}
-        #: What has come while something before it is missing.
-        self.pending: list[RouterEvent] = []
+    #: Whether it can be asked for what was missed.
+    has_history: bool
+    overflown: bool = False
+    feeds: dict[int, _Feed] = field(default_factory=dict)
+    #: What has come while something before it is missing.
+    pending: list[RouterEvent] = field(default_factory=list)
 
 
 class EventFollower:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal, Unknown
 from dynamo_plugin_router_slot_tracker.schemas import (
@@ -36,15 +37,13 @@ MAX_HASHES = 131_072
 RESTORED = 0
 
 
+@dataclass(slots=True, eq=False)
 class Rank:
     """A data-parallel rank of a worker and what is active on it."""
 
-    __slots__ = ("active", "dp_rank", "worker_id")
-
-    def __init__(self, worker_id: int, dp_rank: int) -> None:
-        self.worker_id = worker_id
-        self.dp_rank = dp_rank
-        self.active = ActivePrefixes()
+    worker_id: int
+    dp_rank: int
+    active: ActivePrefixes = field(default_factory=ActivePrefixes)
 
     def insert(self, sequences: Iterable[ActiveSequence]) -> None:
         """Adds requests of any age, where `active.add` takes younger ones than it has only."""

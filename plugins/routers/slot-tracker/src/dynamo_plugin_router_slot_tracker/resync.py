@@ -53,20 +53,18 @@ class Subscriptions(Protocol):
         """Ends the subscription."""
 
 
+@dataclass(slots=True, eq=False)
 class _Source:
     """A replica that numbers its events."""
 
-    __slots__ = ("behind", "last", "misfits", "requested", "requested_at")
-
-    def __init__(self, last: int, behind: bool) -> None:
-        self.last = last
-        #: Whether something before `last` has been missed.
-        self.behind = behind
-        #: The part that is on its way, and when it was requested.
-        self.requested: PartTopic | None = None
-        self.requested_at = 0.0
-        #: Requests of it that could not be held here, lately.
-        self.misfits = 0
+    last: int
+    #: Whether something before `last` has been missed.
+    behind: bool
+    #: The part that is on its way, and when it was requested.
+    requested: PartTopic | None = None
+    requested_at: float = 0.0
+    #: Requests of it that could not be held here, lately.
+    misfits: int = 0
 
 
 class Resync:

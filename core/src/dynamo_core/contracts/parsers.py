@@ -53,14 +53,26 @@ def new_call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-class ToolCallParser(Plugin, ABC):
+class _Parser(Plugin, ABC):
+    """Reads the text of a choice, piece by piece."""
+
+    #: Whether the markup is made of special tokens, so that these must be part of the text.
+    NEEDS_SPECIAL_TOKENS: ClassVar[bool] = False
+
+    @abstractmethod
+    def feed(self, text: str) -> list[ParserDelta]:
+        """The deltas that this piece of text makes certain."""
+
+    @abstractmethod
+    def finish(self) -> list[ParserDelta]:
+        """The remaining deltas at the end of the text. Called once, last."""
+
+
+class ToolCallParser(_Parser):
     """Finds calls of tools in the text of a choice. Never raises: markup that is not sound is content.
 
     `tools` are the tools of the request, in the form of the OpenAI API. Parsers have no settings of their own.
     """
-
-    #: Whether the markup is made of special tokens, so that these must be part of the text.
-    NEEDS_SPECIAL_TOKENS: ClassVar[bool] = False
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.tools = tools
@@ -72,34 +84,15 @@ class ToolCallParser(Plugin, ABC):
         all unsound markup. A parser that does nothing here reports such a call with the arguments so far.
         """
 
-    @abstractmethod
-    def feed(self, text: str) -> list[ParserDelta]:
-        """The deltas that this piece of text makes certain."""
 
-    @abstractmethod
-    def finish(self) -> list[ParserDelta]:
-        """The remaining deltas at the end of the text. Called once, last."""
-
-
-class ReasoningParser(Plugin, ABC):
+class ReasoningParser(_Parser):
     """Separates reasoning from content in the text of a choice; returns deltas of these two kinds only. Never raises.
 
     `prompt` is the model's prompt as text: a template may have opened the reasoning already, or closed it.
     """
 
-    #: Whether the markup is made of special tokens, so that these must be part of the text.
-    NEEDS_SPECIAL_TOKENS: ClassVar[bool] = False
-
     def __init__(self, prompt: str) -> None:
         self.prompt = prompt
-
-    @abstractmethod
-    def feed(self, text: str) -> list[ParserDelta]:
-        """The deltas that this piece of text makes certain."""
-
-    @abstractmethod
-    def finish(self) -> list[ParserDelta]:
-        """The remaining deltas at the end of the text. Called once, last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from dynamo_core.contracts.frontend import InflightRequest, RequestLog
@@ -79,7 +80,7 @@ def test_the_accounting_fulfils_the_contract() -> None:
     assert request.request_id
 
 
-def test_a_streamed_request_is_counted_from_begin_to_end(house: House) -> None:
+def test_a_streamed_request_is_counted_from_begin_to_end(house: House, chat: dict[str, Any]) -> None:
     with house.begin() as request:
         arrived = house.gauges()
         request.prompt_tokens(50)
@@ -100,21 +101,14 @@ def test_a_streamed_request_is_counted_from_begin_to_end(house: House) -> None:
     (record,) = house.records
     assert record == RequestRecord(
         request_id=request.request_id,
-        model="m",
-        endpoint="chat_completions",
-        request_type="stream",
-        status="success",
-        error_type="",
-        http_status=200,
+        **chat,
         prompt_tokens=50,
         output_tokens=5,
         duration=0.65625,
         time_to_first_token=0.5,
-        finish_reason="stop",
         instance_id=7,
         trace_id=request.trace_id,
         span_id=request.trace.span_id,
-        x_request_id=None,
     )
     kind = {"model": "m", "endpoint": "chat_completions", "request_type": "stream"}
     assert house.value("requests_started_total", **kind) == 1

@@ -277,26 +277,19 @@ def read_all(descriptor: int) -> None:
             pass
 
 
-def test_the_access_log_writes_one_line_per_request() -> None:
+def test_the_access_log_writes_one_line_per_request(chat: dict[str, Any]) -> None:
     stream = io.StringIO()
     logs.configure_logging("info", json=True, stream=stream)
     record = RequestRecord(
         request_id="r-1",
-        model="m",
-        endpoint="chat_completions",
-        request_type="stream",
-        status="success",
-        error_type="",
-        http_status=200,
+        **chat,
         prompt_tokens=3,
         output_tokens=4,
         duration=1.5,
         time_to_first_token=0.25,
-        finish_reason="stop",
         instance_id=0xAB,
         trace_id="a" * 32,
         span_id="b" * 16,
-        x_request_id=None,
     )
 
     AccessLog().dynamo_request_finished(record)

@@ -236,12 +236,6 @@ def test_a_frontend_that_is_silent_is_forgotten_with_all_it_placed() -> None:
     assert (other.requests(1), other.prefill_tokens(1), other.blocks(1), len(other.peers)) == (0, 0, 0, 0)
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
 def place(tracker: LoadTracker, name: str) -> Reservation:
     """Reserves a request of 5 tokens on worker 7."""
     return tracker.reserve(Route(Instance(instance_id=7)), name, prompt_tokens=5, block_size=None, hashes=())
@@ -250,13 +244,14 @@ def place(tracker: LoadTracker, name: str) -> Reservation:
 class Plane:
     """An event plane and a directory that several frontends share."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
         metrics = Metrics()
         self.events = InprocEvents(metrics)
         self.directory = MemoryDiscovery(PluginConfig(), metrics)
         self.heard: dict[PeerLoadSync, int] = {}
 
-    def share(self, stack: AsyncExitStack) -> tuple[LoadTracker, PeerLoadSync]:
+    def share(self) -> tuple[LoadTracker, PeerLoadSync]:
         tracker = LoadTracker()
 
         def peers(count: float) -> None:
@@ -264,8 +259,14 @@ class Plane:
 
         share = PeerLoadSync(tracker, self.events, self.directory, peers=peers)
         share.start()
-        stack.push_async_callback(share.aclose)
+        self._stack.push_async_callback(share.aclose)
         return tracker, share
+
+
+@pytest.fixture
+async def plane() -> AsyncIterator[Plane]:
+    async with AsyncExitStack() as stack:
+        yield Plane(stack)
 
 
 async def eventually(condition: object) -> None:
@@ -275,10 +276,9 @@ async def eventually(condition: object) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_trackers_that_share_see_each_others_requests_come_and_go(stack: AsyncExitStack) -> None:
-    plane = Plane()
-    one, share = plane.share(stack)
-    other, _ = plane.share(stack)
+async def test_trackers_that_share_see_each_others_requests_come_and_go(plane: Plane) -> None:
+    one, share = plane.share()
+    other, _ = plane.share()
 
     reservation = place(one, "a")
     await eventually(lambda: other.requests(7) == 1)
@@ -288,27 +288,23 @@ async def test_trackers_that_share_see_each_others_requests_come_and_go(stack: A
     await eventually(lambda: other.requests(7) == 0)
 
 
-async def test_one_that_comes_late_is_told_of_what_runs_already(
-    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_comes_late_is_told_of_what_runs_already(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_load_sync, "REFRESH", 0.02)
-    plane = Plane()
-    one, _ = plane.share(stack)
+    one, _ = plane.share()
     place(one, "a")
     await eventually(lambda: plane.heard)
 
-    late, _ = plane.share(stack)
+    late, _ = plane.share()
 
     await eventually(lambda: late.requests(7) == 1)
 
 
 async def test_one_that_ends_leaves_nothing_on_the_others_trackers_and_nobody_waits_for_that(
-    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_loads, "EXPIRY", 3600)
-    plane = Plane()
-    one, share = plane.share(stack)
-    other, _ = plane.share(stack)
+    one, share = plane.share()
+    other, _ = plane.share()
     place(one, "a")
     await eventually(lambda: other.requests(7) == 1)
 
@@ -317,13 +313,10 @@ async def test_one_that_ends_leaves_nothing_on_the_others_trackers_and_nobody_wa
     await eventually(lambda: other.requests(7) == 0)
 
 
-async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(
-    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_load_sync, "REFRESH", 0.02)
     monkeypatch.setattr(peer_load_sync, "RETRY", 0.01)
     monkeypatch.setattr(listening, "RETRY", 0.01)
-    plane = Plane()
     leases = []
     lease_of = plane.directory.lease
 
@@ -332,8 +325,8 @@ async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(
         return leases[-1]
 
     monkeypatch.setattr(plane.directory, "lease", lease)
-    one, _ = plane.share(stack)
-    other, _ = plane.share(stack)
+    one, _ = plane.share()
+    other, _ = plane.share()
     place(one, "a")
     await eventually(lambda: other.requests(7) == 1)
 
@@ -345,12 +338,9 @@ async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(
     assert len(other.peers) == 1
 
 
-async def test_a_directory_that_fails_at_first_is_asked_again(
-    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_directory_that_fails_at_first_is_asked_again(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_load_sync, "RETRY", 0.01)
     monkeypatch.setattr(listening, "RETRY", 0.01)
-    plane = Plane()
     lease_of, asked = plane.directory.lease, []
 
     async def lease(ttl: float | None = None) -> object:
@@ -360,17 +350,16 @@ async def test_a_directory_that_fails_at_first_is_asked_again(
         return await lease_of(ttl)
 
     monkeypatch.setattr(plane.directory, "lease", lease)
-    one, _ = plane.share(stack)
-    other, _ = plane.share(stack)
+    one, _ = plane.share()
+    other, _ = plane.share()
     place(one, "a")
 
     await eventually(lambda: other.requests(7) == 1)
 
 
-async def test_a_message_that_cannot_be_read_is_left_out(stack: AsyncExitStack) -> None:
-    plane = Plane()
-    one, _ = plane.share(stack)
-    other, _ = plane.share(stack)
+async def test_a_message_that_cannot_be_read_is_left_out(plane: Plane) -> None:
+    one, _ = plane.share()
+    other, _ = plane.share()
     publisher = await plane.events.publisher(PLACED_LOADS, await plane.directory.lease())
     await eventually(lambda: plane.heard and all(plane.heard.values()))
 

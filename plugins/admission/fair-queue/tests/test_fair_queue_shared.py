@@ -20,6 +20,7 @@ from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
+from dynamo_testing.certificates import make_certificates
 from pydantic import ValidationError
 
 DEADLINE = 15.0
@@ -375,15 +376,11 @@ async def test_what_a_stranger_wrote_is_passed_over(
 async def test_an_encrypted_server_is_used_only_if_its_certificate_is_trusted(
     make: Make, make_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subject = ["-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1"]
-    how = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", *subject]
-    command = ["openssl", "req", "-x509", *how, "-keyout", str(key), "-out", str(cert)]
-    await asyncio.to_thread(lambda: subprocess.run(command, check=True, capture_output=True))
-    files = ("--tls-cert-file", str(cert), "--tls-key-file", str(key), "--tls-auth-clients", "no")
-    url = make_server(*files, tls=True).url
+    folder = await asyncio.to_thread(make_certificates, tmp_path, redis="IP:127.0.0.1")
+    own = ("--tls-cert-file", f"{folder}/redis.crt", "--tls-key-file", f"{folder}/redis.key")
+    url = make_server(*own, "--tls-auth-clients", "no", tls=True).url
 
-    pair = [await make(url=url, tls={"ca": str(cert)}) for _ in range(2)]
+    pair = [await make(url=url, tls={"ca": f"{folder}/ca.crt"}) for _ in range(2)]
     await until(lambda: all(house.peers == 1 for house in pair))
     strict = await make(url=url)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from dynamo_core import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.store import Store
+from dynamo_testing.certificates import make_certificates
 from dynamo_testing.ports import free_port
 from pydantic import SecretStr, ValidationError
 
@@ -331,15 +331,11 @@ async def test_a_database_that_does_not_exist_is_an_error_of_the_configuration(m
 async def test_an_encrypted_server_is_used_only_if_its_certificate_is_trusted(
     make_server: Any, make: Any, tmp_path: Path
 ) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subject = ["-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1"]
-    how = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", *subject]
-    command = ["openssl", "req", "-x509", *how, "-keyout", str(key), "-out", str(cert)]
-    await asyncio.to_thread(lambda: subprocess.run(command, check=True, capture_output=True))
-    files = ("--tls-cert-file", str(cert), "--tls-key-file", str(key), "--tls-auth-clients", "no")
-    server = make_server(*files, tls=True)
+    folder = await asyncio.to_thread(make_certificates, tmp_path, redis="IP:127.0.0.1")
+    own = ("--tls-cert-file", f"{folder}/redis.crt", "--tls-key-file", f"{folder}/redis.key")
+    server = make_server(*own, "--tls-auth-clients", "no", tls=True)
 
-    trusting = make(url=server.url, tls={"ca": str(cert)}, timeout=0.5)
+    trusting = make(url=server.url, tls={"ca": f"{folder}/ca.crt"}, timeout=0.5)
     await trusting.start()
     await (await trusting.lease()).put("a", b"1")
     async with aclosing(trusting.watch("")) as events:

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.timeout(300)
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {
-    "statements of core": 12_300,
+    "statements of core": 12_200,
     "small modules of core": 5,
     "small __init__ files of core": 17,
-    "lines of the longest function": 92,
+    "lines of the longest function": 84,
     "long functions of core": 0,
-    "long functions elsewhere": 5,
-    "pairs of files that repeat": 166,
-    "pairs among tests": 59,
+    "long functions elsewhere": 4,
+    "pairs of files that repeat": 122,
+    "pairs among tests": 43,
     "files of migration": 5,
     "names that plugins import from core": 180,
     "modules of core that they come from": 6,

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from dynamo_core import starting
-from dynamo_core.starting import first_words, quoted
+from dynamo_core.starting import quote_greeting, read_greeting
 from dynamo_testing.ports import free_port
 
 Serve = Callable[..., Awaitable[int]]
@@ -43,11 +43,11 @@ async def test_a_service_is_known_by_its_greeting_or_by_its_answer(serve: Serve)
     ssh = await serve(greeting=b"SSH-2.0-x\r\n")
     web = await serve(answer=b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    assert quoted(await first_words("127.0.0.1", ssh)) == "'SSH-2.0-x'"
-    assert quoted(await first_words("127.0.0.1", web)) == "'HTTP/1.1 400 Bad Request'"
+    assert quote_greeting(await read_greeting("127.0.0.1", ssh)) == "'SSH-2.0-x'"
+    assert quote_greeting(await read_greeting("127.0.0.1", web)) == "'HTTP/1.1 400 Bad Request'"
 
 
 async def test_a_service_that_says_nothing_may_be_the_right_one(serve: Serve) -> None:
-    assert await first_words("127.0.0.1", await serve(waits=True)) == b""
-    assert await first_words("127.0.0.1", await serve()) == b""
-    assert await first_words("127.0.0.1", free_port()) == b""
+    assert await read_greeting("127.0.0.1", await serve(waits=True)) == b""
+    assert await read_greeting("127.0.0.1", await serve()) == b""
+    assert await read_greeting("127.0.0.1", free_port()) == b""

@@ -222,7 +222,7 @@ def test_explaining_needs_the_token_of_operators(serve: Any) -> None:
     assert without.returncode == 1
     assert "(401)" in without.stderr
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.endswith("round-robin tells no costs.\n")
+    assert shown.stdout.endswith("round-robin reports no costs.\n")
 
 
 def _dynamo(*words: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,6 @@ These names are the public API for authors of plugins, with those of `dynamo_cor
 used.
 """
 
-from dynamo_core.lazy import exports
+from dynamo_core.lazy import exports as _exports
 
-__getattr__, __dir__, __all__ = exports(__name__, __file__)
+__getattr__, __dir__, __all__ = _exports(__name__, __file__)

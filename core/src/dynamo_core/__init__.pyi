@@ -146,8 +146,8 @@ from dynamo_core.runtime.args import CommonArgs as CommonArgs
 from dynamo_core.runtime.args import from_args as from_args
 from dynamo_core.runtime.run import engine_main as engine_main
 from dynamo_core.runtime.run import run as run
-from dynamo_core.starting import first_words as first_words
-from dynamo_core.starting import quoted as quoted
+from dynamo_core.starting import quote_greeting as quote_greeting
+from dynamo_core.starting import read_greeting as read_greeting
 from dynamo_core.starting import wait_for_store as wait_for_store
 from dynamo_core.tasks import TaskSet as TaskSet
 from dynamo_core.telemetry.spans import start_span as start_span

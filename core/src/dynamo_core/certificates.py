@@ -51,7 +51,7 @@ class ServerTls(PluginConfig):
     )
     client_ca: _PemFile | None = Field(
         default=None,
-        description="PEM file with the authorities of clients: who has no certificate of theirs is refused.",
+        description="PEM file with the authorities of clients: clients without a certificate of theirs are refused.",
     )
 
     @model_validator(mode="after")

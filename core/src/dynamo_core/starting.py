@@ -77,7 +77,7 @@ async def wait_for_store(
         tell("")
 
 
-async def first_words(host: str, port: int) -> bytes:
+async def read_greeting(host: str, port: int) -> bytes:
     """How a service begins: its greeting, or its answer to a line of text. Empty if it is silent or not there.
 
     A server that is starting, or a proxy with nothing behind it, says nothing; it is worth waiting for.
@@ -100,6 +100,6 @@ async def first_words(host: str, port: int) -> bytes:
         writer.transport.abort()
 
 
-def quoted(words: bytes) -> str:
+def quote_greeting(words: bytes) -> str:
     """The first line of it, for an error message."""
     return repr(words.split(b"\r\n", 1)[0])[1:]

@@ -159,7 +159,7 @@ async def test_a_request_goes_from_state_to_state(make_call: Callable[[], Any]) 
     states.append(request.execution.state)
     sink = request.execution.answer.begin(request.reserve("a"))
     request.stream.attach(make_call(), 1)
-    request.execution.accept()
+    request.execution.placement_done()
     states.append(request.execution.state)
     sink.data(LLMEngineOutput([1]))
     states.append(request.execution.state)
@@ -181,7 +181,7 @@ async def test_items_that_come_before_the_acceptance_count_once_it_is_there(make
     request.execution.answer.begin().data(LLMEngineOutput([1]))
     before = request.execution.state
     request.stream.attach(make_call(), 1)
-    request.execution.accept()
+    request.execution.placement_done()
 
     assert (before, request.execution.state) == (ExecutionState.ROUTING, ExecutionState.STREAMING)
     await request.stream.aclose()
@@ -195,7 +195,7 @@ async def test_a_failure_while_a_worker_is_sought_is_left_to_what_seeks_it(make_
     for error in (first, second):
         request.stream.fail_attempt(error)
     meanwhile = request.stream.ended
-    request.execution.accept()
+    request.execution.placement_done()
 
     assert not meanwhile
     assert request.execution.state is ExecutionState.ENDED
@@ -206,9 +206,9 @@ async def test_a_failure_while_a_worker_is_sought_is_left_to_what_seeks_it(make_
 async def test_closing_ends_a_request_that_recovers() -> None:
     request = Request()
     request.execution.start_routing()
-    request.execution.accept()
+    request.execution.placement_done()
     task = asyncio.create_task(asyncio.Event().wait())
-    request.execution.recover(task, in_mid_answer=False)  # type: ignore[arg-type]
+    request.execution.enter_recovery(task, in_mid_answer=False)  # type: ignore[arg-type]
     await asyncio.sleep(0)
     state = request.execution.state
 

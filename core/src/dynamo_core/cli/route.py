@@ -174,7 +174,7 @@ def _show(model: str, route: dict[str, Any]) -> str:
     if route["refusal"] is not None:
         lines.append(f"no worker can be chosen: {route['refusal']}")
     elif all(rank["best"] is None for rank in route["ranks"]):
-        lines.append(f"{route['router']} tells no costs.")
+        lines.append(f"{route['router']} reports no costs.")
     return "\n".join(lines)
 
 

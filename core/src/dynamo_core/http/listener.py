@@ -199,7 +199,7 @@ class Listener(AsyncResource):
     async def start(self, *, accept: bool = True, starting: bool = False) -> None:
         """Binds and begins to serve; without `accept` it only holds the address until `accept` is called.
 
-        With `starting` only routes that are `early` are answered, and others get a 503, until `started` is called.
+        With `starting` only routes that are `before_ready` are answered until `started` is called; others get a 503.
 
         Raises:
             ConfigError: the address cannot be bound, or not be served safely; the message says which listener, where,
@@ -257,7 +257,7 @@ class Listener(AsyncResource):
                 f"the {self.name} listener will not serve the network on {self._host or '*'}:{self.port}: {lacks}, or "
                 "serve 127.0.0.1 only"
             )
-        log.warning("%s: HTTP is slow, and refuses less of what is malformed", lacks)
+        log.warning("%s: HTTP is read by the slow parser, which refuses less of what is malformed", lacks)
 
     async def accept(self) -> None:
         """Begins to serve, if `start` did not."""

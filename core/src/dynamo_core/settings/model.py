@@ -308,7 +308,8 @@ class CorsSettings(BaseModel):
     model_config = _STRICT
 
     origins: tuple[Origin, ...] = Field(
-        default=(), description="Origins such as `https://chat.example.com`, exactly; none answers no browser."
+        default=(),
+        description="Origins such as `https://chat.example.com`, matched exactly; an empty list disables CORS.",
     )
 
 

@@ -18,9 +18,9 @@ Classes of tests need the extra ``testing``, the functions do not. The names bel
 
 import sys
 
-from dynamo_core.lazy import exports
+from dynamo_core.lazy import exports as _exports
 
-__getattr__, __dir__, __all__ = exports(__name__, __file__)
+__getattr__, __dir__, __all__ = _exports(__name__, __file__)
 
 if "pytest" in sys.modules:
     import pytest

@@ -81,8 +81,8 @@ class TokenLog:
         "cached_tokens",
         "cum_log_probs",
         "finished",
+        "has_unmovable_output",
         "link",
-        "other",
         "tokens",
     )
 
@@ -100,7 +100,7 @@ class TokenLog:
         #: Whether the terminal item has come.
         self.finished = False
         #: Whether something came that is no token of a single answer, and so cannot be told to another worker.
-        self.other = False
+        self.has_unmovable_output = False
 
     def observe(self, batch: Sequence[LLMEngineOutput]) -> None:
         """Takes down a batch."""
@@ -108,7 +108,7 @@ class TokenLog:
         for item in batch:
             tokens += item.token_ids
             if item.delta is not None or item.index:
-                self.other = True
+                self.has_unmovable_output = True
             if item.worker_trace_link is not None:
                 self.link = item.worker_trace_link
             if item.cum_log_probs is not None:
@@ -120,7 +120,7 @@ class TokenLog:
         if self._most is not None and len(tokens) > self._most:
             self._drop()
 
-    def with_ahead(self, items: Sequence[LLMEngineOutput]) -> TokenLog:
+    def including_unread(self, items: Sequence[LLMEngineOutput]) -> TokenLog:
         """What this one will be when the reader has taken `items`, which have arrived."""
         log = copy.copy(self)
         log._overlong, log.tokens = None, self.tokens.copy()
@@ -140,7 +140,7 @@ class TokenLog:
     @property
     def empty(self) -> bool:
         """Whether nothing of an answer has come."""
-        return not (self.tokens or self._dropped or self.other or self.finished)
+        return not (self.tokens or self._dropped or self.has_unmovable_output or self.finished)
 
     def _drop(self) -> None:
         if not self._dropped and self._overlong is not None:
@@ -248,7 +248,7 @@ class Hop:
         self.moved_from, self.completed = worker, len(seen.tokens)
         self._seen = None if seen.empty else seen
 
-    def fails(self, error: DynamoError | None) -> None:
+    def note_failure(self, error: DynamoError | None) -> None:
         """Notes why what is being placed is of no use any more; None: it is placed anew."""
         self.failure = error
 
@@ -367,11 +367,11 @@ class RequestExecution:
         """A worker is sought for the first time."""
         self.state = ExecutionState.ROUTING
 
-    def accept(self) -> None:
+    def placement_done(self) -> None:
         """The request has been placed. If its attempt has failed since, that is dealt with next."""
         self._recovery = None
         failure = self.answer.failure
-        self.answer.fails(None)
+        self.answer.note_failure(None)
         if self.state is ExecutionState.ENDED:
             return
         self.state = ExecutionState.STREAMING if self.stream.started else ExecutionState.ACCEPTED
@@ -380,7 +380,7 @@ class RequestExecution:
             if final is not None:
                 self.fail(final)
 
-    def recover(self, task: asyncio.Task[None], *, in_mid_answer: bool) -> None:
+    def enter_recovery(self, task: asyncio.Task[None], *, in_mid_answer: bool) -> None:
         """`task` seeks another worker from now on."""
         self.state = ExecutionState.RECOVERING
         self._recovery = task
@@ -412,7 +412,7 @@ class RequestExecution:
     def failed_after_acceptance(self, error: DynamoError) -> bool:
         """Whether a worker took the request, and its failure, not a refusal, kept the request from being placed."""
         if error is not self.answer.failure and retryable(error) and not self.stream.ended:
-            self.answer.fails(error)
+            self.answer.note_failure(error)
         return error is self.answer.failure
 
     def detach_worker(self, error: DynamoError, seen: TokenLog) -> int | None:
@@ -480,7 +480,7 @@ class RequestExecution:
     def attempt_failed(self, error: DynamoError) -> DynamoError | None:
         if self.state is ExecutionState.ROUTING or self.state is ExecutionState.RECOVERING:
             # The step that places the request deals with it.
-            self.answer.fails(self.answer.failure or error)
+            self.answer.note_failure(self.answer.failure or error)
             return None
         return self._policy.recover(self, error)
 

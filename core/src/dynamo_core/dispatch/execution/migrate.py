@@ -36,7 +36,7 @@ ONGOING_REQUEST = "ongoing_request"
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 
 #: Has workers of a plan accept a request: not those given, after one that failed for the reason given.
-Place: TypeAlias = Callable[
+PlaceRequest: TypeAlias = Callable[
     [RequestExecution, RoutePlan, PreprocessedRequest, frozenset[int], DynamoError | None], Awaitable[object]
 ]
 
@@ -66,13 +66,13 @@ class LossLog:
                 self._quiet_until.clear()
         self._quiet_until[key] = now + WARNING_INTERVAL
         where = "a worker that is not known" if instance_id is None else f"worker {instance_id:016x}"
-        log.warning("requests lose %s: %s: %s", where, error.kind, error)
+        log.warning("requests are failing on %s: %s: %s", where, error.kind, error)
 
 
 class Migrator:
     """The recovery policy of requests, and the step *migrate*. Holds no state of a request, but the tasks that move."""
 
-    def __init__(self, place: Place, deadlines: Deadlines, metrics: Metrics, prefix: str) -> None:
+    def __init__(self, place: PlaceRequest, deadlines: Deadlines, metrics: Metrics, prefix: str) -> None:
         model = ("model",)
         self.tasks = TaskSet()
         self._place = place
@@ -96,7 +96,7 @@ class Migrator:
             model,
         )
 
-    def log_for(self, request: PreprocessedRequest, card: ModelCard) -> TokenLog | None:
+    def token_log_for(self, request: PreprocessedRequest, card: ModelCard) -> TokenLog | None:
         """What takes down the answer to a request; None if it cannot move in mid-answer anyway."""
         if card.migration_limit < 1 or migration_blocker(request, card) is not None:
             return None
@@ -117,7 +117,7 @@ class Migrator:
             return error
         stream, card = execution.stream, execution.planner.card
         if execution.log is not None:
-            seen = execution.log.with_ahead(stream.ahead())
+            seen = execution.log.including_unread(stream.unread_items())
         elif stream.begun:
             blocker = migration_blocker(execution.request, card) if card.migration_limit else None
             blocker = blocker or ("its tokens were not kept" if card.migration_limit else "its model does not migrate")
@@ -129,10 +129,10 @@ class Migrator:
             if blocker is not None:
                 return self._give_up(execution, error, blocker)
         elif execution.retries + 1 >= self._tries:
-            self._give_up(execution, error, f"{execution.retries + 1} workers took it in vain")
+            self._give_up(execution, error, f"{execution.retries + 1} workers accepted it and failed")
             return exhausted(error)
         task = self.tasks.spawn(self._migrate(execution, error, seen), name=f"move-{execution.ctx.id}")
-        execution.recover(task, in_mid_answer=not seen.empty)
+        execution.enter_recovery(task, in_mid_answer=not seen.empty)
         return None
 
     def _give_up(self, execution: RequestExecution, error: DynamoError, reason: str) -> DynamoError:
@@ -171,7 +171,7 @@ class Migrator:
         finally:
             forget()
             self._durations.labels(model, kind, outcome).observe(loop.time() - began)
-        execution.accept()
+        execution.placement_done()
 
     def _leave(self, execution: RequestExecution, error: DynamoError, seen: TokenLog) -> None:
         """Detaches the worker that has failed."""
@@ -238,7 +238,7 @@ def _unmovable(seen: TokenLog, moves: int, limit: int) -> str | None:
     """Why an answer that has begun cannot go on elsewhere; None if it can."""
     if seen.finished:
         return "its answer was complete"
-    if seen.other:
+    if seen.has_unmovable_output:
         return "its engine gave more than the tokens of one answer"
     if seen.overlong:
         return "its answer has become too long to be moved"

@@ -94,7 +94,7 @@ class Pipeline(AsyncResource):
         if self._timeouts.stall is not None:
             # What is held back at the worker cannot be told from silence.
             ctx.coalesce = 1
-        log = self._migrator.log_for(request, planner.card)
+        log = self._migrator.token_log_for(request, planner.card)
         execution = self._execution(request, ctx, planner, plan, permit, log=log, patient=patient)
         return await self._open(execution)
 
@@ -132,7 +132,7 @@ class Pipeline(AsyncResource):
             except DynamoError as error:
                 if not execution.failed_after_acceptance(error):
                     raise
-            execution.accept()
+            execution.placement_done()
             if stream.error is not None and not stream.begun:
                 raise stream.error
         except BaseException as error:
@@ -151,7 +151,7 @@ class Pipeline(AsyncResource):
         excluded: frozenset[int],
         last: DynamoError | None,
     ) -> Awaitable[object]:
-        """Awaits until workers of `plan` have accepted; see `dynamo_core.dispatch.execution.migrate.Place`."""
+        """Awaits until workers of `plan` have accepted; see `dynamo_core.dispatch.execution.migrate.PlaceRequest`."""
         if len(plan) > 1:
             return self._prefill.run(execution, request, *plan, excluded=excluded, last=last)
         ctx = execution.ctx

@@ -115,7 +115,7 @@ class Attempt:
 
     def closed(self, error: DynamoError | None) -> None:
         if self._stream._sink is self:
-            self._stream._lose(error or StreamIncomplete("the stream ended before it was complete"))
+            self._stream._attempt_lost(error or StreamIncomplete("the stream ended before it was complete"))
 
     def end(self, error: DynamoError | None) -> None:
         """Returns what it holds. `error` says why it has failed, if it has. Safe twice."""
@@ -252,7 +252,7 @@ class ResponseStream:
     def fail_attempt(self, error: DynamoError) -> None:
         """The current attempt is of no use any more, although its own call reports nothing."""
         if self._cut_off():
-            self._lose(error)
+            self._attempt_lost(error)
 
     def fail(self, error: DynamoError) -> None:
         """Ends the stream badly, unless it has ended."""
@@ -283,7 +283,7 @@ class ResponseStream:
         """How many items and events have arrived so far, taken or not."""
         return self._arrived + len(self._items)
 
-    def ahead(self) -> Sequence[Any]:
+    def unread_items(self) -> Sequence[Any]:
         """The items that have arrived and not been taken, as they came."""
         return tuple(self._items)
 
@@ -394,11 +394,11 @@ class ResponseStream:
     def _take_event(self, item: Annotated[Any]) -> None:
         self._arrived += 1
         if item.is_error():
-            self._lose(item.to_error())
+            self._attempt_lost(item.to_error())
         elif item.is_complete_final():
             self._end(None)
 
-    def _lose(self, error: DynamoError) -> None:
+    def _attempt_lost(self, error: DynamoError) -> None:
         self._sink = None
         if self._owner is not None and self._close_done is None:
             final = self._owner.attempt_failed(error)

@@ -52,8 +52,8 @@ class _Told(NamedTuple):
 class WorkerMonitor(AsyncResource):
     """Keeps the busy marks of all pools that are put in its care.
 
-    Without a rule nobody is busy, and the tracker is not listened to; what workers tell is still heard, for those who
-    look at the gauges before they set thresholds.
+    Without a rule no worker counts as busy, and changes of the tracker are ignored. Reports of workers are still
+    received, so that the gauges show them before thresholds are set.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import asyncio
 from urllib.parse import urlsplit
 
 from aiohttp import ServerDisconnectedError
-from dynamo_core import MetricsScope, PluginConfig, first_words, quoted
+from dynamo_core import MetricsScope, PluginConfig, quote_greeting, read_greeting
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_leases import NotSpoken, OnChange, RemoteDiscovery, Session
 
@@ -56,9 +56,11 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
         """Finds out which server hangs up on HTTP, as Redis does, which takes it for an attack."""
         for endpoint in self._settings.endpoints:
             address = urlsplit(endpoint)
-            words = b"" if address.scheme == "https" else await first_words(address.hostname or "", address.port or 80)
+            words = (
+                b"" if address.scheme == "https" else await read_greeting(address.hostname or "", address.port or 80)
+            )
             if words and not words.startswith(b"HTTP/"):
-                raise NotSpoken(f"this is no etcd: {endpoint} answers {quoted(words)}")
+                raise NotSpoken(f"this is no etcd: {endpoint} answers {quote_greeting(words)}")
 
     async def _connect(self, on_change: OnChange) -> Session[Store]:
         settings = self._settings

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import nats.errors
-from dynamo_core import CounterLike, DynamoError, MetricsScope, first_words, quoted
+from dynamo_core import CounterLike, DynamoError, MetricsScope, quote_greeting, read_greeting
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_wire.brokered import CLOSE_GRACE, Broker, Listening, OutboundMessage, Session
 from nats.aio.client import Client
@@ -146,11 +146,11 @@ class _NatsSession(Session):
     async def _check_greeting(self) -> None:
         """Checks the greeting. The library waits for one, and reports that of another protocol as empty."""
         address = urlsplit(self._server)
-        words = await first_words(address.hostname or "", address.port or DEFAULT_PORT)
+        words = await read_greeting(address.hostname or "", address.port or DEFAULT_PORT)
         if words and not words.startswith(GREETING):
             raise ConfigError(
-                f"transport.servers: this is no NATS server: {address.netloc} says {quoted(words)}; name the port "
-                "where NATS clients connect"
+                f"transport.servers: this is no NATS server: {address.netloc} says {quote_greeting(words)}; "
+                "name the port where NATS clients connect"
             )
 
     async def _told(self, error: Exception) -> None:

@@ -101,4 +101,4 @@ def test_whoever_costs_least_is_marked() -> None:
 def test_a_router_without_costs_and_a_pool_without_choice_say_so() -> None:
     assert shown(rank(1))[-1] == "mine reports no costs."
     assert shown(rank(1), refusal="all busy")[-1] == "no worker can be chosen: all busy"
-    assert shown(refusal="nobody there")[1:] == ["no worker can be chosen: nobody there"]
+    assert shown(refusal="no worker there")[1:] == ["no worker can be chosen: no worker there"]

@@ -222,7 +222,7 @@ class Link:
 
     def absent(self) -> None:
         """The other end does not listen any more."""
-        self.finish(CannotConnect(f"nobody listens at {self.peer}: the process that did is gone"))
+        self.finish(CannotConnect(f"no process listens at {self.peer}: the one that did is gone"))
 
     def receive(self, data: bytes, reply: str) -> None:
         """Takes what arrived over this link; `reply` is set if life is asked for."""

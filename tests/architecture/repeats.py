@@ -109,7 +109,9 @@ def _pair(first: str, own: Sequence[Line], second: str, its: Sequence[Line], run
 
 def code_lines(source: str, nodes: Iterable[ast.AST]) -> Iterator[Line]:
     """The lines of a source, given with its nodes, that count: no boilerplate, no lone punctuation."""
+    nodes = list(nodes)
     passed_over = set(_boilerplate(nodes))
+    declared = set(_declarations(nodes))
     tokens: dict[int, list[tokenize.TokenInfo]] = defaultdict(list)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _LAYOUT and token.start[0] not in passed_over:
@@ -117,7 +119,8 @@ def code_lines(source: str, nodes: Iterable[ast.AST]) -> Iterator[Line]:
     for number, row in tokens.items():
         weight = sum(token.type != tokenize.OP for token in row)
         if weight:
-            yield Line(number, " ".join(token.string for token in row), " ".join(map(_open, row)), weight)
+            exact = " ".join(token.string for token in row)
+            yield Line(number, exact, exact if number in declared else " ".join(map(_open, row)), weight)
 
 
 def _open(token: tokenize.TokenInfo) -> str:
@@ -144,6 +147,32 @@ def _boilerplate(nodes: Iterable[ast.AST]) -> Iterator[int]:
                 yield from range(node.decorator_list[0].lineno, _rows(node).stop)
             case ast.List() | ast.Tuple() | ast.Set() | ast.Dict() if _is_data(node):
                 yield from _rows(node)[1:]
+
+
+def _declarations(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    """The numbers of lines that declare fields and parameters: they say what they are by their names, so their shape is
+    their text."""
+    for node in nodes:
+        match node:
+            case ast.ClassDef():
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign):
+                        yield from _rows(field)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from range(node.lineno + 1, node.body[0].lineno)
+                if node.name == "__init__":
+                    for step in node.body:
+                        if _is_own_field(step):
+                            yield from _rows(step)
+
+
+def _is_own_field(step: ast.stmt) -> bool:
+    match step:
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"))]):
+            return True
+        case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"))):
+            return True
+    return False
 
 
 def _rows(node: ast.stmt | ast.expr) -> range:

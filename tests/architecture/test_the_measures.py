@@ -104,7 +104,8 @@ def test_what_the_language_wants_is_no_repeat(source: str) -> None:
     "declared",
     [
         "class A:\n    b: int\n    c: str = d()\n    d: A.b\n    e: int = 1\n    f: bytes\n    g: A | None = None\n",
-        "def f(\n    b: int,\n    c: A.b,\n    d: B[C],\n    e: int | None = None,\n    f: str = '',\n    g: A = c(),\n): ...\n",
+        "def f(\n    b: int,\n    c: A.b,\n    d: B[C],\n    e: int | None = None,\n"
+        "    f: str = '',\n    g: A = c(),\n): ...\n",
         "class A:\n    def __init__(self):\n        self.b = 1\n        self.c = d\n        self.d = e()\n"
         "        self.e = []\n        self.f: A[B] = c\n        self.g = b.c\n",
     ],

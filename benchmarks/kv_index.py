@@ -140,7 +140,7 @@ def _mixes(options: argparse.Namespace) -> dict[str, list[int]]:
     """How many blocks of the prompt each rank holds."""
     ranks, blocks = options.ranks, options.blocks
     return {
-        "nobody holds any of it": [0] * ranks,
+        "no worker holds any of it": [0] * ranks,
         "all hold 1/8, four hold more": [
             blocks * (4 + number) // 8 if number < 4 else blocks // 8 for number in range(ranks)
         ],

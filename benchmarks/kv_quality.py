@@ -55,7 +55,7 @@ TRAFFIC: Final[Mapping[str, Traffic]] = {"shared": SHARED, "nothing shared": UNS
 WORKERS: Final = 8
 #: A KV cache of 131,072 tokens: all workers together have room for what is asked again, one alone has not.
 ENGINE: Final = MockerConfig(block_size=16, num_gpu_blocks=8192, context_length=32_768)
-#: The first requests, as a share of all, meet empty caches whoever routes, and count for nothing.
+#: The first requests, as a share of all, meet empty caches with every router, and count for nothing.
 WARM_UP: Final = 0.25
 _MODEL: Final = "m"
 #: Virtual seconds after which a run is given up.
@@ -260,4 +260,4 @@ async def _ask(models: Models, request: PreprocessedRequest, request_id: str, an
 
 
 def _announce(_: str, **__: Any) -> None:
-    """Nobody is told of workers that come and go."""
+    """No listener is told of workers that come and go."""

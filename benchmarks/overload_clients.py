@@ -117,7 +117,7 @@ class Load:
         self.came = 0
 
     async def run(self, seconds: float) -> None:
-        """Lets clients come for so long; those who are not done then leave."""
+        """Lets clients come for so long; clients that are not done then leave."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         arrival = began

@@ -13,7 +13,7 @@ _HEIGHT: Final = 300
 _LEFT: Final = 56
 _TOP: Final = 34
 _BOTTOM: Final = 44
-#: Told apart by those who see colours differently, too.
+#: Told apart by colour-blind readers, too.
 _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _DASHES: Final = ("", "6 3", "", "2 3")
 _POINTS: Final = 200

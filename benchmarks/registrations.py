@@ -274,7 +274,7 @@ async def _knowing_in_memory(size: int, changes: int) -> None:
     async with directory("memory") as place, AsyncExitStack() as stack:
         fleet = Fleet(place)
         await fleet.add(size)
-        # What the workers' side of a change costs is measured first, with nobody watching.
+        # What the workers' side of a change costs is measured first, with no watcher.
         begun = time.process_time()
         for _ in range(changes):
             await fleet.churn()

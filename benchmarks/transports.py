@@ -34,7 +34,7 @@ BASE: Final = "tcp"
 DEADLINE: Final = 900.0
 PACE_MS: Final = 6.4
 
-# Nobody asks once it is over, so nothing is waited for at the end.
+# No request comes once it is over, so nothing is waited for at the end.
 _CONFIG: Final = """\
 frontend: {{use: openai, host: 127.0.0.1, port: {port}}}
 router: {{use: round-robin}}

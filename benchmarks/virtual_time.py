@@ -1,4 +1,4 @@
-"""An event loop in which time passes only when nobody has anything to do, and then at once.
+"""An event loop in which time passes only when no task can run, and then at once.
 
 Whatever goes by the loop's clock (timers, sleeps, deadlines, the mocker's steps) sees exact times and never waits, and
 what happens depends on nothing but the program: two runs are the same to the last digit.

@@ -26,7 +26,7 @@ LONGEST = 60.0
 def pause(attempt: int, told: str | None, chance: Callable[[], float] = random.random) -> float:
     """Seconds before the next attempt, the first of which has number 0; `told` is what ``Retry-After`` says."""
     if told is not None and told.isdigit():
-        # A little more, so that those who were told the same do not return in the same instant.
+        # A little more, so that clients with the same answer do not return in the same instant.
         return min(int(told) + chance(), LONGEST)
     return min(2.0**attempt + chance(), LONGEST)
 

@@ -7,7 +7,7 @@
     │   └── PluginError             a plugin is missing, broken or made for another API
     ├── InvalidArgument             the request cannot be served as it is; a retry will not help
     ├── ModelNotFound               no such model, beside others that are served
-    ├── Unavailable                 nobody can serve this now: no worker has registered, or all are gone
+    ├── Unavailable                 nothing can serve this now: no worker has registered, or all are gone
     ├── ServiceOverloaded           workers exist but all are busy; try again after `retry_after` seconds
     ├── WorkerOverloaded            this one worker refused; another may accept
     ├── Cancelled                   the caller gave up
@@ -102,7 +102,7 @@ class ModelNotFound(DynamoError):
 
 
 class Unavailable(DynamoError):
-    """Nobody can serve the request now: no worker registered, or all of them are gone."""
+    """Nothing can serve the request now: no worker registered, or all of them are gone."""
 
     kind = "Unavailable"
     public = True

@@ -1,4 +1,4 @@
-"""Owners of background tasks: nothing runs that nobody would end."""
+"""Owners of background tasks: nothing runs without an owner that ends it."""
 
 from __future__ import annotations
 

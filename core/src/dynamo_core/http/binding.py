@@ -34,8 +34,8 @@ class SharedPort:
 
     The processes bind it too, with ``SO_REUSEPORT``, and the kernel gives each new connection to one of those that
     listen. That option would let any process of this user join, so the address is bound without it first: where
-    somebody is, this fails. Only then it is opened to others that set the option; a server that does not share, and
-    another supervisor, which tries as this one did, are kept out from then on, even while no frontend runs.
+    another one has it, this fails. Only then it is opened to others that set the option; a server that does not share,
+    and another supervisor, which tries as this one did, are kept out from then on, even while no frontend runs.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -85,7 +85,7 @@ class SharedPort:
         # Connections of an earlier run may still be closing; they do not count.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(address)
-        # But whoever comes later with this option must not get in, so it is taken back.
+        # But a process that comes later with this option must not get in, so it is taken back.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         return int(holder.getsockname()[1])

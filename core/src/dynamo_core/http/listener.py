@@ -54,7 +54,7 @@ _Handle = Callable[[Any], Awaitable[web.StreamResponse]]
 
 
 class _AlreadyReported(ConnectionError):
-    """Ends a response that had begun: the connection is closed, so that nobody takes what came for the whole."""
+    """Ends a response that had begun: the connection is closed, so that no client takes what came for the whole."""
 
 
 class _ProtocolNoise(logging.Filter):
@@ -242,7 +242,7 @@ class Listener(AsyncResource):
         log.info("the %s listener serves %s", self.name, _told(self.routes))
         if self.exposure == "network":
             log.warning(
-                "the %s listener is open to the network on %s:%d; whoever reaches it can use it",
+                "the %s listener is open to the network on %s:%d; every host that reaches it can use it",
                 self.name,
                 self._host or "*",
                 self.port,
@@ -302,7 +302,7 @@ class Listener(AsyncResource):
                 await self._limiter.aclose()
             await self._runner.cleanup()
             self._stalls.close()
-            # Only now: whoever cuts this short closes the rest by calling again.
+            # Only now: a caller that cuts this short closes the rest by calling again.
             self._closed = True
 
     def _stop_accepting(self) -> None:
@@ -313,7 +313,7 @@ class Listener(AsyncResource):
             self._limiter.close()
 
     async def _close_door(self) -> None:
-        """Stops listening, without losing a connection that the kernel has made already and nobody has taken yet."""
+        """Stops listening, without losing a connection that the kernel has made and the loop has not taken yet."""
         server, limiter = self._server, self._limiter
         if server is None or limiter is None:
             return
@@ -379,7 +379,7 @@ class Listener(AsyncResource):
     async def _dispatch(self, application: _Handle, request: Any) -> web.StreamResponse:
         """Takes a request for an exact path to its handler; any other, or one that asks for more, to `application`."""
         if self._leaving:
-            # As if the client had asked for it: whoever writes the answer goes by this, and says so in its header.
+            # As if the client had asked for it: the writer of the answer goes by this, and says so in its header.
             request._message = request._message._replace(should_close=True)
         handler = self._exact.get((request.method, request.raw_path))
         if self._starting and (request.method.replace("HEAD", "GET"), request.path) not in self._early:

@@ -124,13 +124,13 @@ async def _serve(loaded: LoadedSettings, role: Role) -> int:
             if line is not None:
                 line.say_ready()
             if not role.whole and role.workers:
-                # Nobody starts a process anew that is everything; and whoever looks into it with a debugger stops it.
+                # No supervisor starts a process anew that is everything; and a debugger stops its loop.
                 _watch_loop(signals, min(loaded.settings.workers[name].stall_exit for name in role.workers))
             async with TaskSet() as tasks:
                 tasks.spawn(_announce(application), name="announce")
                 broken = await _first(application.failed(), signals.wait(1))
         if broken:
-            log.error("this process can serve nobody any more; it ends, to be started anew")
+            log.error("this process can serve no request any more; it ends, to be started anew")
             signals.expect_end()
         else:
             log.info("stopping; a second signal cuts running requests, a third ends the process at once")

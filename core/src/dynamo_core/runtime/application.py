@@ -146,7 +146,7 @@ class Application(AsyncResource):
         client = self._settings.client
         frontend.leave()
         if grace and not hurried and not self.role.whole and client.drain_grace:
-            # Whoever balances the load asks /ready now and then; until it has, requests still come and are served.
+            # A load balancer asks /ready now and then; until it has, requests still come and are served.
             log.info(
                 "requests are taken for %g s more, until load balancers notice (client.drain_grace)", client.drain_grace
             )

@@ -140,7 +140,7 @@ class FrontendProcess:
         await self._joined.wait()
 
     def leave(self) -> None:
-        """Says on /ready, /live and /health that it goes, so that nobody sends more, and sends clients elsewhere."""
+        """Says on /ready, /live and /health that it goes, so that nothing more comes, and sends clients elsewhere."""
         self._health.shutting_down = True
         for listener in self._listeners:
             listener.leave()
@@ -166,7 +166,7 @@ class FrontendProcess:
             await self.models.changed()
 
     async def _join(self, public: Listener) -> None:
-        """Begins to accept on a shared port; in the end also without being ready, so that somebody says why."""
+        """Begins to accept on a shared port; in the end also without being ready, so that clients are told why."""
         try:
             async with asyncio.timeout(JOIN_WAIT):
                 await self._models_ready()
@@ -295,7 +295,7 @@ class FrontendProcess:
             admin = [token.protect(route) for route in admin]
         known = [guard for guard in (keys, token) if guard is not None] if keys is not None else []
         frontend, operators = self._settings.frontend, self._settings.admin
-        # Whoever asks on a shared port cannot choose who answers, so each process has a port of its own too.
+        # A client of a shared port cannot choose which process answers, so each process has a port of its own too.
         port = 0 if operators.port is None and self._shared else operators.port
         if port:
             port += self._role.replica or 0

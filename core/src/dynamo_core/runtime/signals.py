@@ -91,7 +91,7 @@ class Signals:
 
 
 def end_with(code: int) -> int:
-    """Ends logging and gives the exit code back; does not return if nobody reads the log."""
+    """Ends logging and gives the exit code back; does not return if no process reads the log."""
     if not logs.shutdown_logging():
         os._exit(code)
     return code

@@ -11,7 +11,7 @@ from dynamo_core.contracts.engine import RuntimeOptions, WorkerConfig
 from dynamo_core.settings import LoadedSettings, load_settings
 from dynamo_core.settings.tree import Table, from_plain
 
-#: The origin of what nobody set.
+#: The origin of what no layer set.
 ORIGIN = "engine run alone"
 
 #: What reaches the other processes of this machine, and needs no servers.

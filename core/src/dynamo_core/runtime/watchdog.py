@@ -125,7 +125,7 @@ class Watchdog:
         before, self._before = self._before, None
         current = signal.set_wakeup_fd(before)
         if current != self._wakes:
-            # Somebody has put its own there since.
+            # Other code has put its own there since.
             signal.set_wakeup_fd(current)
 
     def expect_end(self, *, hurried: bool = False) -> None:

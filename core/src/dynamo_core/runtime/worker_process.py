@@ -95,7 +95,7 @@ class WorkerProcess:
         return "; ".join(filter(None, (worker.doing for worker in self.workers)))
 
     async def lost(self) -> None:
-        """Returns when a worker can serve nobody any more, for good: its engine is dead, or nobody will find it."""
+        """Returns when a worker can serve no more, for good: its engine is dead, or no frontend will find it."""
         if not self.workers:
             await asyncio.Event().wait()
         waiting = [self._tasks.spawn(worker.lost(), name="watch-lease") for worker in self.workers]
@@ -189,7 +189,7 @@ def health_check(settings: WorkerSettings, config: WorkerConfig) -> HealthCheck 
 def worker_config(namespace: str, name: str, settings: WorkerSettings, replica: int) -> WorkerConfig:
     """What the engine of one replica is told."""
     mode = DisaggregationMode(settings.disaggregation_mode)
-    # Prefill workers stand apart, so that nobody who asks for `backend` is sent to one.
+    # Prefill workers stand apart, so that no request for `backend` is sent to one.
     component = settings.component or ("prefill" if mode is DisaggregationMode.PREFILL else "backend")
     return WorkerConfig(
         model_name=settings.model.name,

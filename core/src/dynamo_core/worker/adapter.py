@@ -126,7 +126,7 @@ class EngineAdapter(AsyncResource):
                 return
             with start_span("engine.generate") as span:
                 log.debug("a request goes to engine %s of worker %s", self._engine.NAME, self._worker)
-                # Without a span that is recorded nobody looks at the clock, and nothing is counted per item.
+                # Without a span that is recorded the clock is not read, and nothing is counted per item.
                 watch = GenerateSpan(span, request, self._mode.value, ctx) if span.recording else None
                 abort = _Abort(self, ctx, held=self._mode is DisaggregationMode.DECODE)
                 items: Any = None
@@ -207,7 +207,7 @@ class EngineAdapter(AsyncResource):
     def _misuse(self, error: Exception, stream: Any, item: Any) -> Exception:
         """What went wrong, by its right name if the last item was of a wrong type.
 
-        Looked at when something has failed: in service nobody looks at the type of an item that passes.
+        Looked at when something has failed: in service the type of an item that passes is not looked at.
         """
         wrong = item is not _NONE and not isinstance(item, LLMEngineOutput)
         if wrong and isinstance(error, AttributeError | TypeError):

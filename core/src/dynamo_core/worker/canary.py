@@ -59,7 +59,7 @@ class Beats:
 
 
 class _Counted(AsyncGenerator[Any, None]):
-    """Passes everything on. Whoever asks for an item has got the one before, so the first question does not count."""
+    """Passes everything on. A caller that asks for an item has got the one before, so the first one does not count."""
 
     __slots__ = ("_beats", "_begun", "_items")
 

@@ -68,7 +68,7 @@ class KvHistory:
     """The memory of one worker, and the handler of ``kv_history``; `epoch` tells this run of it from earlier ones."""
 
     def __init__(self, epoch: int, *, kept: bool = True) -> None:
-        """Without `kept` nothing is remembered, and whoever asks is refused."""
+        """Without `kept` nothing is remembered, and every question is refused."""
         self._epoch = epoch
         self._kept = kept
         self._ranks: dict[int, _Rank] = {}

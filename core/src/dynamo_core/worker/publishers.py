@@ -46,7 +46,7 @@ class EnginePublishers(AsyncResource):
         self._publishers: list[Publisher] = []
         self._events: KvEventPublisher | None = None
         self._tasks = TaskSet()
-        #: What was told of the cache, for those who missed some of it.
+        #: What was told of the cache, for readers that missed some of it.
         self.history = KvHistory(0, kept=False)
 
     async def start(

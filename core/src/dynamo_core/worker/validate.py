@@ -59,7 +59,7 @@ class StreamRules:
     """Judges the items of one stream, in order. `terminals` of them end it, one per choice.
 
     `vocabulary` is the number of token ids, None if it is not known. `text` is true of an engine that answers with
-    texts: its tokens are nobody's but its own.
+    texts: its tokens are its own.
     """
 
     def __init__(

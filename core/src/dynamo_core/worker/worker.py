@@ -186,7 +186,7 @@ class Worker(AsyncResource):
         return f"the engine of worker {self._config.worker} is in {method}()" if method else ""
 
     async def lost(self) -> None:
-        """Returns when nobody can be served here any more: the engine has died, or discovery has given up on it."""
+        """Returns when no request can be served here any more: the engine has died, or discovery has given up on it."""
         if self._lease is None:
             return
         async with TaskSet() as watching:
@@ -324,7 +324,7 @@ class Worker(AsyncResource):
     async def _serve(
         self, lease: Lease, engine_config: EngineConfig, files: dict[str, bytes], system_url: str | None
     ) -> None:
-        # While it starts, an engine may block: nobody waits for it.
+        # While it starts, an engine may block: no request waits for it.
         blocking = BlockingWatch(self._engine, self._config.worker)
         blocking.start()
         if PROGRESS in engine_config.capabilities:
@@ -359,7 +359,7 @@ class Worker(AsyncResource):
             self._served.append(served)
             address |= served.address
         instance = make_instance(lease.id, self._config, address, system_url, lease.ttl)
-        # The card is there slightly before the instance, so that nobody sees an instance without a model.
+        # The card is there slightly before the instance, so that no frontend sees an instance without a model.
         await lease.put(CARDS + card.path, msgspec.json.encode(card))
         await lease.put(INSTANCES + instance.path, msgspec.json.encode(instance))
         self._instance = instance
@@ -517,7 +517,7 @@ class Worker(AsyncResource):
 
 
 def _checked(engine: LLMEngine, config: WorkerConfig, made: object) -> EngineConfig:
-    """What `start` returned; refuses what nobody could be served with."""
+    """What `start` returned; refuses what no request could be served with."""
     engine_config = check_engine_config(engine, made)
     if not engine_config.model:
         raise BackendError.InvalidArgument("EngineConfig.model is empty")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from random import SystemRandom
 
-#: Ports that systems give to no outgoing connection, so that nobody takes one before it is listened to, or after a
+#: Ports that systems give to no outgoing connection, so that no process takes one before it is listened to, or after a
 #: server was killed that is to come back. Port 0 would give just those.
 _PORTS = range(20_000, 32_000)
 #: Of its own: the seed of the common one is the same in several processes of tests.

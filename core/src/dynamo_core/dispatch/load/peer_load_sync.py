@@ -1,7 +1,7 @@
 """Frontends tell each other what they have placed on workers, so that the loads their routers see agree.
 
 Each tells of its own requests only, which it knows exactly, and hears of the others'. So nothing is counted twice, and
-nobody has to guess what of a worker's load is its own doing. Between two messages the others' part is out of date by up
+no frontend guesses which part of a worker's load is its own. Between two messages the others' part is out of date by up
 to `INTERVAL`; the own part never is.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two messages while loads change.
 INTERVAL = 0.05
-#: Seconds after which everything is told, changed or not: a sign of life, and for those who missed something.
+#: Seconds after which everything is told, changed or not: a sign of life, and for peers that missed something.
 REFRESH = 1.0
 
 _decoder = msgspec.msgpack.Decoder(PlacedLoads)

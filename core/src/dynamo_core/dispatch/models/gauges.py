@@ -111,7 +111,7 @@ class FrontGauges(Collector):
             "worker_active_prefill_tokens": ("Prompt tokens of running requests that are yet to be computed.", _WORKER),
             "worker_kv_blocks_active": ("KV blocks in use on a rank, as its worker told last.", _WORKER[:2]),
             "worker_kv_blocks_total": ("KV blocks of a rank.", _WORKER[:2]),
-            "worker_busy": ("Whether a worker is over its thresholds, so that nobody is sent to it.", _ROLE),
+            "worker_busy": ("Whether a worker is over its thresholds, so that no request is sent to it.", _ROLE),
             "worker_last_time_to_first_token_seconds": ("Of the last request of a worker.", _WORKER),
             "worker_last_inter_token_latency_seconds": ("The mean of the last request of a worker.", _WORKER),
             "worker_last_input_sequence_tokens": ("Of the last request of a worker.", _WORKER),

@@ -106,7 +106,7 @@ class ThresholdBook(AsyncResource):
         return self.of(model)
 
     async def _told(self, condition: Callable[[], bool]) -> None:
-        """Returns once the watch has told of a change, or somebody else's came after it.
+        """Returns once the watch has told of a change, or a change of another process came after it.
 
         Nothing is taken in past the watch: what it tells comes in the order of the store, the same for all frontends.
         """

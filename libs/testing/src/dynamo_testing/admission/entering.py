@@ -1,4 +1,4 @@
-"""Who is let in, and what somebody is told who is not."""
+"""Which requests are let in, and what the others are told."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class EntryChecks(AdmissionHarness):
         permit.release(0)
 
     async def test_a_pool_without_workers_is_not_an_overload(self, hall: Hall) -> None:
-        """The router tells that there is nobody; coming back later is no advice then."""
+        """The router tells that there is no worker; coming back later is no advice then."""
         permit = await hall.admit(hall.pool(workers=0))
 
         permit.release(0)

@@ -1,4 +1,4 @@
-"""Leases: unique, the life of their records, and nobody else's business."""
+"""Leases: unique, the life of their records, and no concern of other leases."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LeaseChecks(DiscoveryHarness):
         lease = await registry.directories.one.lease()
         await lease.aclose()
 
-        # Refusing is as good as ignoring; a record that nobody will ever remove is not.
+        # Refusing is as good as ignoring; a record that is never removed is not.
         with suppress(Exception):
             await lease.put(registry.key("late"), b"1")
 

@@ -1,4 +1,4 @@
-"""Watches: a snapshot, then every change, whoever made it."""
+"""Watches: a snapshot, then every change, of any process."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ async def health_check_payload(bench: Bench) -> str:
     except Exception as error:
         raise HealthCheckPayloadFailed(f"health_check_payload {told(error)}") from error
     try:
-        # A probe is passed on to nobody, whatever the role.
+        # A probe is passed on to no other worker, whatever the role.
         return bench.check(await _ask(bench, request), DisaggregationMode.AGGREGATED)
     except ConformanceFailure as failure:
         raise HealthCheckPayloadFailed(f"the probe was not answered: {failure.name}: {failure.seen}") from failure

@@ -83,7 +83,7 @@ class Bench:
         self._equipped = False
         #: How many token ids the model has; None if the engine does not tell.
         self._vocabulary: int | None = None
-        #: Whether nobody owes the engine a cleanup any more.
+        #: Whether the engine has had its cleanup.
         self.cleaned = False
         self.plan = plan
         self.config: EngineConfig | None = None
@@ -203,7 +203,7 @@ class Bench:
     ) -> PreprocessedRequest:
         """A request as the framework sends it to an engine of this role; `prompt` is its length, the plan's if None."""
         if self.mode is DisaggregationMode.PREFILL:
-            # As whoever sends to a prefill worker does.
+            # As every sender to a prefill worker does.
             max_tokens = 1
         tokens = list(self.plan.token_ids if prompt is None else islice(cycle(self.plan.token_ids), prompt))
         request = PreprocessedRequest(

@@ -92,7 +92,7 @@ async def make(check: Check, bench: Bench) -> CheckResult:
 
 
 def blocked(check: Check, seen: str, seconds: float) -> CheckResult:
-    """The result of a check in which the event loop was blocked for so long that nobody waits any more."""
+    """The result of a check in which the event loop was blocked for so long that no caller waits any more."""
     cls = check.failures[0]
     failure = CancellationNotObserved(seen, after=seconds) if cls is CancellationNotObserved else cls(seen)
     failure.check = check.name

@@ -64,7 +64,7 @@ async def cancel_at_end(bench: Bench) -> str:
     if bench.mode is DisaggregationMode.PREFILL:
         raise Skipped("after its one token a prefill engine has only its result to hand over")
     if bench.text:
-        raise Skipped("nobody else knows which text is the last")
+        raise Skipped("only the engine knows which text is the last")
     client = _Client(bench, engine, await bench.request(max_tokens=FEW_TOKENS, ignore_eos=True))
 
     def stop() -> None:

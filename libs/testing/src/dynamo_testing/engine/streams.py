@@ -205,7 +205,7 @@ def check_answer(
     if terminal.finish_reason is FinishReason.ERROR:
         raise StreamYieldedError(f"the terminal item is an error: {terminal.error_message or 'without a message'}")
     if terminal.finish_reason is FinishReason.CANCELLED:
-        raise GenerateFailed(f"the stream ended with 'cancelled', though nobody had stopped it{reading.place}")
+        raise GenerateFailed(f"the stream ended with 'cancelled', though no caller had stopped it{reading.place}")
     if mode is DisaggregationMode.PREFILL and terminal.disaggregated_params is None:
         raise NoDisaggregatedParams(f"{_item(terminal)} carries none, in mode prefill{reading.place}")
     _check_usage(reading, terminal, text)

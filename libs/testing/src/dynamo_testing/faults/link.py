@@ -150,7 +150,7 @@ class _Lane(Lane):
         return self.silent or self._link.over.is_set()
 
     async def forget(self) -> None:
-        """Reads on, for nobody, until the source ends."""
+        """Reads on, and drops it, until the source ends."""
         with suppress(_SourceLost):
             while await self._read():
                 pass

@@ -1,4 +1,4 @@
-"""Who may be chosen, and what is said where nobody can be."""
+"""Which workers may be chosen, and which error is raised where none may be."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Fleet:
 
     def services(self, pool: KitPool) -> RouterServices:
         """What a router of a pool is made with; all see one load tracker."""
-        return RouterServices(pool, self.tracker, self.events, EmptyDirectory(), Metrics(), _nobody_answers)
+        return RouterServices(pool, self.tracker, self.events, EmptyDirectory(), Metrics(), _no_worker_answers)
 
     # The workers.
 
@@ -100,17 +100,17 @@ class Fleet:
             async with asyncio.timeout(self.wait):
                 route = await (router or self.router).route(asked or self.asked(), self.pool)
         except TimeoutError:
-            raise AssertionError(f"nobody was chosen within {self.wait} s, and no error was raised") from None
+            raise AssertionError(f"no worker was chosen within {self.wait} s, and no error was raised") from None
         assert route.instance is self.pool.instances.get(route.instance.instance_id), "this worker is not in the pool"
         return route
 
     async def refusal(self, asked: RoutingRequest | None = None) -> ServiceOverloaded | Unavailable:
-        """Why nobody can be chosen; a choice is a failure."""
+        """Why no worker can be chosen; a choice is a failure."""
         try:
             route = await self.route(asked)
         except (ServiceOverloaded, Unavailable) as error:
             return error
-        raise AssertionError(f"worker {route.instance.instance_id} was chosen where nobody may be")
+        raise AssertionError(f"worker {route.instance.instance_id} was chosen where none may be")
 
     def reserve(self, route: Route, asked: RoutingRequest) -> Reservation:
         """The route is taken, as core does it."""
@@ -151,7 +151,9 @@ class Fleet:
         return found
 
 
-async def _nobody_answers(instance: Instance, endpoint: Endpoint, request: object, *, timeout: float) -> list[object]:
+async def _no_worker_answers(
+    instance: Instance, endpoint: Endpoint, request: object, *, timeout: float
+) -> list[object]:
     raise NotSupported("workers of the kit cannot be asked")
 
 

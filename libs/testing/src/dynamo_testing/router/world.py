@@ -15,7 +15,7 @@ from dynamo_core.telemetry.metrics import Metrics
 
 
 class KitPool(Pool):
-    """A pool that counts how often somebody asks who is eligible."""
+    """A pool that counts how often it is asked which workers are eligible."""
 
     looks = 0
 
@@ -52,7 +52,7 @@ class CountingTracker:
 
 
 class KitEvents(EventPlane):
-    """Hands the events that a check sends to whoever listens."""
+    """Hands the events that a check sends to every subscriber."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, list[asyncio.Queue[tuple[int, int, bytes]]]] = {}
@@ -79,7 +79,7 @@ class KitEvents(EventPlane):
 
 
 class EmptyDirectory(Discovery):
-    """Nobody is there, and nobody comes."""
+    """Empty, and stays so."""
 
     NAME = "kit"
 

@@ -116,7 +116,7 @@ class Client:
                     if error.code != PRECONDITION:
                         raise CannotConnect(f"etcd at {endpoint} does not serve: {error}", cause=error) from error
                     # Authentication is switched off: the server serves all clients. It may be switched on at any time.
-                    log.warning("etcd at %s asks nobody for a password", endpoint)
+                    log.warning("etcd at %s asks for no password", endpoint)
                     return None
             return self._token
 

@@ -114,7 +114,7 @@ def _grown(block: Block, text: str) -> Step:
 
 
 def deltas_of(piece: Piece) -> Sequence[ParserDelta]:
-    """What a piece says, whoever told it apart: parsers here, the engine, or nobody."""
+    """What a piece says, told apart by the parsers here, by the engine, or not at all."""
     if piece.parsed is not None:
         return piece.parsed
     if piece.delta is not None:

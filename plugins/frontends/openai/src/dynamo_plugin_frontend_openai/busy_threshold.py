@@ -95,7 +95,7 @@ class BusyThresholds:
         ]
 
     async def list(self, http: web.Request) -> web.Response:
-        """The thresholds of all models that have any; none where nobody goes by them."""
+        """The thresholds of all models that have any; none where no admission plugin goes by them."""
         found: list[dict[str, Any]] = []
         if self._control.armed:
             touched = set(self._control.changed_models())

@@ -233,7 +233,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
             if not request.streaming:
                 check_answer_size(request, most, self._memory.most)
         if not request.streaming and all(choice.patient for mapping in choices for choice in mapping.values()):
-            # Nobody looks at the answer before its end.
+            # The client gets nothing of the answer before its end.
             exchange.ctx.coalesce = coalesced(scores) if scores else COALESCE
         streams = await self._generate(exchange, asked)
         exchange.inflight.routed(streams[0].instance_id)

@@ -40,7 +40,7 @@ class TextParser(Protocol):
 class AnswerParser:
     """Reasoning first; what of the text is content goes on to the parser of calls. Either may be missing.
 
-    Unless `parallel`, only the first call is told. With `whole` nobody sees the answer before its end: a call that
+    Unless `parallel`, only the first call is told. With `whole` the client sees nothing before the end: a call that
     breaks off is text.
     """
 

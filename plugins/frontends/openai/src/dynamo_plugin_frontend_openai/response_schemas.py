@@ -24,7 +24,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """An error: for the official clients, and flat for those who read it themselves. `code` is the HTTP status."""
+    """An error: for the official clients, and flat for other clients. `code` is the HTTP status."""
 
     error: ErrorDetail
     message: str

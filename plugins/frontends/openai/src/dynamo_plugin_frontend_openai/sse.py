@@ -156,7 +156,7 @@ class EventStream:
             await response.write_eof(last)
 
     def cut(self, last: bytes) -> None:
-        """Writes the last bytes and closes the connection without ending the response, so that nobody takes it for
+        """Writes the last bytes and closes the connection without ending the response, so that no client takes it for
         a whole one. A client that does not read them loses the connection after the deadline."""
         transport = self._transport
         if transport is None or transport.is_closing():

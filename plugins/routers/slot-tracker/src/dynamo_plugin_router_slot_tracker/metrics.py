@@ -14,7 +14,7 @@ _SCOPE = ("model", "tenant_id")
 
 
 class ServiceMetrics:
-    """Counts calls as they come, and reads all else when somebody scrapes."""
+    """Counts calls as they come, and reads all else at each scrape."""
 
     def __init__(self, registry: Registry, replicas: Replicas | None) -> None:
         self._registry = registry

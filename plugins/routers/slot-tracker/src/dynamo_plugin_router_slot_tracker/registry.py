@@ -23,7 +23,7 @@ from dynamo_plugin_router_slot_tracker.schemas import (
 )
 from dynamo_plugin_router_slot_tracker.sequences import ActivePrefixes, ActiveSequence, prefix_keys
 
-#: Seconds after which a request may be taken for one that nobody will free.
+#: Seconds after which a request may be taken for one that will never be freed.
 EXPIRY = 300.0
 #: Most seconds between two looks for such requests.
 SWEEP = 30.0

@@ -131,7 +131,7 @@ class SlotTrackerRouter(Router):
         decodes = request.phase is Phase.DECODE
         if decodes:
             # It is brought the blocks of its prompt: those that it holds already save nothing, and none are shared.
-            tokens, hashes = 0, _nobody_elses(len(request.request.token_ids) // block_size)
+            tokens, hashes = 0, _unshared(len(request.request.token_ids) // block_size)
         else:
             tokens, hashes = len(request.request.token_ids), _hashes(request, block_size)
         costs = await self._ask(pool, block_size, [] if decodes else hashes, tokens)
@@ -223,7 +223,7 @@ class SlotTrackerRouter(Router):
     # The workers, as the service is to know them.
 
     async def _watch(self, pool: PoolView) -> None:
-        """For workers that come or go while nobody asks for any, and a service that comes later."""
+        """For workers that come or go while no request asks for any, and a service that comes later."""
         while True:
             self._follow(pool)
             await asyncio.sleep(_LOOK)
@@ -281,7 +281,7 @@ def _hashes(request: RoutingRequest, block_size: int) -> list[int]:
         raise InvalidArgument("token_ids holds a number that is no token id of 32 bits") from None
 
 
-def _nobody_elses(number: int) -> list[int]:
+def _unshared(number: int) -> list[int]:
     """Hashes that no other request has, of any client of the service."""
     return list(struct.unpack(f"{number}q", os.urandom(8 * number)))
 

@@ -86,7 +86,7 @@ class Service:
             routes.append(metrics_route(metrics.render))
         if settings.token is not None:
             guard = AdminToken(settings.token, where="--token")
-            # Liveness is asked for by those who have no token.
+            # Probes of liveness have no token.
             routes = [
                 route if route.path == "/health" else guard.protect(replace(route, respond_error=respond_error))
                 for route in routes

@@ -80,7 +80,7 @@ def _check_notes(body: bytes) -> None:
     try:
         notes = bytes(msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("metadata", b""))
     except UNREADABLE:
-        # What is wrong with it is told by those who look at all of it.
+        # What is wrong with it is told by the validation of the whole.
         return
     if notes.startswith(b"{") and notes.count(b",") > MAX_COMMAS:
         raise InvalidArgument(f"Validation: metadata has too many pairs: {PAIRS}", field="metadata")

@@ -31,7 +31,7 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
 
 
 class RedactedThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="redacted_thinking"):
-    """Thoughts that nobody here can read; they are left out."""
+    """Encrypted thoughts; they are left out."""
 
     data: str | None = None
 

@@ -7,6 +7,7 @@ import base64
 from dynamo_core import WatchEvent, WatchKind
 from dynamo_plugin_discovery_etcd.view import View
 from dynamo_plugin_discovery_etcd.wire import Change, Keys, Listing, Record
+from dynamo_testing.discovery.model import Told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,78 +23,92 @@ steps = st.lists(
 )
 
 
+class Model:
+    """A store, a view of it, and what is on its way from one to the other. A step is a method."""
+
+    def __init__(self) -> None:
+        self.view, self.told = View(TTL), Told()
+        self.store: dict[str, Record] = {}
+        self.revision, self.now, self.following, self.puts = 1, 0.0, False, 0
+        self.waiting: list[Change] = []
+        self.on_its_way: tuple[Listing, int] | None = None
+
+    def put(self, key: str, lease: int) -> None:
+        self.puts += 1
+        self.revision += 1
+        self.store[key] = Record(lease, self.revision, str(self.puts).encode())
+        self.waiting.append(Change(key, self.revision, self.store[key]))
+
+    def delete(self, key: str, _: int) -> None:
+        if self.store.pop(key, None) is not None:
+            self.revision += 1
+            self.waiting.append(Change(key, self.revision, None))
+
+    def hear(self, *_: object) -> None:
+        if not self.following:
+            self.follow()
+        elif self.waiting:
+            together = [change for change in self.waiting if change.revision == self.waiting[0].revision]
+            del self.waiting[: len(together)]
+            self.told.add(self.view.changed(together, self.now))
+
+    def list(self, *_: object) -> None:
+        """What a watch asks for while changes go on."""
+        if self.following:
+            self.on_its_way = (self.listing(), self.view.revision)
+
+    def answer(self, *_: object) -> None:
+        if self.on_its_way is not None:
+            self.told.add(self.view.listed(*self.on_its_way, self.now))
+            self.on_its_way = None
+
+    def fail(self, *_: object) -> None:
+        self.told.add(self.view.failed())
+        self.following, self.on_its_way = False, None
+
+    def empty(self, *_: object) -> None:
+        self.fail()
+        self.store.clear()
+        self.waiting.clear()
+        self.revision = 1
+
+    def wipe(self, *_: object) -> None:
+        if self.store:
+            self.revision += 1
+            self.waiting += [Change(gone, self.revision, None) for gone in self.store]
+            self.store.clear()
+
+    def wait(self, *_: object) -> None:
+        self.now += TTL
+        self.told.add(self.view.tick(self.now))
+
+    def listing(self) -> Listing:
+        return Listing(7, self.revision, dict(self.store))
+
+    def follow(self) -> None:
+        self.told.add(self.view.listed(self.listing(), self.view.revision, self.now))
+        self.waiting, self.following = [], True
+
+    def settle(self) -> None:
+        """Lets the view hear everything."""
+        if not self.following:
+            self.follow()
+        self.told.add(self.view.changed(self.waiting, self.now))
+        self.told.add(self.view.tick(self.now + TTL))
+
+
 @given(steps)
 def test_a_view_agrees_with_the_store_once_it_has_heard_everything(history: list[tuple[str, str, int]]) -> None:
-    view, told, kinds = View(TTL), dict[str, bytes](), list[WatchKind]()
-    store: dict[str, Record] = {}
-    revision, now, following = 1, 0.0, False
-    waiting: list[Change] = []
-    on_its_way: tuple[Listing, int] | None = None
+    model = Model()
+    for action, key, lease in history:
+        model.now += 0.1
+        getattr(model, action)(key, lease)
+    model.settle()
 
-    def tell(events: list[WatchEvent]) -> None:
-        for event in events:
-            kinds.append(event.kind)
-            if event.kind is WatchKind.PUT:
-                told[event.key] = event.value
-            elif event.kind is WatchKind.DELETE:
-                del told[event.key]
-
-    def listing() -> Listing:
-        return Listing(7, revision, dict(store))
-
-    for number, (action, key, lease) in enumerate(history):
-        now += 0.1
-        match action:
-            case "put":
-                revision += 1
-                store[key] = Record(lease, revision, str(number).encode())
-                waiting.append(Change(key, revision, store[key]))
-            case "delete" if key in store:
-                revision += 1
-                del store[key]
-                waiting.append(Change(key, revision, None))
-            case "hear" if following and waiting:
-                together = [change for change in waiting if change.revision == waiting[0].revision]
-                del waiting[: len(together)]
-                tell(view.changed(together, now))
-            case "list" if following:
-                # What a watch asks for while changes go on.
-                on_its_way = (listing(), view.revision)
-            case "answer" if on_its_way is not None:
-                tell(view.listed(*on_its_way, now))
-                on_its_way = None
-            case "fail":
-                tell(view.failed())
-                following, on_its_way = False, None
-            case "empty":
-                tell(view.failed())
-                store.clear()
-                waiting.clear()
-                revision, following, on_its_way = 1, False, None
-            case "wipe" if store:
-                revision += 1
-                waiting += [Change(gone, revision, None) for gone in store]
-                store.clear()
-            case "wait":
-                now += TTL
-                tell(view.tick(now))
-            case _:
-                pass
-        if not following and action == "hear":
-            tell(view.listed(listing(), view.revision, now))
-            waiting, following = [], True
-
-    if not following:
-        tell(view.listed(listing(), view.revision, now))
-        waiting = []
-    tell(view.changed(waiting, now))
-    tell(view.tick(now + TTL))
-
-    assert told == {key: record.value for key, record in store.items()}
-    assert view.count == len(store)
-    assert not view.stale
-    marks = [kind for kind in kinds if kind in (WatchKind.STALE, WatchKind.FRESH)]
-    assert marks == [WatchKind.STALE, WatchKind.FRESH] * (len(marks) // 2)
+    assert model.told.records == {key: record.value for key, record in model.store.items()}
+    assert model.view.count == len(model.store)
+    assert not model.view.stale
+    assert model.told.is_fresh()
 
 
 def test_a_store_that_has_gone_back_in_time_was_emptied_and_nobody_is_taken_for_dead_for_a_ttl() -> None:

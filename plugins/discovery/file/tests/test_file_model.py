@@ -49,72 +49,93 @@ steps = st.lists(
 )
 
 
+class Model:
+    """A folder, three leases on it, and what must be in it. A step is a method."""
+
+    def __init__(self, make_host: Any, path: Path) -> None:
+        self.path = path
+        self.host = make_host(path)
+        self.host.folder().prepare()
+        self.early = self.host.view()
+        self.leases = [self.host.lease() for _ in range(3)]
+        self.puts = 0
+        #: Key to value and owner; owner None is a value that outlives its writer.
+        self.truth: dict[str, tuple[bytes, Any]] = {}
+
+    async def put(self, who: int, key: str) -> None:
+        value = self._next_value()
+        await self.leases[who].put(key, value)
+        self._take(key, value, self.leases[who])
+
+    async def remove(self, who: int, key: str) -> None:
+        await self.leases[who].remove(key)
+        if key in self.truth and self.truth[key][1] is self.leases[who]:
+            del self.truth[key]
+
+    async def close(self, who: int, _: str) -> None:
+        await self.leases[who].aclose()
+        self.host.alive.remove(self.leases[who])
+        self._replace(who)
+
+    async def kill(self, who: int, _: str) -> None:
+        self.host.kill(self.leases[who])
+        self._replace(who)
+
+    async def value(self, _: int, key: str) -> None:
+        value = self._next_value()
+        self.host.put_value(key, value)
+        self._take(key, value, None)
+
+    async def wipe(self, *_: object) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._forget(None)
+
+    async def wait(self, *_: object) -> None:
+        self.host.run(1)
+
+    async def poll(self, *_: object) -> None:
+        self.early.poll()
+
+    def _next_value(self) -> bytes:
+        self.puts += 1
+        return str(self.puts).encode()
+
+    def _take(self, key: str, value: bytes, by: Any) -> None:
+        # A lease learns at its next heartbeat that another has taken its key.
+        owner = self.truth[key][1] if key in self.truth else None
+        if owner is not None and owner is not by:
+            # The first may find that the folder has been wiped, the second registers again.
+            owner.beat()
+            owner.beat()
+        self.truth[key] = (value, by)
+
+    def _replace(self, who: int) -> None:
+        self._forget(self.leases[who])
+        self.leases[who] = self.host.lease()
+
+    def _forget(self, lease: Any) -> None:
+        for key in [key for key, (_, owner) in self.truth.items() if owner is lease]:
+            del self.truth[key]
+
+
 @settings(deadline=None)
 @given(steps)
 def test_a_view_agrees_with_a_model_of_puts_removes_closes_and_deaths(
     make_host: Any, steps: list[tuple[str, int, str]]
 ) -> None:
     async def play(path: Path) -> None:
-        host = make_host(path)
-        host.folder().prepare()
-        early = host.view()
-        leases = [host.lease() for _ in range(3)]
-        #: Key to value and owner; owner None is a value that outlives its writer.
-        truth: dict[str, tuple[bytes, Any]] = {}
-
-        def taken(key: str, by: Any) -> None:
-            # A lease learns at its next heartbeat that another has taken its key.
-            owner = truth[key][1] if key in truth else None
-            if owner is not None and owner is not by:
-                # The first may find that the folder has been wiped, the second registers again.
-                owner.beat()
-                owner.beat()
-
-        def forget(lease: Any) -> None:
-            for key in [key for key, (_, owner) in truth.items() if owner is lease]:
-                del truth[key]
-
-        for number, (action, who, key) in enumerate(steps):
-            lease, value = leases[who], str(number).encode()
-            match action:
-                case "put":
-                    await lease.put(key, value)
-                    taken(key, lease)
-                    truth[key] = (value, lease)
-                case "remove":
-                    await lease.remove(key)
-                    if key in truth and truth[key][1] is lease:
-                        del truth[key]
-                case "close":
-                    await lease.aclose()
-                    host.alive.remove(lease)
-                    forget(lease)
-                    leases[who] = host.lease()
-                case "kill":
-                    host.kill(lease)
-                    forget(lease)
-                    leases[who] = host.lease()
-                case "value":
-                    host.put_value(key, value)
-                    taken(key, None)
-                    truth[key] = (value, None)
-                case "wipe":
-                    shutil.rmtree(path, ignore_errors=True)
-                    for lost in [key for key, (_, owner) in truth.items() if owner is None]:
-                        del truth[lost]
-                case "wait":
-                    host.run(1)
-                case _:
-                    early.poll()
+        model = Model(make_host, path)
+        for action, who, key in steps:
+            await getattr(model, action)(who, key)
         # The last to die needs a ttl and a poll; a wiped folder needs two heartbeats and a ttl to be trusted again.
-        host.run(6)
-        late = host.view()
+        model.host.run(6)
+        late = model.host.view()
         late.poll()
 
-        expected = {key: value for key, (value, _) in truth.items()}
-        assert early.records == expected
+        expected = {key: value for key, (value, _) in model.truth.items()}
+        assert model.early.records == expected
         assert late.records == expected
-        host.run(6)
+        model.host.run(6)
         assert len(list((path / "records").iterdir())) == len(expected)
         assert len(list((path / "leases").iterdir())) >= 3
 

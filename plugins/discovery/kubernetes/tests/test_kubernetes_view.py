@@ -6,6 +6,7 @@ from dynamo_core import WatchEvent, WatchKind
 from dynamo_leases import NO_LEASE
 from dynamo_plugin_discovery_kubernetes.objects import LeaseFact, RecordFact
 from dynamo_plugin_discovery_kubernetes.view import CLEAR_AFTER, SKEW, View
+from dynamo_testing.discovery.model import Told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,91 +37,99 @@ steps = st.lists(
 )
 
 
+class Model:
+    """Leases and records, a view of them, and the changes it has yet to hear of. A step is a method."""
+
+    def __init__(self) -> None:
+        self.view, self.told = View(TTL), Told()
+        self.leases: dict[int, LeaseFact] = {}
+        self.records: dict[str, RecordFact] = {}
+        self.waiting: list[LeaseFact | RecordFact | tuple[int, int | str]] = []
+        self.version, self.now, self.following = 1, 0.0, False
+
+    def put(self, holder: int, key: str) -> None:
+        if holder == NO_LEASE or holder in self.leases:
+            fact = record(self.version, holder, key, str(self.version).encode())
+            self.records[fact.name] = fact
+            self.waiting.append(fact)
+
+    def delete(self, holder: int, key: str) -> None:
+        self._forget(f"{holder}-{key}")
+
+    def beat(self, holder: int, _: str) -> None:
+        if holder != NO_LEASE:
+            self.leases[holder] = lease(holder, self.version, self.now)
+            self.waiting.append(self.leases[holder])
+
+    def close(self, holder: int, _: str) -> None:
+        if self.leases.pop(holder, None) is not None:
+            self.waiting.append((self.version, holder))
+            for gone in [one for one in self.records if one.startswith(f"{holder}-")]:
+                self.version += 1
+                self._forget(gone)
+
+    def hear(self, *_: object) -> None:
+        if not self.following or not self.waiting:
+            return
+        match self.waiting.pop(0):
+            case LeaseFact() as fact:
+                self.view.lease_changed(fact.version, fact.number, fact, self.now, self.now)
+            case RecordFact() as fact:
+                self.view.record_changed(fact.version, fact.name, fact, self.now)
+            case (at, int(number)):
+                self.view.lease_changed(at, number, None, self.now, self.now)
+            case (at, str(name)):
+                self.view.record_changed(at, name, None, self.now)
+        self.told.add(self.view.settle())
+
+    def read(self, *_: object) -> None:
+        facts = list(self.leases.values()), list(self.records.values())
+        self.told.add(read(self.view, *facts, self.version, self.now))
+        if not self.following:
+            self.waiting, self.following = [], True
+
+    def fail(self, *_: object) -> None:
+        self.told.add(self.view.failed())
+        self.following = False
+
+    def wait(self, *_: object) -> None:
+        self.now += TTL
+        for number in [*self.leases]:
+            self.version += 1
+            self.beat(number, "")
+
+    def settle(self) -> None:
+        """Lets the view hear everything, until every lease that is alive has been renewed."""
+        if not self.following:
+            self.read()
+        while self.waiting:
+            self.hear()
+        self.now += TTL + 1
+        fresh = [lease(number, self.version + number, self.now) for number in self.leases]
+        self.told.add(self.view.leases_listed(self.version + 3, fresh, self.now, self.now))
+
+    def newest(self) -> dict[str, bytes]:
+        """What the view must show: of each key what was put last."""
+        facts = sorted(self.records.values(), key=lambda fact: fact.version)
+        return {fact.key: fact.value for fact in facts}
+
+    def _forget(self, name: str) -> None:
+        if self.records.pop(name, None) is not None:
+            self.waiting.append((self.version, name))
+
+
 @given(steps)
 def test_a_view_agrees_with_the_store_once_it_has_heard_everything(history: list[tuple[str, int, str]]) -> None:
-    view, told, kinds = View(TTL), dict[str, bytes](), list[WatchKind]()
-    leases: dict[int, LeaseFact] = {}
-    records: dict[str, RecordFact] = {}
-    waiting: list[LeaseFact | RecordFact | tuple[int, int | str]] = []
-    version, now, following = 1, 0.0, False
-
-    def tell(events: list[WatchEvent]) -> None:
-        for event in events:
-            kinds.append(event.kind)
-            if event.kind is PUT:
-                told[event.key] = event.value
-            elif event.kind is DELETE:
-                del told[event.key]
-
-    def hear() -> None:
-        match waiting.pop(0):
-            case LeaseFact() as fact:
-                view.lease_changed(fact.version, fact.number, fact, now, now)
-            case RecordFact() as fact:
-                view.record_changed(fact.version, fact.name, fact, now)
-            case (at, int(number)):
-                view.lease_changed(at, number, None, now, now)
-            case (at, str(name)):
-                view.record_changed(at, name, None, now)
-        tell(view.settle())
-
+    model = Model()
     for action, holder, key in history:
-        now += 0.1
-        version += 1
-        name = f"{holder}-{key}"
-        match action:
-            case "beat" if holder != NO_LEASE:
-                leases[holder] = lease(holder, version, now)
-                waiting.append(leases[holder])
-            case "close" if holder in leases:
-                del leases[holder]
-                waiting.append((version, holder))
-                for gone in [one for one in records if one.startswith(f"{holder}-")]:
-                    version += 1
-                    del records[gone]
-                    waiting.append((version, gone))
-            case "put" if holder == NO_LEASE or holder in leases:
-                records[name] = record(version, holder, key, str(version).encode())
-                waiting.append(records[name])
-            case "delete" if name in records:
-                del records[name]
-                waiting.append((version, name))
-            case "hear" if following and waiting:
-                hear()
-            case "read":
-                tell(read(view, list(leases.values()), list(records.values()), version, now))
-                if not following:
-                    waiting, following = [], True
-            case "fail":
-                tell(view.failed())
-                following = False
-            case "wait":
-                now += TTL
-                for number in leases:
-                    version += 1
-                    leases[number] = lease(number, version, now)
-                    waiting.append(leases[number])
-            case _:
-                pass
+        model.now += 0.1
+        model.version += 1
+        getattr(model, action)(holder, key)
+    model.settle()
 
-    if not following:
-        waiting = []
-        tell(read(view, list(leases.values()), list(records.values()), version, now))
-    while waiting:
-        hear()
-    # Everybody who lives has beaten by then.
-    now += TTL + 1
-    fresh = [lease(number, version + number, now) for number in leases]
-    tell(view.leases_listed(version + 3, fresh, now, now))
-
-    newest = dict[str, RecordFact]()
-    for fact in records.values():
-        if fact.key not in newest or newest[fact.key].version < fact.version:
-            newest[fact.key] = fact
-    assert told == {key: fact.value for key, fact in newest.items()}
-    assert not view.stale
-    marks = [kind for kind in kinds if kind in (STALE, FRESH)]
-    assert marks == [STALE, FRESH] * (len(marks) // 2)
+    assert model.told.records == model.newest()
+    assert not model.view.stale
+    assert model.told.is_fresh()
 
 
 def test_a_silent_lease_is_dead_only_once_it_was_asked_for_in_vain() -> None:

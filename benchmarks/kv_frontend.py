@@ -11,7 +11,6 @@ import random
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +19,13 @@ from dynamo_testing.ports import free_port
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of
-from benchmarks.http1 import Connection, Endpoint
+from benchmarks.http1 import Endpoint
+from benchmarks.load import Target, cpu_per_request
 from benchmarks.loops import run_reporting
 from benchmarks.meters import ProcessMeter
 
 #: What is promised: the CPU time of `kv` as a multiple of that of `round-robin`.
 LIMITS: Final[dict[str, float | None]] = {"short": 1.15, "3.9k": 1.3, "3.9k, all different": None}
-_CLIENTS: Final = 8
 _DEADLINE: Final = 300.0
 _CONFIG: Final = """\
 frontend: {{use: openai, host: 127.0.0.1, port: {port}}}
@@ -40,14 +39,6 @@ workers:
     engine: {{use: mocker, speedup_ratio: 0, block_size: 16}}
     replicas: 2
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One frontend that is measured."""
-
-    endpoint: Endpoint
-    meter: ProcessMeter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,38 +84,20 @@ async def _measure(options: argparse.Namespace) -> int:
     return int(failed)
 
 
-async def _start(children: Children, folder: Path, model: Path, router: str) -> _Side:
+async def _start(children: Children, folder: Path, model: Path, router: str) -> Target:
     port = free_port()
     config = folder / f"{router}.yaml"
     config.write_text(_CONFIG.format(port=port, router=router, records=folder / f"{router}-records", model=model))
     command = Path(sys.executable).with_name("dynamo")
     pid = await children.start(router, [str(command), "serve", str(config)], lambda: answers_ready(port))
-    return _Side(Endpoint("127.0.0.1", port, ""), ProcessMeter(parts_of(pid)["frontend"]))
+    return Target(router, Endpoint("127.0.0.1", port, ""), "m", ProcessMeter(parts_of(pid)["frontend"]))
 
 
-async def _cpu(side: _Side, prompts: list[str]) -> float:
+async def _cpu(side: Target, prompts: list[str]) -> float:
     """CPU seconds of the frontend for one request."""
-    left = iter(prompts)
-    before = await side.meter.read()
-
-    async def client() -> None:
-        connection = await Connection.open(side.endpoint)
-        try:
-            for prompt in left:
-                body = msgspec.json.encode({"model": "m", "prompt": prompt, "max_tokens": 4})
-                reply = await connection.exchange(
-                    side.endpoint.post("/v1/completions", body), stream=False, timeout=60.0
-                )
-                if reply.status != 200:
-                    raise ChildFailed(f"status {reply.status}: {reply.body[:200]!r}")
-        finally:
-            connection.close()
-
-    async with asyncio.TaskGroup() as clients:
-        for _ in range(_CLIENTS):
-            clients.create_task(client())
-    after = await side.meter.read()
-    return ((after.cpu_seconds or 0.0) - (before.cpu_seconds or 0.0)) / len(prompts)
+    bodies = (msgspec.json.encode({"model": side.model, "prompt": prompt, "max_tokens": 4}) for prompt in prompts)
+    cpu, _ = await cpu_per_request(side, "/v1/completions", bodies, clients=8)
+    return cpu
 
 
 def _prompt(draw: random.Random, words: int) -> str:

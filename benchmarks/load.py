@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final
 
 import msgspec
 
+from benchmarks.children import ChildFailed
 from benchmarks.http1 import BadResponse, Connection, Endpoint, Reply
 from benchmarks.meters import Meter
 from benchmarks.scenarios import Scenario
@@ -219,3 +221,33 @@ def _wrong_count(got: int, wanted: int) -> str | None:
 
 def _ms(ordered: list[float], share: float) -> float | None:
     return percentile(ordered, share) * 1000 if ordered else None
+
+
+async def cpu_per_request(
+    target: Target, path: str, bodies: Iterable[bytes], *, clients: int
+) -> tuple[float, list[bytes]]:
+    """The CPU seconds that the target's meter counts for each of these requests, and what was replied.
+
+    Raises:
+        ChildFailed: a reply is no success.
+    """
+    left, replies = iter(bodies), list[bytes]()
+    before = await target.meter.read()
+
+    async def client() -> None:
+        connection = await Connection.open(target.endpoint)
+        try:
+            for body in left:
+                request = target.endpoint.post(path, body)
+                reply = await connection.exchange(request, stream=False, timeout=target.request_timeout)
+                if reply.status != 200:
+                    raise ChildFailed(f"{target.name}: status {reply.status}: {reply.body[:200]!r}")
+                replies.append(reply.body)
+        finally:
+            connection.close()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(client())
+    after = await target.meter.read()
+    return ((after.cpu_seconds or 0.0) - (before.cpu_seconds or 0.0)) / len(replies), replies

@@ -20,8 +20,7 @@ import msgspec
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.children import ChildFailed, Children
-from benchmarks.http1 import Connection
-from benchmarks.load import PROMPT, Target
+from benchmarks.load import PROMPT, Target, cpu_per_request
 from benchmarks.loops import run_reporting
 from benchmarks.runner import two_cpus
 from benchmarks.suite import Bench
@@ -104,30 +103,14 @@ async def _measure(options: argparse.Namespace) -> int:
 
 async def _cpu(target: Target, prompts: list[str]) -> tuple[float, float]:
     """CPU seconds of the frontend for one request, and the mean number of tokens of the prompts."""
-    left = iter(prompts)
-    tokens = 0
-    before = await target.meter.read()
-
-    async def client() -> None:
-        nonlocal tokens
-        connection = await Connection.open(target.endpoint)
-        try:
-            for prompt in left:
-                message = {"role": "user", "content": prompt}
-                body = msgspec.json.encode({"model": target.model, "messages": [message], "max_tokens": 16})
-                request = target.endpoint.post("/v1/chat/completions", body)
-                reply = await connection.exchange(request, stream=False, timeout=target.request_timeout)
-                if reply.status != 200:
-                    raise ChildFailed(f"{target.name}: status {reply.status}: {reply.body[:200]!r}")
-                tokens += msgspec.json.decode(reply.body)["usage"]["prompt_tokens"]
-        finally:
-            connection.close()
-
-    async with asyncio.TaskGroup() as clients:
-        for _ in range(_CLIENTS):
-            clients.create_task(client())
-    after = await target.meter.read()
-    return ((after.cpu_seconds or 0.0) - (before.cpu_seconds or 0.0)) / len(prompts), tokens / len(prompts)
+    bodies = (
+        msgspec.json.encode(
+            {"model": target.model, "messages": [{"role": "user", "content": prompt}], "max_tokens": 16}
+        )
+        for prompt in prompts
+    )
+    cpu, replies = await cpu_per_request(target, "/v1/chat/completions", bodies, clients=_CLIENTS)
+    return cpu, statistics.mean(msgspec.json.decode(reply)["usage"]["prompt_tokens"] for reply in replies)
 
 
 def _report(taken: dict[tuple[str, str], list[float]]) -> int:

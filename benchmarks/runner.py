@@ -62,3 +62,13 @@ def two_cpus() -> tuple[int, int] | None:
     """A CPU for the client and another for the servers; None where only one may be used."""
     allowed = sorted(os.sched_getaffinity(0))
     return (allowed[0], allowed[-1]) if len(allowed) > 1 else None
+
+
+def pin_client(pin: bool) -> tuple[int, int] | None:
+    """Keeps this process on the first of two CPUs, and returns both; None where all are shared."""
+    cpus = two_cpus() if pin else None
+    if cpus is None:
+        print("client and servers share all CPUs")
+    else:
+        os.sched_setaffinity(0, {cpus[0]})
+    return cpus

@@ -21,7 +21,7 @@ from benchmarks.load import Target
 from benchmarks.loops import run_until_sigterm
 from benchmarks.meters import ProcessMeter
 from benchmarks.report import Block
-from benchmarks.runner import chosen_rounds, publish, quick, run_plan, two_cpus
+from benchmarks.runner import chosen_rounds, pin_client, publish, quick, run_plan
 from benchmarks.scenarios import SCENARIOS, Scenario
 
 MODEL: Final = "mock-model"
@@ -63,11 +63,8 @@ def run_suite(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    cpus = two_cpus() if options.pin else None
-    if cpus is None:
-        print("client and servers share all CPUs")
-    else:
-        os.sched_setaffinity(0, {cpus[0]})
+    cpus = pin_client(options.pin)
+    if cpus is not None:
         others = "" if options.inproc else " and workers"
         lonely = "" if options.inproc else f"; a lonely client on CPU {cpus[1]} too"
         print(f"client{others} on CPU {cpus[0]}, measured processes on CPU {cpus[1]}{lonely}")

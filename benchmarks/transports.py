@@ -7,7 +7,6 @@ one process is all of them. Ratios are to tcp.
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from benchmarks.load import Measured, Target, measure
 from benchmarks.loops import run_until_sigterm
 from benchmarks.meters import Usage, cpu_seconds, peak_rss_mib, read_proc
 from benchmarks.report import Block, Row, document
-from benchmarks.runner import chosen_rounds, quick, two_cpus
+from benchmarks.runner import chosen_rounds, pin_client, quick
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.stats import ratio, spread
 
@@ -204,11 +203,8 @@ def run_transports(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    cpus = two_cpus() if options.pin else None
-    if cpus is None:
-        print("client and servers share all CPUs")
-    else:
-        os.sched_setaffinity(0, {cpus[0]})
+    cpus = pin_client(options.pin)
+    if cpus is not None:
         print(f"client, workers and brokers on CPU {cpus[0]}, frontends and all of inproc on CPU {cpus[1]}")
     try:
         async with asyncio.timeout(DEADLINE):

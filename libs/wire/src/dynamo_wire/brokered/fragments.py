@@ -6,7 +6,7 @@ The first messages are `Hello` of the caller and `Welcome` of the worker; no mes
 from __future__ import annotations
 
 from typing import Annotated as Constrained
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from dynamo_core.errors import Disconnected
@@ -43,6 +43,8 @@ PROBED: Final = -3
 FRAGMENT_OVERHEAD: Final = 48
 
 _ALL_BITS: Final = 2**64 - 1
+
+_T = TypeVar("_T")
 
 Size: TypeAlias = Constrained[int, msgspec.Meta(ge=1024, lt=2**32)]
 
@@ -138,10 +140,7 @@ def read_count(body: memoryview) -> int:
     Raises:
         LinkError: it does not.
     """
-    try:
-        return _count_decoder.decode(body)
-    except UNREADABLE as error:
-        raise LinkError(f"a count cannot be understood: {error}") from None
+    return _decoded(_count_decoder, body, "a count")
 
 
 def answer_fragment(busy: float) -> bytes:
@@ -155,10 +154,14 @@ def read_answer(body: memoryview) -> float:
     Raises:
         LinkError: it does not.
     """
+    return _decoded(_busy_decoder, body, "the answer to a probe")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], body: memoryview, what: str) -> _T:
     try:
-        return _busy_decoder.decode(body)
+        return decoder.decode(body)
     except UNREADABLE as error:
-        raise LinkError(f"the answer to a probe cannot be understood: {error}") from None
+        raise LinkError(f"{what} cannot be understood: {error}") from None
 
 
 def bundle(messages: list[bytes]) -> bytes:

@@ -73,10 +73,11 @@ async def test_a_worker_that_is_killed_before_its_first_token_is_replaced(
         assert await workers.quiet(QUIET) == {}
 
 
-def asked_around_an_outage() -> tuple[list[Asked], list[Asked], list[Asked]]:
-    """What is asked before the outage, during it, and after it."""
+async def asked_around_an_outage(expect: Any) -> tuple[list[Asked], list[Asked], list[Asked], Any]:
+    """What is asked before the outage, during it, and after it; and the answers to expect."""
+    asked = requests(STREAMS, UNARY, deadline=PATIENT)
     meanwhile, later = (requests(6, 4, first=first, tokens=20, deadline=PATIENT) for first in (100, 200))
-    return requests(STREAMS, UNARY, deadline=PATIENT), meanwhile, later
+    return asked, meanwhile, later, await expect([*asked, *meanwhile, *later])
 
 
 @OVER_BROKERS
@@ -84,8 +85,7 @@ def asked_around_an_outage() -> tuple[list[Asked], list[Asked], list[Asked]]:
 async def test_a_broker_that_is_away_and_comes_back_empty_breaks_no_answer(
     fleet: Any, expect: Any, profile: str, away: int
 ) -> None:
-    asked, meanwhile, later = asked_around_an_outage()
-    expected = await expect([*asked, *meanwhile, *later])
+    asked, meanwhile, later, expected = await asked_around_an_outage(expect)
     async with fleet(profile=profile, **SETTINGS) as workers, Client(workers.url) as client:
         async with Crowd(client, asked) as crowd:
             await crowd.begun()
@@ -142,8 +142,7 @@ async def test_a_store_that_is_away_for_a_minute_is_noticed_by_no_client(fleet: 
 async def test_a_broker_that_is_away_for_a_minute_breaks_answers_that_say_so_and_then_all_is_well(
     fleet: Any, expect: Any, profile: str
 ) -> None:
-    asked, meanwhile, later = asked_around_an_outage()
-    expected = await expect([*asked, *meanwhile, *later])
+    asked, meanwhile, later, expected = await asked_around_an_outage(expect)
     async with fleet(profile=profile, **SETTINGS) as workers, Client(workers.url) as client:
         async with Crowd(client, asked) as crowd:
             await crowd.begun()

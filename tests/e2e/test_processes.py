@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from dynamo_testing.ports import free_port
 
+from tests.e2e.sessions import leading_a_session, session
 from tests.e2e.threads import Threads
 
 CONFIG = """
@@ -44,24 +45,6 @@ def config(folder: Path, *, itl: float = 5, stall: float = 30) -> str:
 
 def chat(**more: Any) -> dict[str, Any]:
     return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, **more}
-
-
-def stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name; empty if the process is gone."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def alive(pid: int) -> bool:
-    fields = stat(pid)
-    return bool(fields) and fields[0] != "Z"
-
-
-def session(leader: int) -> list[int]:
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if alive(pid) and int(stat(pid)[3]) == leader]
 
 
 @pytest.fixture
@@ -400,27 +383,14 @@ def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config(tmp_path, itl=0.1))
     port = free_port()
-    process = subprocess.Popen(
-        [
-            *[sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--profile", "processes"],
-            *["--http-port", str(port)],
-        ],
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
+    serve = [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--profile", "processes"]
+    with leading_a_session([*serve, "--http-port", str(port)], stderr=subprocess.PIPE) as process:
         fill_the_log(port)
 
         process.send_signal(signal.SIGTERM)
         process.wait(30)
 
         assert session(process.pid) == []
-    finally:
-        for pid in session(process.pid):
-            os.kill(pid, signal.SIGKILL)
-        process.wait(5)
-        assert process.stderr is not None
-        process.stderr.close()
 
 
 def fill_the_log(port: int) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +187,25 @@ def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend:
     assert frontend.until(lambda: not served(frontend, "parrot"), 10)
 
 
-def test_a_stream_that_runs_when_the_signal_comes_is_finished(
-    frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
-) -> None:
-    engine = served_parrot(frontend, alone, delay=0.02)
+Streaming = Callable[..., AbstractContextManager[tuple[Any, Any]]]
 
-    with chat(frontend, "abcdefghij" * 3) as connection:
-        until_content(connection)
+
+@pytest.fixture
+def streaming(frontend: Any, alone: Start, until_content: Callable[[Any], bytes]) -> Streaming:
+    """Opens a stream of so many times ten letters, and returns once the first has come."""
+
+    @contextmanager
+    def stream(tens: int, *, delay: float) -> Iterator[tuple[Any, Any]]:
+        engine = served_parrot(frontend, alone, delay)
+        with chat(frontend, "abcdefghij" * tens) as connection:
+            until_content(connection)
+            yield engine, connection
+
+    return stream
+
+
+def test_a_stream_that_runs_when_the_signal_comes_is_finished(streaming: Streaming) -> None:
+    with streaming(3, delay=0.02) as (engine, connection):
         engine.process.send_signal(signal.SIGTERM)
         rest = read_to_end(connection)
 
@@ -201,13 +214,9 @@ def test_a_stream_that_runs_when_the_signal_comes_is_finished(
     assert engine.said[-2:] == ["drain", "cleanup"]
 
 
-def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(
-    frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
-) -> None:
-    engine = served_parrot(frontend, alone, delay=0.05)
-
-    with chat(frontend, "abcdefghij" * 20) as connection:
-        until_content(connection)
+def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(frontend: Any, streaming: Streaming) -> None:
+    with streaming(20, delay=0.05) as (engine, _):
+        pass
 
     assert frontend.until(lambda: len(engine.said) == 2, 10)
     assert engine.said[1] == "abort ServedContext"

@@ -16,6 +16,7 @@ import pytest
 from dynamo_testing.ports import free_port
 
 from tests.e2e.asking import read_to_end
+from tests.e2e.sessions import leading_a_session, session
 
 ROOT = Path(__file__).parents[2]
 
@@ -265,34 +266,18 @@ def test_ctrl_c_while_an_engine_starts_lets_the_requests_of_others_finish(serve:
     assert server.wait() == 0
 
 
-def processes_of_session(session: int) -> list[int]:
-    """Every process in a session, by its id in /proc."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="`make` has not set up this tree")
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc")
 def test_ctrl_c_leaves_nothing_behind_also_when_make_runs_it_in_a_shell() -> None:
     port = free_port()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "MAKE", "MFLAGS", "ARGS"))}
-    process = subprocess.Popen(
+    with leading_a_session(
         ["bash", "-c", "make serve; true"],
         cwd=ROOT,
         env=kept | {"DYN_HTTP_PORT": str(port)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
+    ) as process:
         deadline = time.monotonic() + 40
         while time.monotonic() < deadline:
             try:
@@ -306,8 +291,4 @@ def test_ctrl_c_leaves_nothing_behind_also_when_make_runs_it_in_a_shell() -> Non
         os.killpg(process.pid, signal.SIGINT)
         process.wait(15)
 
-        assert processes_of_session(process.pid) == []
-    finally:
-        for pid in processes_of_session(process.pid):
-            os.kill(pid, signal.SIGKILL)
-        process.wait(5)
+        assert session(process.pid) == []

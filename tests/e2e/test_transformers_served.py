@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.tiny_model import make_tokenizer_folder, save_llama
 from dynamo_text import load_tokenizer
 
 from tests.e2e.asking import read_to_end
@@ -33,22 +33,8 @@ PROCESSES = ("--request-plane", "tcp", "--discovery-backend", "file")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with random weights."""
-    torch: Any = import_module("torch")
-    transformers: Any = import_module("transformers")
-
     folder = make_tokenizer_folder(tmp_path_factory.mktemp("model") / "tiny-llama", vocab_size=600)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=600,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    save_llama(folder, vocab_size=600)
     return folder
 
 

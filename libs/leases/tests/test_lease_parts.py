@@ -60,27 +60,18 @@ async def test_the_heartbeat_thread_beats_while_the_event_loop_is_blocked() -> N
         thread.add(lease)
 
 
-async def test_a_lease_that_fails_does_not_take_the_others_with_it() -> None:
-    thread, good, bad = HeartbeatThread(), Counting(), Counting(fails=True)
-    thread.add(bad)
-    thread.add(good)
-
-    assert good.enough.wait(5)
-
-    thread.stop(5)
-    assert bad.beats == 1
-
-
-async def test_a_lease_that_is_over_is_beaten_for_no_more() -> None:
-    thread, goes, stays = HeartbeatThread(), Counting(), Counting()
-    await goes.aclose()
+@pytest.mark.parametrize(("fails", "beats"), [(True, 1), (False, 0)], ids=["fails", "is closed"])
+async def test_a_lease_that_is_over_is_beaten_for_no_more_and_the_others_are(fails: bool, beats: int) -> None:
+    thread, goes, stays = HeartbeatThread(), Counting(fails=fails), Counting()
+    if not fails:
+        await goes.aclose()
     thread.add(goes)
     thread.add(stays)
 
     assert stays.enough.wait(5)
 
     thread.stop(5)
-    assert goes.beats == 0
+    assert goes.beats == beats
 
 
 async def test_lost_can_be_told_from_any_thread_and_after_the_loop() -> None:

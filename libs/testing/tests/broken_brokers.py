@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -29,15 +30,22 @@ from dynamo_wire.brokered.link import Link
 from dynamo_wire.brokered.serving import Acceptor, WorkerLink
 from dynamo_wire.calls import Call
 
-REDIS = Path(__file__).parents[3] / "plugins/transports/redis/tests/conftest.py"
+PLUGINS = Path(__file__).parents[3] / "plugins"
 
-spec = importlib.util.spec_from_file_location("redis_bench", REDIS)
-assert spec is not None
-assert spec.loader is not None
-redis_bench = sys.modules["redis_bench"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(redis_bench)
 
-redis_server, directory = redis_bench.redis_server, redis_bench.directory
+def load(name: str, path: Path) -> ModuleType:
+    """The conftest of other tests."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+directory = load("plugins_conftest", PLUGINS / "conftest.py").directory
+redis_bench = load("redis_bench", PLUGINS / "transports/redis/tests/conftest.py")
+redis_server = redis_bench.redis_server
 bench_fixture = redis_bench.bench
 
 

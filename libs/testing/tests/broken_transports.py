@@ -118,8 +118,14 @@ class Meddler(InprocTransport):
     def instance(self, instance: Instance) -> Instance:
         return instance
 
+    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+        return endpoint
+
     def request(self, request: Any) -> Any:
         return request
+
+    def refused(self, error: BaseException, sink: Sink) -> None:
+        """A call was refused or cancelled; the error is raised next."""
 
     async def serve(self, instance_id: int, endpoint: Endpoint, handler: Handler) -> Served:
         return self.office(await super().serve(instance_id, endpoint, self.handler(handler)))
@@ -128,7 +134,12 @@ class Meddler(InprocTransport):
         self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
     ) -> Source:
         wire = self.wire(sink, self)
-        source = await super().call(self.instance(instance), endpoint, self.request(request), self.context(ctx), wire)
+        there, name = self.instance(instance), self.endpoint(endpoint)
+        try:
+            source = await super().call(there, name, self.request(request), self.context(ctx), wire)
+        except (DynamoError, asyncio.CancelledError) as error:
+            self.refused(error, sink)
+            raise
         self.sources.append(source)
         return self.grip(source, wire)
 
@@ -322,42 +333,26 @@ class TestLosesTheTypeOfErrors(Broken):
 
 class TestLosesTheCausesOfRefusals(Broken):
     class transport(Meddler):  # noqa: N801
-        async def call(
-            self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-        ) -> Source:
-            try:
-                return await super().call(instance, endpoint, request, ctx, sink)
-            except DynamoError as error:
-                error.__cause__ = None
-                raise
+        def refused(self, error: BaseException, sink: Sink) -> None:
+            error.__cause__ = None
 
     FAILS = frozenset({"test_a_refusal_keeps_its_type_its_details_and_its_causes"})
 
 
 class TestTellsTheSinkOfARefusal(Broken):
     class transport(Meddler):  # noqa: N801
-        async def call(
-            self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-        ) -> Source:
-            try:
-                return await super().call(instance, endpoint, request, ctx, sink)
-            except DynamoError as error:
+        def refused(self, error: BaseException, sink: Sink) -> None:
+            if isinstance(error, DynamoError):
                 sink.closed(error)
-                raise
 
     FAILS = frozenset({"test_a_refused_call_leaves_the_sink_untouched"})
 
 
 class TestTellsTheSinkOfACancelledCall(Broken):
     class transport(Meddler):  # noqa: N801
-        async def call(
-            self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-        ) -> Source:
-            try:
-                return await super().call(instance, endpoint, request, ctx, sink)
-            except asyncio.CancelledError:
+        def refused(self, error: BaseException, sink: Sink) -> None:
+            if isinstance(error, asyncio.CancelledError):
                 sink.closed(None)
-                raise
 
     FAILS = frozenset({"test_a_call_cancelled_before_its_acceptance_leaves_the_sink_untouched"})
 
@@ -789,57 +784,42 @@ class TestAnswersWithTheFirstItem(Broken):
 
 class TestRefusesForEver(Broken):
     class transport(Meddler):  # noqa: N801
-        refused: DynamoError | None = None
+        first: BaseException | None = None
 
-        async def call(
-            self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-        ) -> Source:
-            if self.refused is not None:
-                raise self.refused
-            try:
-                return await super().call(instance, endpoint, request, ctx, sink)
-            except DynamoError as error:
-                self.refused = error
-                raise
+        def request(self, request: Any) -> Any:
+            if self.first is not None:
+                raise self.first
+            return request
+
+        def refused(self, error: BaseException, sink: Sink) -> None:
+            self.first = error
 
     FAILS = frozenset({"test_after_a_refusal_the_next_call_is_served"})
 
 
 class TestPassesForeignExceptionsOn(Broken):
     class transport(Meddler):  # noqa: N801
-        async def call(
-            self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-        ) -> Source:
-            try:
-                return await super().call(instance, endpoint, request, ctx, sink)
-            except Unknown as error:
-                if isinstance(error.__cause__, KeyError):
-                    raise error.__cause__ from None
-                raise
+        def refused(self, error: BaseException, sink: Sink) -> None:
+            if isinstance(error, Unknown) and isinstance(error.__cause__, KeyError):
+                raise error.__cause__ from None
 
     FAILS = frozenset({"test_a_foreign_exception_instead_of_an_acceptance_is_an_unknown_refusal"})
 
 
 class TestAnswersForAnotherEndpoint(Broken):
     class transport(Meddler):  # noqa: N801
-        async def call(
-            self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-        ) -> Source:
-            if endpoint.name == "other":
-                endpoint = COUNT
-            return await super().call(instance, endpoint, request, ctx, sink)
+        def endpoint(self, endpoint: Endpoint) -> Endpoint:
+            return COUNT if endpoint.name == "other" else endpoint
 
     FAILS = frozenset({"test_an_endpoint_that_is_not_served_cannot_be_connected_to"})
 
 
 class TestMixesEndpoints(Broken):
     class transport(Meddler):  # noqa: N801
-        async def call(
-            self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
-        ) -> Source:
+        def endpoint(self, endpoint: Endpoint) -> Endpoint:
             if endpoint.name == "second":
-                endpoint = Endpoint("first", endpoint.request_type, endpoint.item_type)
-            return await super().call(instance, endpoint, request, ctx, sink)
+                return Endpoint("first", endpoint.request_type, endpoint.item_type)
+            return endpoint
 
     FAILS = frozenset({"test_every_endpoint_and_every_instance_gets_its_own_calls"})
 

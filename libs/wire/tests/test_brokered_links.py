@@ -25,6 +25,7 @@ from dynamo_core.protocol import Instance
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_testing.transport.handlers import close_calls_that_do_not_end
 from dynamo_wire import calls, liveness
 from dynamo_wire.brokered.addresses import Addresses, is_link, word
 from dynamo_wire.brokered.broker import OutboundMessage
@@ -182,25 +183,12 @@ async def _refusal(call: Coroutine[Any, Any, Any]) -> DynamoError:
 
 
 async def test_calls_that_do_not_end_are_warned_of_once_for_all_of_a_link(
-    make_transport: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_transport: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(calls, "CLOSE_BOUND", 0.1)
     monkeypatch.setattr(serving, "STOP_GRACE", 0.5)
-    server, client = await make_transport(), await make_transport()
 
-    async def deaf(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
-        async def items() -> AsyncGenerator[bytes, None]:
-            await asyncio.Event().wait()
-            yield b""
-
-        return items()
-
-    served = await server.serve(7, ECHO, deaf)
-    sources = [await client.call(at(served), ECHO, b"", EngineContext(str(n)), recorder()) for n in range(3)]
-
-    async with asyncio.timeout(WAIT):
-        for source in sources:
-            await source.aclose()
+    await close_calls_that_do_not_end(await make_transport(), await make_transport())
 
     assert len([record for record in caplog.records if "abandoned" in record.getMessage()]) == 1
 

@@ -39,4 +39,6 @@ if "pytest" in sys.modules:
         "dynamo_testing.discovery_kit",
         "dynamo_testing.brokered",
         "dynamo_testing.brokered_kit",
+        "dynamo_testing.settings",
+        "dynamo_testing.server_process",
     )

@@ -22,7 +22,7 @@ from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.transport import Transport
 
 from dynamo_testing.brokered.absence import AbsenceChecks
-from dynamo_testing.brokered.bench import BrokerBench, BrokerServer, server_binary
+from dynamo_testing.brokered.bench import BrokerBench, BrokerServer
 from dynamo_testing.brokered.closing import ClosingChecks
 from dynamo_testing.brokered.events import EventChecks
 from dynamo_testing.brokered.losses import LossChecks
@@ -31,6 +31,7 @@ from dynamo_testing.brokered.rows import RowChecks
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.extra import pytest
 from dynamo_testing.faults import Direction, Drop, HalfOpen
+from dynamo_testing.server_process import server_binary
 from dynamo_testing.transport.damage import TEXT, DamageChecks, Damaged, speak
 from dynamo_testing.transport.handlers import at
 from dynamo_testing.transport.hanging import HangChecks

@@ -26,7 +26,7 @@ With pytest-asyncio in strict mode, decorate the fixture with ``pytest_asyncio.f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import ClassVar
@@ -322,30 +322,22 @@ class EventsKit:
             assert _gaps(stays, sender.source) == []
 
     async def test_the_record_of_a_publisher_lives_as_long_as_it(self, events: EventPlanes) -> None:
-        self._needs_records()
-        async with self.market(events) as market:
-            sender = await market.sender()
-            there = await market.sources()
-
-            await sender.publisher.aclose()
-
-            assert there == {sender.source}
-            assert await market.sources() == set()
+        await self._record_ends_with(events, lambda sender: sender.publisher.aclose())
 
     async def test_a_publisher_does_not_outlive_its_lease(self, events: EventPlanes) -> None:
-        self._needs_records()
+        await self._record_ends_with(events, lambda sender: sender.lease.aclose())
+
+    async def _record_ends_with(self, events: EventPlanes, close: Callable[[Sender], Awaitable[None]]) -> None:
+        if not self.PEER_TO_PEER:
+            pytest.skip("PEER_TO_PEER is False")
         async with self.market(events) as market:
             sender = await market.sender()
             there = await market.sources()
 
-            await sender.lease.aclose()
+            await close(sender)
 
             assert there == {sender.source}
             assert await market.sources() == set()
-
-    def _needs_records(self) -> None:
-        if not self.PEER_TO_PEER:
-            pytest.skip("PEER_TO_PEER is False")
 
     def _flood(self, sender: Sender) -> list[bool]:
         """Numbered events in one turn of the loop, until some have been dropped."""

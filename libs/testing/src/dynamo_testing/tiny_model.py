@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from dynamo_core.contracts.model_folder import (
     GENERATION_CONFIG,
@@ -95,6 +97,28 @@ def make_tokenizer_folder(path: Path, *, vocab_size: int = 4000, seed: int = 0) 
         },
     )
     return path
+
+
+def save_llama(folder: Path, *, vocab_size: int, **more: object) -> None:
+    """Saves a Llama of 0.3 million random parameters into `folder`, the same each time; it needs torch and
+    transformers. `more` goes to its config."""
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+
+    torch.manual_seed(0)
+    # Weights this large make the most likely token change from place to place.
+    config = transformers.LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        **more,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def _lines(seed: int, words: int) -> Iterator[str]:

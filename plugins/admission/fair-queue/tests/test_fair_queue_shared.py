@@ -255,7 +255,7 @@ async def test_limits_hold_for_each_frontend_when_redis_stays_away(how: str, mak
     if how == "killed":
         server.kill()
     else:
-        server.stop()
+        server.freeze()
 
     held += [await soon(waiting), await two.ask()]
     assert (two.peers, two.full()) == (0, True)

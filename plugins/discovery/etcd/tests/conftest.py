@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
 import ssl
-import subprocess
-import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +18,12 @@ from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 from dynamo_testing.discovery.harness import see
 from dynamo_testing.ports import free_port
+from dynamo_testing.server_process import DEADLINE, ServerProcess, server_binary, starting
 
 __all__ = ["cluster", "etcd", "etcd_binary", "make", "make_etcd", "make_on", "see"]
 
-DEADLINE = 15.0
 
-
-class Etcd:
+class Etcd(ServerProcess):
     """A member of a cluster; alone unless `members` says otherwise."""
 
     def __init__(
@@ -40,6 +36,7 @@ class Etcd:
         ports: tuple[int, ...] = (),
         members: tuple[int, ...] = (),
     ) -> None:
+        super().__init__(folder / "etcd.log")
         self._folder = folder
         self._context = None if tls_ca is None else ssl.create_default_context(cafile=str(tls_ca))
         if self._context is not None and tls_client is not None:
@@ -57,43 +54,17 @@ class Etcd:
             # A login is made slow on purpose; here it only has to be one.
             "--bcrypt-cost", "4", *arguments,
         ]  # fmt: skip
-        self._log = folder / "etcd.log"
-        self.process: subprocess.Popen[bytes] | None = None
 
-    def launch(self, *, empty: bool = False) -> None:
-        """Starts it with what it held, or empty."""
-        if empty:
-            shutil.rmtree(self._folder / "data")
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+    def command(self) -> Sequence[str]:
+        return self._command
 
-    def start(self, *, empty: bool = False) -> None:
-        """Starts it, and returns when it serves."""
-        self.launch(empty=empty)
-        self.wait()
+    def answers(self) -> bool:
+        with urllib.request.urlopen(self.url + "/health", timeout=1, context=self._context) as response:
+            return bool(json.load(response)["health"] == "true")
 
-    def wait(self) -> None:
-        assert self.process is not None
-        deadline = time.monotonic() + DEADLINE
-        while not self._healthy():
-            assert self.process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.02)
-
-    def stop(self) -> None:
-        """It is there and does not answer, until `resume`."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(DEADLINE)
-            self.process = None
+    def empty(self) -> None:
+        """Removes what it held, while it does not run."""
+        shutil.rmtree(self._folder / "data")
 
     def ask(self, path: str, body: dict[str, Any], token: str | None = None) -> dict[str, Any]:
         """One request, as an administrator would make it."""
@@ -106,13 +77,6 @@ class Etcd:
     def revision(self) -> int:
         return int(self.ask("/v3/kv/range", {"key": "YQ==", "count_only": True})["header"]["revision"])
 
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(self.url + "/health", timeout=1, context=self._context) as response:
-                return bool(json.load(response)["health"] == "true")
-        except OSError:
-            return False
-
 
 def _ports(count: int) -> list[int]:
     first = free_port(count)
@@ -121,13 +85,7 @@ def _ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def etcd_binary() -> str:
-    found = shutil.which("etcd")
-    if found is None:
-        missing = "NOT TESTED: there is no etcd; install one (Debian: etcd-server), 3.4 or newer"
-        if os.environ.get("CI") == "1":
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return found
+    return server_binary("etcd", package="etcd-server")
 
 
 MakeEtcd = Callable[..., Etcd]
@@ -136,18 +94,8 @@ MakeEtcd = Callable[..., Etcd]
 @pytest.fixture
 def make_etcd(etcd_binary: str, tmp_path: Path) -> Iterator[MakeEtcd]:
     """Starts clusters that live as long as the test."""
-    made: list[Etcd] = []
-
-    def make(*arguments: str, **how: Any) -> Etcd:
-        folder = tmp_path / f"etcd{len(made)}"
-        folder.mkdir()
-        made.append(Etcd(etcd_binary, folder, *arguments, **how))
-        made[-1].start()
-        return made[-1]
-
-    yield make
-    for etcd in made:
-        etcd.kill()
+    with starting(tmp_path, partial(Etcd, etcd_binary)) as make:
+        yield make
 
 
 @pytest.fixture

@@ -6,35 +6,15 @@ from typing import Any
 
 import pytest
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
-from dynamo_testing.discovery_kit import Directories, DiscoveryKit
+from dynamo_testing.discovery.stores import StoreKit
 
 
-class EtcdKit(DiscoveryKit):
-    TTL = 2.0
-    WAIT = 20.0
-    CAN_KILL_OWNER = True
-    CAN_CUT_STORE = True
+class TestAClusterThatHangs(StoreKit):
+    THREAD = "discovery-etcd"
 
     @pytest.fixture
-    async def directories(self, etcd: Any, make: Any) -> Directories:
-        self.etcd = etcd
-        one, other = make(), make()
-        await one.start()
-        await other.start()
-        return Directories(one=one, other=other)
-
-    async def kill_owner(self, directories: Directories) -> None:
-        assert isinstance(directories.one, EtcdDiscovery)
-        # Its heartbeats end; nothing is removed.
-        directories.one._thread.stop(self.WAIT)
-
-
-class TestAClusterThatHangs(EtcdKit):
-    async def cut_store(self, directories: Directories) -> None:
-        self.etcd.stop()
-
-    async def restore_store(self, directories: Directories) -> None:
-        self.etcd.resume()
+    def store(self, etcd: Any) -> Any:
+        return etcd
 
 
 def test_it_is_for_several_processes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,62 +11,25 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from dynamo_core import WatchEvent, WatchKind
+from dynamo_core import WatchKind
 from dynamo_plugin_discovery_file.clock import SYSTEM
 from dynamo_plugin_discovery_file.discovery import FileDiscovery
 from dynamo_plugin_discovery_file.folder import Folder
 from dynamo_plugin_discovery_file.scanner import Scanner
+from dynamo_testing.discovery.processes import OWNER, records_end_with_their_processes
 
 Make = Callable[..., FileDiscovery]
 
-OWNER = """
-import asyncio, sys
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
-
-async def main():
-    discovery = FileDiscovery(FileConfig(path=sys.argv[1], ttl=1, poll=0.1), Metrics())
-    await discovery.start()
-    lease = await discovery.lease()
-    await lease.put(f"v1/instances/{lease.id:x}", b"here")
-    print(f"{lease.id:x}", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-    await discovery.aclose()
-
-asyncio.run(main())
-"""
-
-
-async def owner(path: Path) -> tuple[asyncio.subprocess.Process, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", OWNER, str(path), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(30):
-        return process, f"v1/instances/{(await process.stdout.readline()).decode().strip()}"
+SCRIPT = OWNER.format(
+    imports="from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery",
+    discovery="FileDiscovery(FileConfig(path=sys.argv[1], ttl=1, poll=0.1), Metrics())",
+)
 
 
 async def test_the_records_of_a_process_that_is_killed_vanish_and_those_of_others_stay(
     make: Make, tmp_path: Path
 ) -> None:
-    (killed, killed_key), (stays, stays_key) = await asyncio.gather(
-        owner(tmp_path / "discovery"), owner(tmp_path / "discovery")
-    )
-    discovery = make(ttl=1, poll=0.1)
-    try:
-        async with asyncio.timeout(30), aclosing(discovery.watch("v1/")) as events:
-            assert {(await anext(events)).key for _ in range(2)} == {killed_key, stays_key}
-            assert (await anext(events)).kind is WatchKind.SYNCED
-
-            killed.kill()
-            assert await anext(events) == WatchEvent(WatchKind.DELETE, killed_key)
-            await stays.communicate(b"end\n")
-            assert await anext(events) == WatchEvent(WatchKind.DELETE, stays_key)
-    finally:
-        for process in (killed, stays):
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+    await records_end_with_their_processes(SCRIPT, str(tmp_path / "discovery"), lambda: make(ttl=1, poll=0.1))
 
 
 async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(make: Make) -> None:

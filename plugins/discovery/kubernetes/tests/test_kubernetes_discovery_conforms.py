@@ -6,43 +6,33 @@ from typing import Any
 
 import pytest
 from dynamo_plugin_discovery_kubernetes.discovery import KubernetesDiscovery
-from dynamo_testing.discovery_kit import Directories, DiscoveryKit
+from dynamo_testing.discovery.stores import StoreKit
+from dynamo_testing.discovery_kit import Directories
 
 
-class KubernetesKit(DiscoveryKit):
-    TTL = 2.0
+class KubernetesKit(StoreKit):
     WAIT = 15.0
-    CAN_KILL_OWNER = True
-    CAN_CUT_STORE = True
+    THREAD = "discovery-kubernetes"
 
     @pytest.fixture
-    async def directories(self, api: Any, make: Any) -> Directories:
-        self.api = api
-        one, other = make(), make()
-        await one.start()
-        await other.start()
-        return Directories(one=one, other=other)
-
-    async def kill_owner(self, directories: Directories) -> None:
-        assert isinstance(directories.one, KubernetesDiscovery)
-        # Its heartbeats end; nothing is removed.
-        directories.one._thread.stop(self.WAIT)
+    def store(self, api: Any) -> Any:
+        return api
 
 
 class TestAServerThatGoesAway(KubernetesKit):
     async def cut_store(self, directories: Directories) -> None:
-        await self.api.stop()
+        await self.store.stop()
 
     async def restore_store(self, directories: Directories) -> None:
-        await self.api.start()
+        await self.store.start()
 
 
 class TestAServerThatHangs(KubernetesKit):
     async def cut_store(self, directories: Directories) -> None:
-        self.api.hang()
+        self.store.hang()
 
     async def restore_store(self, directories: Directories) -> None:
-        await self.api.resume()
+        await self.store.resume()
 
 
 def test_it_is_for_several_processes() -> None:

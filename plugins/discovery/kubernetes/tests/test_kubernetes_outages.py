@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -392,17 +391,3 @@ async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(api: Any, mak
 
     assert WatchKind.DELETE not in seen.kinds
     assert not lease.lost.is_set()
-
-
-async def test_the_thread_ends_with_discovery(make: Any) -> None:
-    discovery = make()
-    lease = await discovery.lease()
-    assert any(thread.name == "discovery-kubernetes" for thread in threading.enumerate())
-
-    await discovery.aclose()
-    await discovery.aclose()
-    await lease.aclose()
-
-    assert not any(thread.name == "discovery-kubernetes" for thread in threading.enumerate())
-    with pytest.raises(ValueError, match="closed"):
-        await discovery.lease()

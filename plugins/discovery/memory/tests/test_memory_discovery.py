@@ -14,13 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.fixture
-async def directory() -> AsyncIterator[MemoryDiscovery]:
-    directory = MemoryDiscovery(PluginConfig(), Metrics())
-    yield directory
-    await directory.aclose()
-
-
 async def test_a_watch_begins_with_a_snapshot_and_says_when_it_is_complete(directory: MemoryDiscovery) -> None:
     lease = await directory.lease()
     await lease.put("v1/a", b"1")

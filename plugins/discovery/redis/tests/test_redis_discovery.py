@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import threading
 import time
 from contextlib import aclosing, closing
@@ -18,36 +17,20 @@ from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.store import Store
 from dynamo_testing.certificates import make_certificates
+from dynamo_testing.discovery.processes import OWNER, records_end_with_their_processes
 from dynamo_testing.ports import free_port
-from pydantic import SecretStr, ValidationError
+from dynamo_testing.settings import refused_settings
+from pydantic import SecretStr
 
 README = Path(__file__).parents[1] / "README.md"
 
-OWNER = """
-import asyncio, sys
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_discovery_redis.discovery import RedisConfig, RedisDiscovery
-
-async def main():
-    discovery = RedisDiscovery(RedisConfig(url=sys.argv[1], ttl=1, poll=0.1, timeout=0.4), Metrics())
-    await discovery.start()
-    lease = await discovery.lease()
-    await lease.put(f"v1/instances/{lease.id:x}", b"here")
-    print(f"{lease.id:x}", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-    await discovery.aclose()
-
-asyncio.run(main())
-"""
-
-
-async def owner(url: str) -> tuple[asyncio.subprocess.Process, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", OWNER, url, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(30):
-        return process, f"v1/instances/{(await process.stdout.readline()).decode().strip()}"
+SCRIPT = OWNER.format(
+    imports="""
+from dynamo_plugin_discovery_redis.config import RedisConfig
+from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
+""",
+    discovery="RedisDiscovery(RedisConfig(url=sys.argv[1], ttl=1, poll=0.1, timeout=0.4), Metrics())",
+)
 
 
 async def until(events: Any, kind: WatchKind) -> list[WatchEvent]:
@@ -63,22 +46,7 @@ async def until(events: Any, kind: WatchKind) -> list[WatchEvent]:
 
 
 async def test_the_records_of_a_process_that_is_killed_vanish_and_those_of_others_stay(server: Any, make: Any) -> None:
-    (killed, killed_key), (stays, stays_key) = await asyncio.gather(owner(server.url), owner(server.url))
-    discovery = make()
-    try:
-        async with asyncio.timeout(30), aclosing(discovery.watch("v1/")) as events:
-            assert {(await anext(events)).key for _ in range(2)} == {killed_key, stays_key}
-            assert (await anext(events)).kind is WatchKind.SYNCED
-
-            killed.kill()
-            assert await anext(events) == WatchEvent(WatchKind.DELETE, killed_key)
-            await stays.communicate(b"end\n")
-            assert await anext(events) == WatchEvent(WatchKind.DELETE, stays_key)
-    finally:
-        for process in (killed, stays):
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+    await records_end_with_their_processes(SCRIPT, server.url, make)
 
 
 async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(server: Any, make: Any) -> None:
@@ -103,19 +71,6 @@ async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(server: Any, 
 
     assert missing == []
     assert not lease.lost.is_set()
-
-
-async def test_leases_end_their_thread_when_discovery_is_closed(make: Any) -> None:
-    discovery = make()
-    lease = await discovery.lease()
-    assert any(thread.name == "discovery-heartbeat" for thread in threading.enumerate())
-
-    await discovery.aclose()
-    await lease.aclose()
-
-    assert not any(thread.name == "discovery-heartbeat" for thread in threading.enumerate())
-    with pytest.raises(ValueError, match="closed"):
-        await discovery.lease()
 
 
 async def test_a_lease_that_the_server_goes_on_refusing_is_lost_and_one_without_a_server_is_not(
@@ -347,8 +302,8 @@ async def test_an_encrypted_server_is_used_only_if_its_certificate_is_trusted(
         await make(url=server.url, tls={"ca": str(tmp_path / "none.pem")}).start()
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
+test_settings_that_cannot_be_meant_are_refused = refused_settings(
+    RedisConfig,
     [
         ({"url": "redis://me:hunter2@host"}, "set `username` and `password`"),
         ({"url": "redis://host/3"}, "set `database`"),
@@ -359,11 +314,8 @@ async def test_an_encrypted_server_is_used_only_if_its_certificate_is_trusted(
         ({"ttl": 1, "timeout": 2}, "timeout .* at most half of ttl"),
         ({"tls": {"cert": "a.pem"}}, "`cert` and `key` belong together"),
     ],
+    secret="hunter2",
 )
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason) as caught:
-        RedisConfig.model_validate(settings)
-    assert "hunter2" not in str(caught.value.errors(include_input=False))
 
 
 def test_an_address_may_leave_out_scheme_and_port() -> None:

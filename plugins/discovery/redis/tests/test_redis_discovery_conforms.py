@@ -7,45 +7,31 @@ from typing import Any
 import pytest
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
 from dynamo_plugin_discovery_redis.lease import RedisLease
-from dynamo_testing.discovery_kit import Directories, DiscoveryKit
+from dynamo_testing.discovery.stores import StoreKit
+from dynamo_testing.discovery_kit import Directories
 
 
-class RedisKit(DiscoveryKit):
-    TTL = 2.0
-    WAIT = 20.0
-    CAN_KILL_OWNER = True
-    CAN_CUT_STORE = True
+class RedisKit(StoreKit):
+    THREAD = "discovery-heartbeat"
+    THREAD_OF_CLIENT = "_heartbeats"
 
     @pytest.fixture
-    async def directories(self, server: Any, make: Any) -> Directories:
-        self.server = server
-        one, other = make(), make()
-        await one.start()
-        await other.start()
-        return Directories(one=one, other=other)
-
-    async def kill_owner(self, directories: Directories) -> None:
-        assert isinstance(directories.one, RedisDiscovery)
-        # Its heartbeats end; nothing is removed.
-        directories.one._heartbeats.stop(self.WAIT)
+    def store(self, server: Any) -> Any:
+        return server
 
 
 class TestAServerThatHangs(RedisKit):
-    async def cut_store(self, directories: Directories) -> None:
-        self.server.stop()
-
-    async def restore_store(self, directories: Directories) -> None:
-        self.server.resume()
+    """As the kit has it."""
 
 
 class TestAServerThatIsStartedAnewAndEmpty(RedisKit):
     """More than the kit asks for: leases bring back what they put."""
 
     async def cut_store(self, directories: Directories) -> None:
-        self.server.kill()
+        self.store.kill()
 
     async def restore_store(self, directories: Directories) -> None:
-        self.server.start()
+        self.store.start()
 
 
 def test_a_lease_of_this_plugin_is_what_the_kit_has_checked() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.tiny_model import make_tokenizer_folder
+from dynamo_testing.tiny_model import make_tokenizer_folder, save_llama
 
 HAS_LIBRARY = find_spec("torch") is not None and find_spec("transformers") is not None
 
@@ -19,26 +19,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a Llama of 0.3 million parameters and a tokenizer. The same weights each time."""
     if not HAS_LIBRARY:
         pytest.skip("torch and transformers are not installed; `make test-transformers` has them")
-    torch: Any = import_module("torch")
-    transformers: Any = import_module("transformers")
-
     folder = make_tokenizer_folder(tmp_path_factory.mktemp("tiny"), vocab_size=600)
     names = json.loads((folder / "generation_config.json").read_text())
-    torch.manual_seed(0)
-    # Weights this large make the most likely token change from place to place.
-    config = transformers.LlamaConfig(
-        vocab_size=600,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        bos_token_id=names["bos_token_id"],
-        eos_token_id=names["eos_token_id"],
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    save_llama(folder, vocab_size=600, bos_token_id=names["bos_token_id"], eos_token_id=names["eos_token_id"])
     (folder / "generation_config.json").write_text(json.dumps(names))
     return folder
 

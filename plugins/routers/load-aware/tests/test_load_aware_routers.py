@@ -12,8 +12,7 @@ import pytest
 from dynamo_core import PreprocessedRequest, RouterServices, RoutingRequest
 from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.protocol import Instance, ModelCard
-from dynamo_core.protocol.records import RuntimeConfig
+from dynamo_core.protocol import Instance
 from dynamo_plugin_router_load_aware.routers import (
     LeastLoadedRouter,
     LoadAwareConfig,
@@ -21,33 +20,13 @@ from dynamo_plugin_router_load_aware.routers import (
     PowerOfTwoRouter,
     RandomRouter,
 )
+from dynamo_testing.router.workers import Workers
 from hypothesis import given
 from hypothesis import strategies as st
 
 ROUTERS: list[type[LoadAwareRouter]] = [RandomRouter, PowerOfTwoRouter, LeastLoadedRouter]
 
 each_router = pytest.mark.parametrize("kind", ROUTERS, ids=lambda kind: kind.NAME)
-
-
-class Workers:
-    """A pool as the contract describes it, with all workers eligible but the excluded."""
-
-    model = "m"
-    role = "aggregated"
-    version = 1
-
-    def __init__(self, count: int, ranks: int = 1, start: int = 0) -> None:
-        self.instances = {number: Instance(instance_id=number) for number in range(1, count + 1)}
-        facts = RuntimeConfig(data_parallel_size=ranks, data_parallel_start_rank=start)
-        self.cards = {
-            number: ModelCard(name="m", instance_id=number, runtime_config=facts) for number in self.instances
-        }
-        self._all = tuple(self.instances.values())
-
-    def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
-        if not excluded:
-            return self._all
-        return [instance for instance in self._all if instance.instance_id not in excluded]
 
 
 @dataclass

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
 from dynamo_core import PluginConfig, PreprocessedRequest, RouterServices, RoutingRequest
 from dynamo_core.errors import ServiceOverloaded, Unavailable
-from dynamo_core.protocol import Instance, ModelCard
-from dynamo_core.protocol.records import RuntimeConfig
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+from dynamo_testing.router.workers import Workers
 from hypothesis import given
 from hypothesis import strategies as st
-
-
-class Workers:
-    """A pool as the contract describes it, with all workers eligible but the excluded."""
-
-    model = "m"
-    role = "aggregated"
-    version = 1
-
-    def __init__(self, count: int, ranks: int = 1, start: int = 0) -> None:
-        self.instances = {number: Instance(instance_id=number) for number in range(1, count + 1)}
-        config = RuntimeConfig(data_parallel_size=ranks, data_parallel_start_rank=start)
-        self.cards = {
-            number: ModelCard(name="m", instance_id=number, runtime_config=config) for number in self.instances
-        }
-
-    def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
-        return [instance for number, instance in self.instances.items() if number not in excluded]
 
 
 def router(pool: Workers) -> RoundRobinRouter:

@@ -13,9 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 import uvloop
-from dynamo_core import PluginConfig
-from dynamo_core.telemetry import Metrics
-from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_nats.transport import NatsTransport
 from dynamo_testing.brokered_kit import BrokerBench, BrokerServer, server_binary
 from dynamo_testing.faults import Frame
@@ -129,13 +126,6 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 async def bench(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[NatsBench]:
     async with NatsBench(nats_server, tmp_path) as bench:
         yield bench
-
-
-@pytest.fixture
-async def directory() -> AsyncIterator[MemoryDiscovery]:
-    directory = MemoryDiscovery(PluginConfig(), Metrics())
-    yield directory
-    await directory.aclose()
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
 from dynamo_testing.certificates import make_certificates
+from dynamo_testing.settings import listed_settings, refused_settings, unusable_certificates
 from dynamo_testing.transport.handlers import greet
-from pydantic import ValidationError
 
 SECRET = "s3cret-of-the-tests"
+README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 # Logging in.
@@ -157,19 +157,16 @@ async def test_without_a_login_tls_is_insisted_on_too(bench: Any, nats_server: A
         await bench.transport(servers=[nats_server.url.replace("nats://", "tls://")])
 
 
-@pytest.mark.parametrize("key", ["ca", "cert"])
-def test_a_certificate_file_that_cannot_be_used_is_named(tmp_path: Path, key: str) -> None:
-    tls = {"ca": tmp_path / "no"} if key == "ca" else {"cert": tmp_path / "no", "key": tmp_path / "no"}
-
-    with pytest.raises(ConfigError, match=r"transport\.tls.*cannot be used.*PEM"):
-        NatsTransport(NatsConfig.model_validate({"tls": tls}), Metrics())
+test_a_certificate_file_that_cannot_be_used_is_named = unusable_certificates(
+    lambda tls: NatsTransport(NatsConfig.model_validate({"tls": tls}), Metrics())
+)
 
 
 # Settings.
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+test_settings_that_make_no_sense_are_refused_with_a_remedy = refused_settings(
+    NatsConfig,
     [
         ({"servers": []}, "at least 1"),
         ({"servers": ["http://x:1"]}, "neither nats://host:port nor tls"),
@@ -184,19 +181,10 @@ def test_a_certificate_file_that_cannot_be_used_is_named(tmp_path: Path, key: st
         ({"tls": {"cert": "c"}}, "`cert` and `key` belong together"),
         ({"silence": 1.0}, "at least twice"),
         ({"unknown": 1}, "Extra inputs"),
+        ({"servers": ["nats://user:hunter2@host:4222"]}, "set `user` and `password`"),
     ],
+    secret="hunter2",
 )
-def test_settings_that_make_no_sense_are_refused_with_a_remedy(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        NatsConfig.model_validate(settings)
-
-
-def test_a_password_in_an_address_is_refused_without_saying_it_again() -> None:
-    with pytest.raises(ValidationError) as caught:
-        NatsConfig.model_validate({"servers": [f"nats://user:{SECRET}@host:4222"]})
-
-    assert "set `user` and `password`" in caught.value.errors()[0]["msg"]
-    assert SECRET not in caught.value.errors()[0]["msg"]
 
 
 @pytest.mark.parametrize(
@@ -215,15 +203,4 @@ def test_addresses_are_completed(given: str, full: str) -> None:
 # The page.
 
 
-def test_the_readme_lists_every_setting_with_its_default() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
-    rows = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", text, re.M))
-    listed = {name: row for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}
-    defaults = NatsConfig()
-
-    assert {name.partition(".")[0] for name in listed} >= set(NatsConfig.model_fields)
-    for name, row in listed.items():
-        value = getattr(defaults, name, None)
-        if isinstance(value, (int, float)):
-            shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
-            assert shown in rows[row].replace("`", "").split(", "), name
+test_the_readme_lists_every_setting_with_its_default = listed_settings(README, NatsConfig)

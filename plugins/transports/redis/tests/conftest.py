@@ -12,9 +12,6 @@ from typing import Any, ClassVar
 import pytest
 import redis
 import uvloop
-from dynamo_core import PluginConfig
-from dynamo_core.telemetry import Metrics
-from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_redis.broker import MAX_FRAGMENT
 from dynamo_plugin_transport_redis.transport import RedisTransport
 from dynamo_testing.brokered_kit import BrokerBench, BrokerServer, server_binary
@@ -145,13 +142,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 async def bench(redis_server: RedisServer, tmp_path: Path) -> AsyncIterator[RedisBench]:
     async with RedisBench(redis_server, tmp_path) as bench:
         yield bench
-
-
-@pytest.fixture
-async def directory() -> AsyncIterator[MemoryDiscovery]:
-    directory = MemoryDiscovery(PluginConfig(), Metrics())
-    yield directory
-    await directory.aclose()
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

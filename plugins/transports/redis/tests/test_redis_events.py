@@ -7,22 +7,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from dynamo_core import Publisher
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_testing.events.harness import heard
 
 Events = AsyncGenerator[tuple[int, int, bytes], None]
 
 WAIT = 10.0
-
-
-async def heard(events: Events, publisher: Publisher, word: bytes) -> tuple[int, int, bytes]:
-    """The first event that gets through; the same is sent until then."""
-    waiting = asyncio.ensure_future(anext(events))
-    async with asyncio.timeout(WAIT):
-        while not waiting.done():
-            publisher.send(word)
-            await asyncio.sleep(0.005)
-    return await waiting
 
 
 async def test_a_subject_is_listened_to_as_long_as_somebody_in_the_process_wants_it(

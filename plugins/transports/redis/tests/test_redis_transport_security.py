@@ -12,8 +12,8 @@ from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_redis.config import RedisConfig
 from dynamo_plugin_transport_redis.transport import RedisTransport
 from dynamo_testing.certificates import make_certificates
+from dynamo_testing.settings import listed_settings, refused_settings, unusable_certificates
 from dynamo_testing.transport.handlers import greet
-from pydantic import ValidationError
 
 SECRET = "s3cret-of-the-tests"
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -130,19 +130,16 @@ async def test_a_password_is_never_sent_to_a_server_that_does_not_encrypt(bench:
     assert not any(SECRET.encode() in part for part in said)
 
 
-@pytest.mark.parametrize("key", ["ca", "cert"])
-def test_a_certificate_file_that_cannot_be_used_is_named(tmp_path: Path, key: str) -> None:
-    tls = {"ca": tmp_path / "no"} if key == "ca" else {"cert": tmp_path / "no", "key": tmp_path / "no"}
-
-    with pytest.raises(ConfigError, match=r"transport\.tls.*cannot be used.*PEM"):
-        RedisTransport(RedisConfig.model_validate({"tls": tls}), Metrics())
+test_a_certificate_file_that_cannot_be_used_is_named = unusable_certificates(
+    lambda tls: RedisTransport(RedisConfig.model_validate({"tls": tls}), Metrics())
+)
 
 
 # Settings.
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+test_settings_that_make_no_sense_are_refused_with_a_remedy = refused_settings(
+    RedisConfig,
     [
         ({"url": "http://x:1"}, "neither redis://host:port nor rediss"),
         ({"url": "redis://"}, "is not redis://host:port"),
@@ -156,19 +153,10 @@ def test_a_certificate_file_that_cannot_be_used_is_named(tmp_path: Path, key: st
         ({"tls": {"cert": "c"}}, "`cert` and `key` belong together"),
         ({"silence": 1.0}, "at least twice"),
         ({"unknown": 1}, "Extra inputs"),
+        ({"url": "redis://user:hunter2@host:6379"}, "set `username` and `password`"),
     ],
+    secret="hunter2",
 )
-def test_settings_that_make_no_sense_are_refused_with_a_remedy(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        RedisConfig.model_validate(settings)
-
-
-def test_a_password_in_an_address_is_refused_without_saying_it_again() -> None:
-    with pytest.raises(ValidationError) as caught:
-        RedisConfig.model_validate({"url": f"redis://user:{SECRET}@host:6379"})
-
-    assert "set `username` and `password`" in caught.value.errors()[0]["msg"]
-    assert SECRET not in caught.value.errors()[0]["msg"]
 
 
 @pytest.mark.parametrize(
@@ -187,14 +175,4 @@ def test_addresses_are_completed(given: str, full: str) -> None:
 # The page.
 
 
-def test_the_readme_lists_every_setting_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", README, re.M))
-    listed = {name: row for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}
-    defaults = RedisConfig()
-
-    assert {name.partition(".")[0] for name in listed} >= set(RedisConfig.model_fields)
-    for name, row in listed.items():
-        value = getattr(defaults, name, None)
-        if isinstance(value, (int, float)):
-            shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
-            assert shown in rows[row].replace("`", "").split(", "), name
+test_the_readme_lists_every_setting_with_its_default = listed_settings(README, RedisConfig)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 import pytest
-from dynamo_core import PluginConfig, Publisher, WatchEvent, WatchKind
+from dynamo_core import PluginConfig, WatchEvent, WatchKind
 from dynamo_core.protocol import EventSource
 from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp import events as plane
 from dynamo_plugin_transport_tcp.address import Address, split_host_port
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.events.harness import heard
 from dynamo_testing.ports import free_port
 
 Make = Callable[..., TcpTransport]
@@ -26,23 +27,6 @@ WAIT = 10.0
 UNSUBSCRIBE = 31
 
 DROPPED = "dynamo_event_plane_dropped_total"
-
-
-@pytest.fixture
-async def directory() -> AsyncIterator[MemoryDiscovery]:
-    directory = MemoryDiscovery(PluginConfig(), Metrics())
-    yield directory
-    await directory.aclose()
-
-
-async def heard(events: Events, publisher: Publisher, word: bytes) -> tuple[int, int, bytes]:
-    """The first event that gets through; the same is sent until then."""
-    waiting = asyncio.ensure_future(anext(events))
-    async with asyncio.timeout(WAIT):
-        while not waiting.done():
-            publisher.send(word)
-            await asyncio.sleep(0.005)
-    return await waiting
 
 
 async def through(wire: Any, make: Make, **options: Any) -> TcpTransport:

@@ -15,6 +15,7 @@ from dynamo_plugin_transport_tcp.address import Address, own_address, split_host
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.security import CALLER, LISTENER, proof
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_testing.settings import refused_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -60,8 +61,8 @@ def test_loopback_needs_neither(bind: str) -> None:
     assert TcpConfig(bind=bind).bind == bind
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+test_settings_that_make_no_sense_are_refused_with_a_remedy = refused_settings(
+    TcpConfig,
     [
         ({"bind": "127.0.0.1"}, "has no port"),
         ({"bind": "127.0.0.1:http"}, "is not a port"),
@@ -72,9 +73,6 @@ def test_loopback_needs_neither(bind: str) -> None:
         ({"max_frame_mb": 0}, "greater than or equal to 1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_with_a_remedy(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        TcpConfig.model_validate(settings)
 
 
 def test_the_secret_is_not_shown() -> None:

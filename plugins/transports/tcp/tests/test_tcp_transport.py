@@ -26,7 +26,7 @@ from dynamo_core.protocol import Instance
 from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
-from dynamo_testing.transport.handlers import TOKENS, SteppedEngine, happens
+from dynamo_testing.transport.handlers import TOKENS, SteppedEngine, close_calls_that_do_not_end, happens
 from dynamo_wire import calls
 
 Make = Callable[..., TcpTransport]
@@ -182,14 +182,8 @@ async def test_a_handler_that_runs_ahead_of_a_busy_caller_is_made_to_wait(
 async def test_a_caller_that_coalesces_gets_the_first_item_and_then_all_others_together(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    client, wire, engine, instance = await stepped(make_transport, make_wire)
-    sink, ctx = recorder(), EngineContext("r")
-    ctx.coalesce = 64
+    wire, engine, sink = await coalescing(make_transport, make_wire, recorder, coalesce=64, steps=5)
 
-    await client.call(instance, TOKENS, 0, ctx, sink)
-    for _ in range(5):
-        engine.step()
-        await engine.all_wait()
     engine.step(last=True)
     await sink.end()
 
@@ -201,17 +195,25 @@ async def test_a_caller_that_coalesces_gets_the_first_item_and_then_all_others_t
 async def test_a_caller_that_coalesces_gets_as_many_items_as_it_lets_wait(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
-    client, _, engine, instance = await stepped(make_transport, make_wire)
-    sink, ctx = recorder(), EngineContext("r")
-    ctx.coalesce = 3
+    _, _, sink = await coalescing(make_transport, make_wire, recorder, coalesce=3, steps=6)
 
-    await client.call(instance, TOKENS, 0, ctx, sink)
-    for _ in range(6):
-        engine.step()
-        await engine.all_wait()
     await sink.arrived(3)
 
     assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3], [4, 5, 6]]
+
+
+async def coalescing(
+    make_transport: Make, make_wire: Any, recorder: Any, *, coalesce: int, steps: int
+) -> tuple[Any, SteppedEngine, Any]:
+    """The wire, the engine and the sink of a call whose caller coalesces, after so many tokens."""
+    client, wire, engine, instance = await stepped(make_transport, make_wire)
+    sink, ctx = recorder(), EngineContext("r")
+    ctx.coalesce = coalesce
+    await client.call(instance, TOKENS, 0, ctx, sink)
+    for _ in range(steps):
+        engine.step()
+        await engine.all_wait()
+    return wire, engine, sink
 
 
 async def test_items_that_wait_in_the_same_turn_are_merged_before_they_are_numbered(
@@ -468,25 +470,12 @@ async def test_closing_a_call_whose_worker_does_not_answer_is_bounded_and_late_r
 
 
 async def test_calls_that_do_not_end_are_warned_of_once_for_all_of_a_connection(
-    make_transport: Make, recorder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_transport: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(calls, "CLOSE_BOUND", 0.1)
     monkeypatch.setattr(serving, "STOP_GRACE", 0.5)
-    server, client = make_transport(), make_transport()
 
-    async def deaf(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
-        async def items() -> AsyncGenerator[bytes, None]:
-            await asyncio.Event().wait()
-            yield b""
-
-        return items()
-
-    served = await server.serve(7, BYTES, deaf)
-    sources = [await client.call(at(served), BYTES, 0, EngineContext(str(n)), recorder()) for n in range(3)]
-
-    async with asyncio.timeout(WAIT):
-        for source in sources:
-            await source.aclose()
+    await close_calls_that_do_not_end(make_transport(), make_transport())
 
     assert len([record for record in caplog.records if "abandoned" in record.getMessage()]) == 1
 

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import shutil
-import signal
-import subprocess
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -22,41 +16,20 @@ from dynamo_core.telemetry.metrics import Metrics
 from dynamo_wire import ROWS_TAG
 from dynamo_wire.brokered import BrokeredTransport
 
-from dynamo_testing.extra import pytest
 from dynamo_testing.faults import FaultProxy, Framing, Passing, Raw
 from dynamo_testing.ports import free_port
+from dynamo_testing.server_process import ServerProcess
 
 #: Seconds that anything may take before a check fails.
 WAIT = 10.0
 
 
-def server_binary(*names: str, folders: str = "") -> str:
-    """The first of these programs that is installed. Without one the test is skipped, or fails where `CI` is set."""
-    for name in names:
-        found = shutil.which(name, path=os.environ.get("PATH", "") + folders)
-        if found is not None:
-            return found
-    missing = f"{names[0]} is not installed: NOTHING OF THIS PLUGIN IS TESTED; on Debian: apt-get install {names[0]}"
-    if os.environ.get("CI"):
-        raise pytest.fail.Exception(missing)
-    raise pytest.skip.Exception(missing)
-
-
-class BrokerServer(ABC):
-    """A server in a process of its own, which can be killed and started again, empty, on the same port."""
+class BrokerServer(ServerProcess):
+    """The server of a broker. Started again, it is empty."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "server.log")
         self.port = free_port()
-        self._log = folder / "server.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @abstractmethod
-    def command(self) -> Sequence[str]:
-        """How the server is started."""
-
-    @abstractmethod
-    def answers(self) -> bool:
-        """Whether it accepts clients. May raise OSError."""
 
     @abstractmethod
     def published(self) -> int:
@@ -65,36 +38,6 @@ class BrokerServer(ABC):
     @abstractmethod
     def connections(self) -> int:
         """How many clients are connected."""
-
-    def start(self) -> None:
-        """Starts it, and returns when it accepts clients."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log)  # noqa: S603 - a test's own server
-        deadline = time.monotonic() + WAIT
-        while time.monotonic() < deadline:
-            with suppress(OSError):
-                if self.answers():
-                    return
-            time.sleep(0.01)
-        pytest.fail(f"the server did not start:\n{self._log.read_text()}")
-
-    def kill(self) -> None:
-        """Kills it. Safe twice."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait(WAIT)
-
-    def freeze(self) -> None:
-        """Stops its process, which answers nothing until `resume`."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitpid(self._process.pid, os.WUNTRACED)
-
-    def resume(self) -> None:
-        """Lets a frozen server go on."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
 
 class BrokerBench(ABC):

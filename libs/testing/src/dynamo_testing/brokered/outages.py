@@ -18,7 +18,17 @@ from dynamo_testing.brokered.bench import WAIT, BrokerBench, unplug
 from dynamo_testing.extra import pytest
 from dynamo_testing.faults import Delay, Direction
 from dynamo_testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
-from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, counted, echo, happens, until
+from dynamo_testing.transport.handlers import (
+    ECHO,
+    TOKENS,
+    SteppedEngine,
+    at,
+    counted,
+    echo,
+    happens,
+    open_streams,
+    until,
+)
 from dynamo_testing.transport.harness import Recorder
 
 
@@ -28,12 +38,7 @@ class OutageChecks:
 
     async def test_open_calls_end_when_the_server_dies(self, bench: BrokerBench) -> None:
         broker = bench.server()
-        server, client = await bench.pair(broker)
-        engine, sinks = SteppedEngine(), [Recorder() for _ in range(3)]
-        instance = at(await server.serve(7, TOKENS, engine))
-        for sink in sinks:
-            await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
-            await sink.begun()
+        engine, sinks = await open_streams(*await bench.pair(broker), 3)
 
         broker.kill()
 

@@ -19,7 +19,7 @@ from dynamo_wire import ROWS_TAG
 from dynamo_testing.brokered.bench import BrokerBench
 from dynamo_testing.extra import pytest
 from dynamo_testing.faults import Direction, Passing
-from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, echo, until
+from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, echo, open_streams, until
 from dynamo_testing.transport.harness import Recorder
 
 #: What an echoed payload that fills one part leaves for its fragment and row.
@@ -32,12 +32,7 @@ class RowChecks:
 
     async def test_far_fewer_messages_than_tokens_pass_the_server(self, bench: BrokerBench) -> None:
         broker = bench.server()
-        server, client = await bench.pair(broker)
-        engine, sinks = SteppedEngine(), [Recorder() for _ in range(64)]
-        instance = at(await server.serve(7, TOKENS, engine))
-        for sink in sinks:
-            await client.call(instance, TOKENS, 100, EngineContext("r"), sink)
-            await sink.begun()
+        engine, sinks = await open_streams(*await bench.pair(broker), 64, first=100)
         before = broker.published()
 
         for number in range(10):
@@ -58,11 +53,7 @@ class RowChecks:
 
         wire = await bench.wire(tap)
         server, client = await bench.transport(), await bench.transport(wire)
-        engine, sinks = SteppedEngine(), [Recorder() for _ in range(20)]
-        instance = at(await server.serve(7, TOKENS, engine))
-        for sink in sinks:
-            await client.call(instance, TOKENS, 0, EngineContext("r"), sink)
-            await sink.begun()
+        engine, sinks = await open_streams(server, client, 20)
         sizes.clear()
 
         engine.step()

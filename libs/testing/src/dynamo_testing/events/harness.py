@@ -100,6 +100,18 @@ class Sender:
         return [self.publisher.send(payload) for payload in payloads]
 
 
+async def heard(
+    events: AsyncGenerator[tuple[int, int, bytes], None], publisher: Publisher, payload: bytes
+) -> tuple[int, int, bytes]:
+    """The first event that gets through; the same payload is sent until then."""
+    waiting = asyncio.ensure_future(anext(events))
+    async with asyncio.timeout(10):
+        while not waiting.done():
+            publisher.send(payload)
+            await asyncio.sleep(0.005)
+    return await waiting
+
+
 class Market:
     """Makes publishers and subscribers over the planes under test; all subjects are this check's own."""
 

@@ -78,6 +78,16 @@ async def echo(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None
     return items()
 
 
+async def deaf(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+    """Handles `ECHO` without an item or an end, and does not look whether it is to stop."""
+
+    async def items() -> AsyncGenerator[bytes, None]:
+        await asyncio.Event().wait()
+        yield b""
+
+    return items()
+
+
 def counted(pause: float = 0) -> Callable[[int, ServedContext], object]:
     """A handler for `TOKENS` that counts up to the request, with so many seconds between two tokens."""
 
@@ -104,6 +114,27 @@ async def greet(server: Transport, client: Transport) -> bytes:
     assert await sink.end() is None
     greeting: bytes = sink.items[1]
     return greeting
+
+
+async def open_streams(
+    server: Transport, client: Transport, count: int, first: int = 0
+) -> tuple[SteppedEngine, list[Recorder]]:
+    """An engine and the sinks of its calls, each of which has got its first token."""
+    engine, sinks = SteppedEngine(), [Recorder() for _ in range(count)]
+    instance = at(await server.serve(7, TOKENS, engine))
+    for sink in sinks:
+        await client.call(instance, TOKENS, first, EngineContext("r"), sink)
+        await sink.begun()
+    return engine, sinks
+
+
+async def close_calls_that_do_not_end(server: Transport, client: Transport) -> None:
+    """Closes three calls of a deaf handler."""
+    instance = at(await server.serve(7, ECHO, deaf))
+    sources = [await client.call(instance, ECHO, b"", EngineContext(str(n)), Recorder(WAIT)) for n in range(3)]
+    async with asyncio.timeout(WAIT):
+        for source in sources:
+            await source.aclose()
 
 
 async def happens(event: asyncio.Event) -> None:

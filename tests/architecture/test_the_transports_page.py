@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from dynamo_testing import brokered_kit
+from dynamo_testing.discovery import stores
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "transports.md").read_text()
@@ -57,6 +58,8 @@ def test_every_transport_is_held_to_the_kits(name: str) -> None:
 def test_every_store_is_held_to_the_kit(name: str) -> None:
     text = written_for("discovery", name)
 
+    if "(StoreKit):" in text:
+        text += Path(stores.__file__ or "").read_text()
     assert "(DiscoveryKit):" in text
     powers = () if name == "memory" else STORE_POWERS
     assert [power for power in powers if not re.search(rf"{power}\b.* = True", text)] == []

@@ -21,18 +21,18 @@ class KubernetesKit(StoreKit):
 
 class TestAServerThatGoesAway(KubernetesKit):
     async def cut_store(self, directories: Directories) -> None:
-        await self.store.stop()
+        await self.server.stop()
 
     async def restore_store(self, directories: Directories) -> None:
-        await self.store.start()
+        await self.server.start()
 
 
 class TestAServerThatHangs(KubernetesKit):
     async def cut_store(self, directories: Directories) -> None:
-        self.store.hang()
+        self.server.hang()
 
     async def restore_store(self, directories: Directories) -> None:
-        await self.store.resume()
+        await self.server.resume()
 
 
 def test_it_is_for_several_processes() -> None:

@@ -28,10 +28,10 @@ class TestAServerThatIsStartedAnewAndEmpty(RedisKit):
     """More than the kit asks for: leases bring back what they put."""
 
     async def cut_store(self, directories: Directories) -> None:
-        self.store.kill()
+        self.server.kill()
 
     async def restore_store(self, directories: Directories) -> None:
-        self.store.start()
+        self.server.start()
 
 
 def test_a_lease_of_this_plugin_is_what_the_kit_has_checked() -> None:

@@ -28,10 +28,12 @@ class StoreKit(DiscoveryKit):
     #: The thread that keeps leases alive: its name, and the attribute of a client that holds it.
     THREAD: ClassVar[str]
     THREAD_OF_CLIENT: ClassVar[str] = "_thread"
+    #: What the fixture `store` gave to this test.
+    server: Any
 
     @pytest.fixture
     async def directories(self, store: Any, make: Any) -> Directories:
-        self.store = store
+        self.server = store
         one, other = make(), make()
         await one.start()
         await other.start()
@@ -42,10 +44,10 @@ class StoreKit(DiscoveryKit):
         getattr(directories.one, self.THREAD_OF_CLIENT).stop(self.WAIT)
 
     async def cut_store(self, directories: Directories) -> None:
-        self.store.freeze()
+        self.server.freeze()
 
     async def restore_store(self, directories: Directories) -> None:
-        self.store.resume()
+        self.server.resume()
 
     async def test_the_thread_ends_with_discovery(self, make: Any) -> None:
         discovery = make()

@@ -104,12 +104,19 @@ async def heard(
     events: AsyncGenerator[tuple[int, int, bytes], None], publisher: Publisher, payload: bytes
 ) -> tuple[int, int, bytes]:
     """The first event that gets through; the same payload is sent until then."""
-    waiting = asyncio.ensure_future(anext(events))
-    async with asyncio.timeout(10):
-        while not waiting.done():
+
+    async def repeat() -> None:
+        while True:
             publisher.send(payload)
             await asyncio.sleep(0.005)
-    return await waiting
+
+    tasks = TaskSet()
+    tasks.spawn(repeat(), name="repeat the event")
+    try:
+        async with asyncio.timeout(10):
+            return await anext(events)
+    finally:
+        await tasks.aclose()
 
 
 class Market:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,21 +48,25 @@ def library() -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def render() -> Callable[..., dict[str, str]]:
-    """The files of the chart by name, rendered by Helm with these values on top of the chart's own."""
+    """The files of the chart by name, rendered once by Helm with these values on top of the chart's own."""
 
-    def run(values: dict[str, Any], release: str = "dynamo") -> dict[str, str]:
+    @cache
+    def text(values: str, release: str) -> str:
         if importlib.util.find_spec("helm_python") is None:
             not_tested("helm-python-sdk", "see requirements-dev.txt")
         result = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("render_chart.py")), str(CHART), release, "dynamo"],
-            input=json.dumps(values),
+            input=values,
             capture_output=True,
             text=True,
             timeout=30,
         )
         if result.returncode:
             raise Refused(result.stderr)
-        files: dict[str, str] = json.loads(result.stdout)
+        return result.stdout
+
+    def run(values: dict[str, Any], release: str = "dynamo") -> dict[str, str]:
+        files: dict[str, str] = json.loads(text(json.dumps(values), release))
         return files
 
     return run

@@ -71,10 +71,10 @@ $(STAMPS)/dev: $(BIN)/python $(MANIFESTS) requirements-dev.txt
 	@$(INSTALL) --no-build-isolation -r requirements-dev.txt $(SHOWN)
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
 
-# Files are shared out among half as many processes again as there are cores, since many tests wait for other processes; the
-# tests of a file stay together. They go in the order of the config, which has the files with the longest tests first: files
+# Files are shared out among twice as many processes as there are cores, since many tests wait for other processes, and
+# the tests of a file stay together. They go in the order of the config, which has the files with the longest tests first: files
 # with the most tests first, as would be done else, leaves the longest for the end, when nothing is left to run beside them.
-PARALLEL ?= -n $(shell echo $$(( ($$(nproc 2>/dev/null || echo 2) * 3 + 1) / 2 ))) --dist loadfile --no-loadscope-reorder
+PARALLEL ?= -n $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 2 ))) --dist loadfile --no-loadscope-reorder
 
 serve: $(STAMPS)/serve ## Set up, then serve (CONFIG=file, ARGS="--set a.b=c"; port: DYN_HTTP_PORT)
 	@exec $(BIN)/dynamo serve $(CONFIG) $(ARGS)

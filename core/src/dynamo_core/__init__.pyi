@@ -10,7 +10,6 @@ from dynamo_core.certificates import server_context as server_context
 from dynamo_core.contracts.admission import Admission as Admission
 from dynamo_core.contracts.admission import AdmissionServices as AdmissionServices
 from dynamo_core.contracts.admission import Permit as Permit
-from dynamo_core.contracts.admission import Principal as Principal
 from dynamo_core.contracts.admission import SharedPermit as SharedPermit
 from dynamo_core.contracts.bridge import EngineLike as EngineLike
 from dynamo_core.contracts.call import KV_HISTORY as KV_HISTORY
@@ -78,6 +77,7 @@ from dynamo_core.contracts.parsers import ToolCallStart as ToolCallStart
 from dynamo_core.contracts.parsers import new_call_id as new_call_id
 from dynamo_core.contracts.plugin import DYNAMO_API as DYNAMO_API
 from dynamo_core.contracts.plugin import Plugin as Plugin
+from dynamo_core.contracts.principal import Principal as Principal
 from dynamo_core.contracts.router import LoadView as LoadView
 from dynamo_core.contracts.router import Phase as Phase
 from dynamo_core.contracts.router import PoolView as PoolView
@@ -108,6 +108,9 @@ from dynamo_core.errors import BackendError as BackendError
 from dynamo_core.errors import DynamoError as DynamoError
 from dynamo_core.errors import HttpFault as HttpFault
 from dynamo_core.errors import Problem as Problem
+from dynamo_core.errors import QuotaExceeded as QuotaExceeded
+from dynamo_core.errors import RateLimited as RateLimited
+from dynamo_core.errors import ServiceOverloaded as ServiceOverloaded
 from dynamo_core.hookspecs import hookimpl as hookimpl
 from dynamo_core.loop_thread import LoopThread as LoopThread
 from dynamo_core.protocol.annotated import Annotated as Annotated

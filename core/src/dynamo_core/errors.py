@@ -9,6 +9,8 @@
     ├── ModelNotFound               no such model, beside others that are served
     ├── Unavailable                 nothing can serve this now: no worker has registered, or all are gone
     ├── ServiceOverloaded           workers exist but all are busy; try again after `retry_after` seconds
+    ├── RateLimited                 the client asks more often than it may; try again after `retry_after` seconds
+    ├── QuotaExceeded               the client has used up what it may have; a retry will not help
     ├── WorkerOverloaded            this one worker refused; another may accept
     ├── Cancelled                   the caller gave up
     ├── NotSupported                the engine does not offer what the request needs
@@ -27,13 +29,13 @@ An error is known on the wire and in spans by its *kind*: ``InvalidArgument`` wh
 ``Backend(InvalidArgument)`` when an engine did. Catching ``InvalidArgument`` catches both.
 
 Every HTTP door (the client APIs, operators' routes, health, the slot tracker) takes status, type, code, `param`,
-``Retry-After`` and metric labels of an error from `problem_of`, and only words the body in its own way.
+headers and metric labels of an error from `problem_of`, and only words the body in its own way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -47,6 +49,7 @@ class WireError(msgspec.Struct, omit_defaults=True, frozen=True):
     causes: list[WireError] = []
     retry_after: float | None = None
     field: str | None = None
+    limits: dict[str, str] = {}
 
 
 class DynamoError(Exception):
@@ -123,6 +126,36 @@ class ServiceOverloaded(DynamoError):
     ) -> None:
         super().__init__(message, cause=cause)
         self.retry_after = retry_after
+
+
+class RateLimited(DynamoError):
+    """The client asks more often, or for more, than it may in some time. It may retry after `retry_after` seconds.
+
+    `limits` are told in headers. Names are those of `LIMITS`; `limit-…` and `remaining-…` are numbers, `reset-…` is how
+    long until the limit is whole again, such as ``1.5s`` or ``6m0s``. Other names are not told.
+    """
+
+    kind = "RateLimited"
+    public = True
+
+    def __init__(
+        self,
+        message: str = "Rate limit reached, please retry later",
+        *,
+        retry_after: float = 1.0,
+        limits: Mapping[str, str] | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        super().__init__(message, cause=cause)
+        self.retry_after = retry_after
+        self.limits: Mapping[str, str] = limits or {}
+
+
+class QuotaExceeded(DynamoError):
+    """The client has used up what it may have. A retry will not help, and clients are told so."""
+
+    kind = "QuotaExceeded"
+    public = True
 
 
 class WorkerOverloaded(DynamoError):
@@ -307,6 +340,11 @@ _OVERLOADED_MESSAGE = "Service temporarily unavailable: All workers are busy, pl
 #: How long a client may be asked to wait, in seconds.
 _RETRY_MIN, _RETRY_MAX = 1, 60
 
+#: What clients may be told of a limit, and how the names of those headers begin.
+LIMITS = frozenset(f"{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens"))
+LIMIT_HEADER = "x-ratelimit-"
+_NO_HEADERS: Mapping[str, str] = {}
+
 
 class HttpRow(NamedTuple):
     """What an error becomes at every HTTP door."""
@@ -323,6 +361,8 @@ class HttpRow(NamedTuple):
     code: str | None = None
     #: Seconds.
     retry_after: int | None = None
+    #: Further headers.
+    headers: Mapping[str, str] = _NO_HEADERS
 
 
 _BUSY = HttpRow(503, OVERLOAD, "CapacityExhausted", _OVERLOADED_MESSAGE, retry_after=_RETRY_MIN)
@@ -347,6 +387,16 @@ HTTP_ROWS: dict[type[BaseException], HttpRow] = {
     # `overload_status` stands in place of theirs.
     ServiceOverloaded: _BUSY,
     WorkerOverloaded: _BUSY,
+    RateLimited: HttpRow(429, "rate_limited", "RateLimited", code="rate_limit_exceeded", retry_after=_RETRY_MIN),
+    # Client SDKs retry every 429 that does not tell them not to.
+    QuotaExceeded: HttpRow(
+        429,
+        "quota_exceeded",
+        "QuotaExceeded",
+        type="insufficient_quota",
+        code="insufficient_quota",
+        headers={"x-should-retry": "false"},
+    ),
     DeadlineExceeded: _LATE,
     TimeoutError: _LATE,
     **dict.fromkeys(LOST_WORKER, _LOST),
@@ -379,6 +429,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     `metric` is the `error_type` label of request metrics. `param` names the field of the request that is wrong, `code`
     is a word for programs. Without `type` the error has that of its status. `retry_after` is in whole seconds.
+    `headers` are sent along, beside ``Retry-After``.
     """
 
     status: int
@@ -388,6 +439,7 @@ class Problem(msgspec.Struct, frozen=True):
     param: str | None = None
     code: str | None = None
     retry_after: int | None = None
+    headers: Mapping[str, str] = {}
 
 
 def problem_of(error: BaseException, overload_status: int | None = None) -> Problem:
@@ -396,13 +448,16 @@ def problem_of(error: BaseException, overload_status: int | None = None) -> Prob
     `overload_status` is that of a request which is refused for load; without it the table's.
     """
     row = next(HTTP_ROWS[cls] for cls in type(error).__mro__ if cls in HTTP_ROWS)
-    status, retry_after = row.status, row.retry_after
+    status, retry_after, headers = row.status, row.retry_after, row.headers
     if row.metric == OVERLOAD and overload_status is not None:
         status = overload_status
-    if isinstance(error, ServiceOverloaded):
-        retry_after = min(max(math.ceil(error.retry_after), _RETRY_MIN), _RETRY_MAX)
+    if isinstance(error, ServiceOverloaded | RateLimited):
+        # In this order a plugin's nan or infinity has bounds too.
+        retry_after = math.ceil(min(max(_RETRY_MIN, error.retry_after), _RETRY_MAX))
     elif isinstance(error, HttpFault):
         status = error.status
+    if isinstance(error, RateLimited) and error.limits:
+        headers = {**headers, **dict(_limit_headers(error.limits))}
     message, param, code = row.message, row.param, row.code
     if isinstance(error, DynamoError):
         code = error.code or code
@@ -418,7 +473,15 @@ def problem_of(error: BaseException, overload_status: int | None = None) -> Prob
         param,
         code,
         retry_after,
+        headers,
     )
+
+
+def _limit_headers(limits: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Limits as headers, without what no header can hold."""
+    for name, value in limits.items():
+        if name in LIMITS and value.isascii() and value.isprintable():
+            yield f"{LIMIT_HEADER}{name}", value
 
 
 def _tree(root: type[DynamoError]) -> Iterator[type[DynamoError]]:
@@ -480,8 +543,14 @@ def to_wire(error: BaseException) -> WireError:
     """The error in the form that travels. Foreign exceptions become kind ``Unknown``."""
     links = [WireError(_kind_of(link), str(link)) for link in chain(error)]
     head = links[0]
-    retry_after = getattr(error, "retry_after", None)
-    return WireError(head.kind, head.message, links[1:], retry_after, getattr(error, "field", None))
+    return WireError(
+        head.kind,
+        head.message,
+        links[1:],
+        getattr(error, "retry_after", None),
+        getattr(error, "field", None),
+        dict(error.limits) if isinstance(error, RateLimited) else {},
+    )
 
 
 def from_wire(wire: WireError) -> DynamoError:
@@ -501,6 +570,8 @@ def _kind_of(error: BaseException) -> str:
 
 def _build(wire: WireError) -> DynamoError:
     cls = _BY_KIND.get(wire.kind, Unknown)
+    if issubclass(cls, RateLimited):
+        return cls(wire.message, retry_after=wire.retry_after or _RETRY_MIN, limits=wire.limits)
     if issubclass(cls, ServiceOverloaded) and wire.retry_after is not None:
         return cls(wire.message, retry_after=wire.retry_after)
     if issubclass(cls, InvalidArgument):

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.admission import AdmissionServices, Permit, Principal
+from dynamo_core.contracts.admission import AdmissionServices, Permit
 from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import PoolView, Route, Router, RoutingRequest, no_worker
 from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline

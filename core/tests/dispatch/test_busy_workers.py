@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.admission import Permit, Principal, SharedPermit
+from dynamo_core.contracts.admission import Permit, SharedPermit
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.dispatch.execution.response_stream import ResponseStream
 from dynamo_core.errors import CannotConnect, ServiceOverloaded, WorkerOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.frontend import HttpRoute, principal_of
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import ConfigError
 from dynamo_core.http.auth import AdminToken, ApiKeys, hash_of, new_key
 from dynamo_core.http.listener import Listener

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from aiohttp import web
 from dynamo_core.errors import (
+    LIMITS,
     BackendError,
     Cancelled,
     ConnectionTimeout,
@@ -15,12 +17,16 @@ from dynamo_core.errors import (
     ModelNotFound,
     NotSupported,
     Problem,
+    QuotaExceeded,
+    RateLimited,
     ServiceOverloaded,
     Unavailable,
     WorkerOverloaded,
     problem_of,
 )
 from dynamo_core.http.errors import error_body, error_response
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def told(error: DynamoError) -> web.Response:
@@ -117,3 +123,55 @@ def test_errors_become_responses_that_show_public_messages_only(error: DynamoErr
     body = json.loads(response.body)
     assert body["message"] == message
     assert body["error"]["param"] == ("model" if status == 404 else getattr(error, "field", None))
+
+
+def test_a_limit_is_told_in_the_words_of_the_plugin_and_in_headers() -> None:
+    limits = {"limit-requests": "60", "remaining-requests": "0", "reset-requests": "1.5s"}
+
+    response = told(RateLimited("Only 60 requests a minute for team a", retry_after=1.2, limits=limits))
+
+    assert response.status == 429
+    assert isinstance(response.body, bytes)
+    body = json.loads(response.body)
+    assert body["error"] == {
+        "message": "Only 60 requests a minute for team a",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "rate_limit_exceeded",
+    }
+    assert response.headers["Retry-After"] == "2"
+    assert {name: value for name, value in response.headers.items() if name.startswith("x-")} == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "1.5s",
+    }
+
+
+def test_a_quota_that_is_used_up_tells_clients_not_to_retry() -> None:
+    response = told(QuotaExceeded("The budget of team a is spent"))
+
+    assert response.status == 429
+    assert isinstance(response.body, bytes)
+    error = json.loads(response.body)["error"]
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert error["message"] == "The budget of team a is spent"
+    assert response.headers["x-should-retry"] == "false"
+    assert "Retry-After" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told_seconds"), [(-5.0, 1), (0.0, 1), (1.001, 2), (3600.0, 60), (math.inf, 60), (math.nan, 1)]
+)
+def test_a_limited_client_is_asked_to_wait_within_bounds(seconds: float, told_seconds: int) -> None:
+    assert problem_of(RateLimited(retry_after=seconds)).retry_after == told_seconds
+
+
+@given(st.dictionaries(st.sampled_from(sorted(LIMITS)) | st.text(max_size=10), st.text(max_size=10), max_size=8))
+def test_whatever_a_plugin_says_of_its_limits_the_headers_are_well_formed(limits: dict[str, str]) -> None:
+    headers = problem_of(RateLimited(limits=limits)).headers
+
+    for name, value in headers.items():
+        assert limits[name.removeprefix("x-ratelimit-")] == value
+        assert value.isascii()
+        assert value.isprintable()
+    assert len(headers) == sum(name in LIMITS and v.isascii() and v.isprintable() for name, v in limits.items())

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.frontend import PRINCIPAL, principal_of
+from dynamo_core.contracts.principal import Principal
 
 
 def told(**headers: str) -> Principal:

@@ -12,6 +12,7 @@ from dynamo_core.errors import (
     ConfigError,
     DynamoError,
     InvalidArgument,
+    RateLimited,
     ServiceOverloaded,
     StreamIncomplete,
     Unknown,
@@ -89,6 +90,26 @@ def test_the_seconds_to_wait_arrive() -> None:
 
     assert isinstance(arrived, ServiceOverloaded)
     assert arrived.retry_after == 7.5
+
+
+@given(
+    st.floats(min_value=0.001, max_value=1e6),
+    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=6),
+)
+def test_the_limits_of_a_client_arrive(seconds: float, limits: dict[str, str]) -> None:
+    arrived = over_the_wire(RateLimited("slow down", retry_after=seconds, limits=limits))
+
+    assert isinstance(arrived, RateLimited)
+    assert (arrived.message, arrived.retry_after, arrived.limits) == ("slow down", seconds, limits)
+
+
+def test_an_error_of_a_peer_that_knows_no_limits_is_read() -> None:
+    old = msgspec.msgpack.encode({"kind": "RateLimited", "message": "slow down"})
+
+    arrived = from_wire(WIRE.decode(old))
+
+    assert isinstance(arrived, RateLimited)
+    assert (arrived.retry_after, arrived.limits) == (1.0, {})
 
 
 def test_a_foreign_exception_becomes_unknown_and_its_text_stays() -> None:

@@ -10,31 +10,11 @@ from typing import ClassVar
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import PoolView
 from dynamo_core.contracts.thresholds import NO_THRESHOLDS, RankLoad, ThresholdView
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.resources import AsyncResource
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """The identity behind a client request. A higher `priority` goes first.
-
-    `deadline` is in seconds of the event loop's clock; None if the client sets none. `key_id` names the API key; it is
-    empty where no keys are configured. `models` are the models that the key covers; None covers all. `retries` is the
-    number of earlier attempts that the client reports.
-    """
-
-    key_id: str = ""
-    tenant: str = "default"
-    priority: int = 0
-    deadline: float | None = None
-    models: frozenset[str] | None = None
-    retries: int = 0
-
-    def allows(self, model: str) -> bool:
-        """Whether the key covers this model. A model that it does not cover is treated as one that does not exist."""
-        return self.models is None or model in self.models
 
 
 class Permit:
@@ -103,7 +83,7 @@ class Admission(Plugin, AsyncResource):
         """A quick check before any work is done for the request, tokenization included.
 
         Raises:
-            ServiceOverloaded: `admit` would reject the request anyway.
+            ServiceOverloaded, RateLimited, QuotaExceeded: `admit` would reject the request anyway.
         """
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
@@ -118,7 +98,9 @@ class Admission(Plugin, AsyncResource):
         """Admits the request; may wait. `pools` are all the pools that the request will need.
 
         Raises:
-            ServiceOverloaded: with `retry_after` in seconds.
+            ServiceOverloaded: the workers are busy; with `retry_after` in seconds.
+            RateLimited: the client is over a limit of its own; it is told the message.
+            QuotaExceeded: the client has used up what it may have, so that a retry will not help.
         """
 
     async def aclose(self) -> None:

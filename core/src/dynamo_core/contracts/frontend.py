@@ -13,13 +13,14 @@ from typing import Protocol, TypeAlias
 
 from aiohttp import web
 
-from dynamo_core.contracts.admission import Permit, Principal
+from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import DynamoError, Problem, problem_of
@@ -33,7 +34,6 @@ HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 #: The key under which the listener stores the principal of a request.
 PRINCIPAL = web.RequestKey("dynamo.principal", Principal)
-_ANONYMOUS = Principal()
 _REQUEST_ID = web.RequestKey("dynamo.request_id", str)
 #: Seconds that the client waits for the whole answer, or for its next bytes; and the number of its earlier attempts.
 _TIMEOUT, _READ_TIMEOUT, _RETRIES = "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count"
@@ -48,7 +48,7 @@ def principal_of(http: web.Request) -> Principal:
     A frontend passes it to the model, and treats a model that it does not allow as one that does not exist. `deadline`
     and `retries` hold the timeout and the number of earlier attempts that clients such as the official SDKs send.
     """
-    principal: Principal = http.get(PRINCIPAL, _ANONYMOUS)
+    principal: Principal = http.get(PRINCIPAL, ANONYMOUS)
     headers = http.headers
     seconds = _number(headers.get(_TIMEOUT) or headers.get(_READ_TIMEOUT))
     retries = int(_number(headers.get(_RETRIES)) or 0)

@@ -14,6 +14,7 @@ from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.records import Instance, ModelCard
@@ -92,12 +93,14 @@ class RoutingRequest:
     #: Workers already tried for this request, in this phase.
     excluded: frozenset[int] = frozenset()
     phase: Phase = Phase.AGGREGATED
+    #: Who asks; anonymous where an operator asks what a router would choose.
+    principal: Principal = ANONYMOUS
     _hashes: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     _blocks: dict[int, list[int]] = field(default_factory=dict)
 
     def in_phase(self, phase: Phase, request: PreprocessedRequest) -> RoutingRequest:
         """For the choice of another worker: `request` has the same prompt, so that known hashes are kept."""
-        return RoutingRequest(request, self.request_id, phase=phase, _hashes=self._hashes)
+        return RoutingRequest(request, self.request_id, phase=phase, principal=self.principal, _hashes=self._hashes)
 
     def known_hashes(self, block_size: int | None) -> list[int]:
         """The sequence hashes of the prompt if a router has computed them, else none."""

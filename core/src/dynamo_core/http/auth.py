@@ -16,8 +16,8 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from dynamo_core.contracts.admission import Principal
 from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import ConfigError, Problem
 from dynamo_core.http.errors import error_response
 from dynamo_core.settings import AuthSettings

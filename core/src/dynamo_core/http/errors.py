@@ -50,6 +50,7 @@ def error_response(problem: Problem, body: bytes | None = None) -> web.Response:
         reason=_REASONS.get(problem.status),
         body=error_body(problem) if body is None else body,
         content_type="application/json",
+        headers=problem.headers,
     )
     if problem.retry_after is not None:
         response.headers["Retry-After"] = str(problem.retry_after)

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dynamo_core.contracts.admission import Admission, Permit, Principal
+from dynamo_core.contracts.admission import Admission, Permit
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import PoolView, RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.dispatch.execution.connect import Connector

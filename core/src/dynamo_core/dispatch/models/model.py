@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dynamo_core.contracts.admission import Permit, Principal
+from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import EMBED
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.dispatch.execution.pipeline import Pipeline
 from dynamo_core.dispatch.execution.response_stream import ResponseStream

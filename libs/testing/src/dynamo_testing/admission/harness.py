@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar, TypeAlias
 
-from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit, Principal
+from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded

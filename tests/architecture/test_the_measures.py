@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {
-    "statements of core": 12_200,
+    "statements of core": 12_300,
     "small modules of core": 5,
     "small __init__ files of core": 17,
     "lines of the longest function": 58,
@@ -25,7 +25,7 @@ BOUNDS = {
     "pairs of files that repeat": 54,
     "pairs among tests": 22,
     "files of migration": 5,
-    "names that plugins import from core": 180,
+    "names that plugins import from core": 184,
     "modules of core that they come from": 6,
     "names that plugins import from libs": 79,
     "modules of libs that they come from": 5,

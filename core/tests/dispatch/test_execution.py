@@ -11,6 +11,7 @@ import pytest
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import GENERATE
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import Route
 from dynamo_core.dispatch.execution.execution import Deadlines, ExecutionState, RequestExecution, RequestTimeouts
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
@@ -65,6 +66,7 @@ class Request:
             Planner(),
             plan,
             self.permit,
+            principal=Principal(),
             flush=self.flush,
             timeouts=RequestTimeouts(self.deadlines),
             policy=NoRecovery(),

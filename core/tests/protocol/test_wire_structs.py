@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
-from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
+from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints, StopConditions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,3 +119,18 @@ def test_finish_reasons_have_the_names_of_the_openai_api(reason: FinishReason, n
 
 def test_every_finish_reason_has_an_openai_name() -> None:
     assert all(reason.to_openai() for reason in FinishReason)
+
+
+def test_hints_without_an_identity_travel_as_they_always_did() -> None:
+    hints = RoutingHints(priority=2, cache_salt="s")
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(hints)) == {"priority": 2, "cache_salt": "s"}
+
+
+def test_hints_of_a_peer_that_tells_no_identity_are_read() -> None:
+    old = msgspec.msgpack.encode({"token_ids": [1], "routing": {"priority": 2}})
+
+    hints = msgspec.msgpack.decode(old, type=PreprocessedRequest).routing
+
+    assert hints == RoutingHints(priority=2)
+    assert (hints.tenant, hints.user, hints.session_id, hints.headers) == (None, None, None, None)

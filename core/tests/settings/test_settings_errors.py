@@ -292,3 +292,17 @@ def test_a_misspelled_key_is_told_before_the_key_that_is_missing_because_of_it(c
     path = config_file("workers:\n  mock:\n    model:\n      nme: m\n    engine: {use: mocker}")
 
     assert error_of(path) == "config.yaml:4: unknown key 'nme' in workers.mock.model; did you mean 'name'?"
+
+
+@pytest.mark.parametrize("name", ["Authorization", "cookie", "X-API-Key", "Proxy-Authorization"])
+@pytest.mark.parametrize("line", ["session_header: {}", "forward_headers: [x-team, {}]"])
+def test_a_header_that_holds_secrets_is_shown_to_no_plugin(config_file: ConfigFile, name: str, line: str) -> None:
+    message = error_of(config_file("http:\n  " + line.format(name)))
+
+    assert message.startswith(f"config.yaml:2: http.{line.partition(':')[0]}")
+    assert f"`{name.lower()}` holds a secret of the client: let clients send what plugins may see" in message
+
+
+@pytest.mark.parametrize("name", ["'x team'", "'x:team'", "'é'", "''"])
+def test_what_is_no_name_of_a_header_is_refused(config_file: ConfigFile, name: str) -> None:
+    assert "http.forward_headers" in error_of(config_file(f"http: {{forward_headers: [{name}]}}"))

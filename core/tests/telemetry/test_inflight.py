@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from dynamo_core.contracts.frontend import InflightRequest, RequestLog
+from dynamo_core.contracts.principal import Principal
+from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, problem_of
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import inflight, logs, tracing
 from dynamo_core.telemetry.inflight import Inflight, RequestTracker
@@ -118,6 +120,30 @@ def test_a_streamed_request_is_counted_from_begin_to_end(house: House, chat: dic
     assert house.value("output_sequence_tokens_sum", model="m") == 5
     assert house.value("request_duration_seconds_count", model="m") == 1
     assert house.value("time_to_first_token_seconds_sum", model="m") == 0.5
+
+
+def test_the_record_says_for_whom_a_request_was_and_what_the_cache_saved(house: House) -> None:
+    principal = Principal(key_id="k", tenant="blue", user="u", session="s", headers={"x-team": "a"})
+    with house.requests.begin(model="m", endpoint="e", streaming=False, headers={}, principal=principal) as request:
+        request.succeed("stop", cached_tokens=48)
+
+    (record,) = house.records
+    assert (record.key_id, record.tenant, record.user, record.session) == ("k", "blue", "u", "s")
+    assert record.cached_tokens == 48
+
+
+@pytest.mark.parametrize(("error", "metric"), [(RateLimited(), "rate_limited"), (QuotaExceeded(), "quota_exceeded")])
+def test_the_refusal_of_a_client_is_a_failure_of_its_own_and_no_overload(
+    house: House, error: DynamoError, metric: str
+) -> None:
+    problem = problem_of(error)
+    with house.begin() as request:
+        request.fail(problem.metric, problem.status)
+
+    (record,) = house.records
+    assert (record.error_type, record.http_status) == (metric, 429)
+    assert house.value("failures_total", **{"class": type(error).__name__, "reason": metric}) == 1
+    assert house.value("model_rejection_total", model="m", endpoint="chat_completions") is None
 
 
 def test_tokens_of_one_write_share_the_gap_before_it(house: House) -> None:

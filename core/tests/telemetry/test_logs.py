@@ -277,10 +277,8 @@ def read_all(descriptor: int) -> None:
             pass
 
 
-def test_the_access_log_writes_one_line_per_request(chat: dict[str, Any]) -> None:
-    stream = io.StringIO()
-    logs.configure_logging("info", json=True, stream=stream)
-    record = RequestRecord(
+def record_of(chat: dict[str, Any], **fields: Any) -> RequestRecord:
+    return RequestRecord(
         request_id="r-1",
         **chat,
         prompt_tokens=3,
@@ -290,9 +288,27 @@ def test_the_access_log_writes_one_line_per_request(chat: dict[str, Any]) -> Non
         instance_id=0xAB,
         trace_id="a" * 32,
         span_id="b" * 16,
+        **fields,
     )
 
-    AccessLog().dynamo_request_finished(record)
+
+def test_the_access_log_names_key_and_tenant_and_never_user_or_session(chat: dict[str, Any]) -> None:
+    stream = io.StringIO()
+    logs.configure_logging("info", json=True, stream=stream)
+
+    AccessLog().dynamo_request_finished(record_of(chat, key_id="k", tenant="blue", user="mallory", session="dark-room"))
+
+    (row,) = rows(stream)
+    assert (row["key_id"], row["tenant"]) == ("k", "blue")
+    assert "mallory" not in stream.getvalue()
+    assert "dark-room" not in stream.getvalue()
+
+
+def test_the_access_log_writes_one_line_per_request(chat: dict[str, Any]) -> None:
+    stream = io.StringIO()
+    logs.configure_logging("info", json=True, stream=stream)
+
+    AccessLog().dynamo_request_finished(record_of(chat))
 
     (row,) = rows(stream)
     del row["time"]

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 from aiohttp import web
 
 from dynamo_core.contracts.admission import Permit
+from dynamo_core.contracts.client_headers import CLIENT_HEADERS
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.explain import RouteView
@@ -46,10 +47,17 @@ def principal_of(http: web.Request) -> Principal:
     """The principal, as the listener found it before it called the handler; anonymous where no keys are configured.
 
     A frontend passes it to the model, and treats a model that it does not allow as one that does not exist. `deadline`
-    and `retries` hold the timeout and the number of earlier attempts that clients such as the official SDKs send.
+    and `retries` hold the timeout and the number of earlier attempts that clients such as the official SDKs send;
+    `session` and `headers` what the headers say that the settings name.
+
+    Raises:
+        InvalidArgument: one of those headers holds what cannot be passed on.
     """
     principal: Principal = http.get(PRINCIPAL, ANONYMOUS)
     headers = http.headers
+    named = http.get(CLIENT_HEADERS)
+    if named is not None:
+        principal = named.of(http, principal)
     seconds = _number(headers.get(_TIMEOUT) or headers.get(_READ_TIMEOUT))
     retries = int(_number(headers.get(_RETRIES)) or 0)
     if seconds is not None:
@@ -202,7 +210,7 @@ class ServedModel(Protocol):
         """A quick check before any work is done for a request.
 
         Raises:
-            ServiceOverloaded: `admit` would reject it anyway.
+            ServiceOverloaded, RateLimited, QuotaExceeded: `admit` would reject it anyway.
             Unavailable: a role is missing.
         """
 
@@ -261,11 +269,11 @@ class RequestLog(Protocol):
     """Starts the accounting of client requests."""
 
     def begin(
-        self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], key_id: str = ""
+        self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], principal: Principal = ANONYMOUS
     ) -> InflightRequest:
         """Counts a request in. `headers` holds lower-case names; `traceparent` and `x-request-id` are used.
 
-        `key_id` is that of the principal.
+        The record of the request names the key, the tenant, the user and the session of `principal`.
         """
 
     def refused(self, error_type: str) -> None:

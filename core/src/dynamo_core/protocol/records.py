@@ -132,7 +132,10 @@ class EventSource(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
 
 class RequestRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """One finished client request, the argument of `dynamo_request_finished`. Times in seconds; no prompts or keys."""
+    """One finished client request, the argument of `dynamo_request_finished`. Times in seconds; no prompts or keys.
+
+    The client alone vouches for `user` and `session`; they may identify a person, and the access log leaves them out.
+    """
 
     request_id: str
     model: str
@@ -155,3 +158,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, frozen=True):
     x_request_id: str | None
     #: The name of the API key, never the key; empty where no keys are configured.
     key_id: str = ""
+    tenant: str = "default"
+    user: str = ""
+    session: str = ""
+    #: Prompt tokens that the engine found in its cache; None if it did not say.
+    cached_tokens: int | None = None

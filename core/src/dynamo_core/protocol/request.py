@@ -78,7 +78,10 @@ class OutputOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RoutingHints(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The caller's hints for routing."""
+    """The caller's hints for routing.
+
+    `tenant`, `user` and `headers` are those of the principal. They travel only where `http.forward_identity` says so.
+    """
 
     backend_instance_id: int | None = None
     prefill_worker_id: int | None = None
@@ -95,6 +98,10 @@ class RoutingHints(msgspec.Struct, omit_defaults=True, kw_only=True):
     strict_priority: int | None = None
     #: Seconds by which a router backdates the arrival of the request.
     priority_jump: float | None = None
+    tenant: str | None = None
+    user: str | None = None
+    session_id: str | None = None
+    headers: dict[str, str] | None = None
 
 
 class RouterConfigOverride(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -31,6 +31,7 @@ from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import OVERLOAD
 from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys
+from dynamo_core.http.client_headers import client_headers, with_client_headers
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route
 from dynamo_core.http.listener import Listener
@@ -227,6 +228,7 @@ class FrontendProcess:
             metrics=self._plane.metrics,
             prefix=self._settings.http.metrics_prefix,
             retry_after=self._retry_after.retry_after,
+            forward_identity=self._settings.http.forward_identity,
         )
 
     def _make_router(self, pool: Pool) -> Router:
@@ -289,6 +291,9 @@ class FrontendProcess:
         keys, token = self._make_guards()
         public = [route for route in routes if route.listener is ListenerName.PUBLIC]
         admin = [route for route in routes if route.listener is ListenerName.ADMIN]
+        named = client_headers(self._settings.http)
+        if named is not None:
+            public = [with_client_headers(route, named) for route in public]
         if keys is not None:
             public = [keys.protect(route) for route in public]
         if token is not None:

@@ -55,12 +55,24 @@ def _check_printable(value: str) -> str:
     return value
 
 
+def _header_name(value: str) -> str:
+    name = value.lower()
+    if name in _SECRET_HEADERS:
+        raise ValueError(
+            f"`{name}` holds a secret of the client: let clients send what plugins may see in another header"
+        )
+    return name
+
+
 def _split(value: object) -> object:
     # The command lines people move from spell this "chat,completions".
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
     return value
 
+
+#: Headers that hold secrets of the client.
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 # The bounds come first, so that the JSON Schema sees them; validators that run before them stand after.
 NotBool = BeforeValidator(_not_a_bool)
@@ -80,6 +92,8 @@ Fraction = Annotated[float | None, Field(ge=0, allow_inf_nan=False), BeforeValid
 Tokens = Annotated[int | None, Field(ge=0), NotBool, NoneWord]
 #: A scheme and a host, perhaps a port, and nothing behind them: browsers send no more.
 Origin = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+.-]*://[^/?#*\s]+$")]
+#: Names of HTTP headers, in any case.
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"), AfterValidator(_header_name)]
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 #: Seconds that a stopping worker has for its cleanup, if its time is not divided otherwise.
@@ -330,6 +344,18 @@ class HttpSettings(BaseModel):
     )
     overload_status: Literal[503, 529, 429] = Field(
         default=503, description="HTTP status of a request that is refused for load."
+    )
+    session_header: HeaderName | None = Field(
+        default=None,
+        description="The request header that names the client's session, for routers and admission; null means none.",
+    )
+    forward_headers: tuple[HeaderName, ...] = Field(
+        default=(),
+        description="Request headers that routers, admission and extensions see; never those that hold secrets.",
+    )
+    forward_identity: bool = Field(
+        default=False,
+        description="Whether workers are told tenant, user and session of each request, and its `forward_headers`.",
     )
 
 

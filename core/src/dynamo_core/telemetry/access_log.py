@@ -41,6 +41,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "span_id": record.span_id,
         "x_request_id": record.x_request_id,
         "key_id": record.key_id or None,
+        "tenant": record.tenant if record.key_id else None,
     }
     return {key: value for key, value in row.items() if value is not None}
 

@@ -8,6 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 
+from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD
 from dynamo_core.protocol.ids import client_request_id, new_request_id
 from dynamo_core.protocol.records import RequestRecord
@@ -189,12 +190,12 @@ class RequestTracker:
         self._other: _ModelSeries | None = None
 
     def begin(
-        self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], key_id: str = ""
+        self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], principal: Principal = ANONYMOUS
     ) -> Inflight:
         """A request for a model that exists. It is counted in when the returned context is entered.
 
         `endpoint` is the label value: ``chat_completions``, ``completions`` or ``embeddings``. `headers` has lower-case
-        names; an invalid `traceparent` or `x-request-id` is as good as none. `key_id` names the API key.
+        names; an invalid `traceparent` or `x-request-id` is as good as none. `principal` is who asks.
         """
         series = self._models.get(model) or self._series(model)
         request_type = "stream" if streaming else "unary"
@@ -215,7 +216,7 @@ class RequestTracker:
             preprocess=self._families.preprocess,
             announce=self._announce,
             clock=self._clock,
-            key_id=key_id,
+            principal=principal,
         )
 
     def refused(self, error_type: str) -> None:
@@ -255,13 +256,13 @@ class Inflight:
         "_http_status",
         "_in_pipeline",
         "_instance_id",
-        "_key_id",
         "_last",
         "_model",
         "_output_tokens",
         "_part",
         "_preparing",
         "_preprocess",
+        "_principal",
         "_prompt_tokens",
         "_request_type",
         "_scope",
@@ -289,7 +290,7 @@ class Inflight:
         preprocess: Stage,
         announce: Callable[[RequestRecord], None],
         clock: Callable[[], float],
-        key_id: str,
+        principal: Principal,
     ) -> None:
         self.request_id = new_request_id()
         self.trace = span.context
@@ -301,7 +302,7 @@ class Inflight:
         self._endpoint = endpoint
         self._request_type = request_type
         self._x_request_id = x_request_id
-        self._key_id = key_id
+        self._principal = principal
         self._series = series
         self._part = part
         self._disconnects = disconnects
@@ -475,6 +476,7 @@ class Inflight:
         if self._gap_counts is not None:
             series.itl.observe_many(self._gap_counts, self._gap_sum)
         self._part.ended()
+        principal = self._principal
         return RequestRecord(
             request_id=self.request_id,
             model=self._model,
@@ -492,7 +494,11 @@ class Inflight:
             trace_id=self.trace.trace_id,
             span_id=self.trace.span_id,
             x_request_id=self._x_request_id,
-            key_id=self._key_id,
+            key_id=principal.key_id,
+            tenant=principal.tenant,
+            user=principal.user,
+            session=principal.session,
+            cached_tokens=self._cached_tokens,
         )
 
     def _describe(self, record: RequestRecord) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import GENERATE, Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
@@ -301,6 +302,7 @@ class RequestExecution:
         "plan",
         "planner",
         "prefill",
+        "principal",
         "request",
         "retries",
         "state",
@@ -317,6 +319,7 @@ class RequestExecution:
         plan: RoutePlan,
         permit: Permit,
         *,
+        principal: Principal,
         flush: FlushQueue,
         timeouts: RequestTimeouts,
         policy: RecoveryPolicy,
@@ -333,6 +336,7 @@ class RequestExecution:
         self.payload = payload
         self.planner = planner
         self.plan = plan
+        self.principal = principal
         self.log = log
         #: Workers that have failed on the request, and those that were lost on the wire: they are asked again if there
         #: is no other.

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from dynamo_core.contracts.admission import Admission, Permit
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
@@ -20,7 +22,7 @@ from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseS
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import DynamoError, ServiceOverloaded
-from dynamo_core.protocol.request import PreprocessedRequest
+from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
 from dynamo_core.resources import AsyncResource
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.telemetry.stages import Stages
@@ -52,7 +54,10 @@ class Pipeline(AsyncResource):
         metrics: Metrics,
         prefix: str = "dynamo_frontend",
         retry_after: Callable[[str], float] = lambda model: 1.0,
+        forward_identity: bool = False,
     ) -> None:
+        """With `forward_identity` workers are told who asks."""
+        self._forward_identity = forward_identity
         self._admission = admission
         self._retry_after = retry_after
         self._timeouts = RequestTimeouts(deadlines)
@@ -86,8 +91,11 @@ class Pipeline(AsyncResource):
         Raises:
             ServiceOverloaded: admission refused it, or every worker that was tried is at capacity.
             Unavailable: there is no worker, or a role is missing.
+            RateLimited, QuotaExceeded: admission refused it, for the client.
             DynamoError: the worker's own refusal, or the last reason why no worker could be reached.
         """
+        if self._forward_identity:
+            request = with_identity(request, principal)
         plan = planner.plan()
         patient = permit is not None
         if permit is None:
@@ -96,7 +104,7 @@ class Pipeline(AsyncResource):
             # What is held back at the worker cannot be told from silence.
             ctx.coalesce = 1
         log = self._migrator.token_log_for(request, planner.card)
-        execution = self._execution(request, ctx, planner, plan, permit, log=log, patient=patient)
+        execution = self._execution(request, ctx, planner, plan, permit, principal=principal, log=log, patient=patient)
         return await self._open(execution)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, planner: RoutePlanner) -> Permit:
@@ -115,7 +123,9 @@ class Pipeline(AsyncResource):
         """As `generate`, for another endpoint: routes by `request`, and sends `payload` to one worker."""
         plan = planner.plan()
         permit = await self._admission.admit(request, principal, [group.pool for group in plan])
-        execution = self._execution(request, ctx, planner, plan, permit, endpoint=endpoint, payload=payload)
+        execution = self._execution(
+            request, ctx, planner, plan, permit, principal=principal, endpoint=endpoint, payload=payload
+        )
         return await self._open(execution)
 
     async def aclose(self) -> None:
@@ -157,5 +167,18 @@ class Pipeline(AsyncResource):
             return self._prefill.run(execution, request, *plan, excluded=excluded, last=last)
         ctx = execution.ctx
         sent = request if execution.payload is None else execution.payload
-        routing = RoutingRequest(request, ctx.id, excluded)
+        routing = RoutingRequest(request, ctx.id, excluded, principal=execution.principal)
         return self._connector.connect(execution.answer, execution.endpoint, sent, routing, ctx, plan[0], last=last)
+
+
+def with_identity(request: PreprocessedRequest, principal: Principal) -> PreprocessedRequest:
+    """The request as workers get it that are told who asks."""
+    hints = request.routing or RoutingHints()
+    told = msgspec.structs.replace(
+        hints,
+        tenant=principal.tenant,
+        user=principal.user or None,
+        session_id=principal.session or hints.session_id,
+        headers=dict(principal.headers) or None,
+    )
+    return msgspec.structs.replace(request, routing=told)

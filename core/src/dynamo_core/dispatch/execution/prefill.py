@@ -186,7 +186,7 @@ class _Prefill:
 
     def __init__(self, execution: RequestExecution, asked: PreprocessedRequest, excluded: frozenset[int]) -> None:
         self.execution = execution
-        self.routing = RoutingRequest(asked, execution.ctx.id, excluded, Phase.PREFILL)
+        self.routing = RoutingRequest(asked, execution.ctx.id, excluded, Phase.PREFILL, principal=execution.principal)
         self._asked = asked
         self._excluded = excluded
         limits = msgspec.structs.replace(asked.stop_conditions, max_tokens=1)

@@ -1,0 +1,98 @@
+"""The headers that the settings name reach the handlers of routes with the principal; no other header does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from dynamo_core.contracts.client_headers import CLIENT_HEADERS
+from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute, principal_of
+from dynamo_core.contracts.principal import Principal
+from dynamo_core.errors import InvalidArgument
+from dynamo_core.http.client_headers import client_headers, with_client_headers
+from dynamo_core.http.listener import Listener
+from dynamo_core.settings import HttpSettings
+from multidict import CIMultiDict
+
+KNOWN = Principal(key_id="k", tenant="t")
+
+
+async def told(*headers: tuple[str, str], **settings: Any) -> Principal:
+    """The principal that the handler of a route finds."""
+    seen: list[Principal] = []
+
+    async def handler(http: web.Request) -> web.StreamResponse:
+        seen.append(principal_of(http))
+        return web.Response()
+
+    route = HttpRoute("POST", "/", handler)
+    named = client_headers(HttpSettings(**settings))
+    if named is not None:
+        route = with_client_headers(route, named)
+    request = make_mocked_request("POST", "/", headers=CIMultiDict(headers))
+    request[PRINCIPAL] = KNOWN
+    await route.handler(request)
+    (principal,) = seen
+    return principal
+
+
+async def test_without_settings_no_header_is_looked_at() -> None:
+    assert client_headers(HttpSettings()) is None
+    assert await told(("x-session", "s"), ("x-team", "t")) is KNOWN
+
+
+async def test_names_are_of_any_case_and_values_stay_as_they_are() -> None:
+    principal = await told(
+        ("X-SESSION", "s 1"), ("x-Team", "Blue"), session_header="x-Session", forward_headers=["X-Team", "x-absent"]
+    )
+
+    assert (principal.key_id, principal.tenant, principal.session) == ("k", "t", "s 1")
+    assert principal.headers == {"x-team": "Blue"}
+
+
+async def test_a_header_that_comes_twice_is_one_list() -> None:
+    assert (await told(("x-a", "1"), ("X-A", "2"), forward_headers=["x-a"])).headers == {"x-a": "1, 2"}
+
+
+async def test_a_request_without_these_headers_costs_no_copy() -> None:
+    assert await told(("x-b", "1"), session_header="x-s", forward_headers=["x-a"]) is KNOWN
+
+
+@pytest.mark.parametrize("value", ["x" * 257, "a\tb"])
+async def test_a_session_that_cannot_be_one_is_refused_by_the_name_of_its_header(value: str) -> None:
+    with pytest.raises(InvalidArgument, match="`x-s` must") as refused:
+        await told(("x-s", value), session_header="X-S")
+
+    assert refused.value.field == "x-s"
+
+
+async def test_a_header_that_is_no_text_is_refused_over_the_wire_by_its_name() -> None:
+    async def handler(http: web.Request) -> web.StreamResponse:
+        return web.Response(text=principal_of(http).session)
+
+    named = client_headers(HttpSettings(forward_headers=("x-a",)))
+    assert named is not None
+    route = with_client_headers(HttpRoute("GET", "/", handler), named)
+    listener = Listener(
+        "public", host="127.0.0.1", port=0, routes=[route], body_limit=1000, max_connections=9, idle_timeout=9
+    )
+    await listener.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-A: \xff\r\n\r\n")
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    finally:
+        await listener.aclose()
+
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["param"] == "x-a"
+
+
+def test_the_listener_leaves_other_requests_alone() -> None:
+    assert CLIENT_HEADERS not in make_mocked_request("GET", "/")

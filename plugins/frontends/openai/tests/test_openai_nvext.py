@@ -22,6 +22,7 @@ EFFECTS: dict[str, tuple[Any, Any]] = {
     "greed_sampling": (True, lambda request: request.sampling_options.temperature == 0),
     "use_raw_prompt": (True, lambda request: bytes(request.token_ids) == b"Hi"),
     "annotations": (["token_ids"], lambda request: request.annotations == ["token_ids"]),
+    "session_id": ("s", lambda request: request.routing is not None and request.routing.session_id == "s"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_core.protocol import CHAT
 
+from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.answering import Answering
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.forced import ForcedCalls
@@ -110,6 +111,8 @@ class ChatEndpoint(ConversationEndpoint[ParsedChat]):
     MODEL_TYPE = CHAT
     BODY = ChatRequest
     PASSIVE = fields.CHAT
+    USER = asking.USER
+    SESSION = asking.SESSION
     ID_PREFIX = "chatcmpl-"
 
     def check(self, raw: dict[str, Any]) -> ParsedChat:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_core.errors import NotSupported
 from dynamo_core.protocol import COMPLETIONS
 
+from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint, ParsedRequest, Renderer
 from dynamo_plugin_frontend_openai.preprocess import Prompt, text_prompts
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
@@ -87,6 +88,8 @@ class CompletionEndpoint(GenerationEndpoint[ParsedCompletion]):
     MODEL_TYPE = COMPLETIONS
     BODY = CompletionRequest
     PASSIVE = fields.COMPLETIONS
+    USER = asking.USER
+    SESSION = asking.SESSION
     ID_PREFIX = "cmpl-"
 
     def check(self, raw: dict[str, Any]) -> ParsedCompletion:

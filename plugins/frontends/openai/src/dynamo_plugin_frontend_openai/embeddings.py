@@ -14,6 +14,7 @@ from dynamo_core import EMBED, EmbedRequest
 from dynamo_core.errors import NotSupported
 from dynamo_core.protocol import EMBEDDINGS
 
+from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.preprocess import text_prompts
 from dynamo_plugin_frontend_openai.render import encode
@@ -40,6 +41,7 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
     MODEL_TYPE = EMBEDDINGS
     BODY = EmbeddingRequest
     PASSIVE = fields.EMBEDDINGS
+    USER = asking.USER
 
     def check(self, raw: dict[str, Any]) -> ParsedEmbedding:
         """Checks an embedding body."""

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
 from dynamo_core import DynamoError, EngineContext, HttpFault, Principal, Problem, principal_of, set_request_id
-from dynamo_core.errors import CLIENT_CLOSED_REQUEST, ModelNotFound, ServiceOverloaded, Unavailable
+from dynamo_core.errors import (
+    CLIENT_CLOSED_REQUEST,
+    ModelNotFound,
+    QuotaExceeded,
+    RateLimited,
+    ServiceOverloaded,
+    Unavailable,
+)
 from dynamo_core.http import error_response
 
 from dynamo_plugin_frontend_openai import raw_response
 from dynamo_plugin_frontend_openai.annotations import Timing
+from dynamo_plugin_frontend_openai.asking import Field, asking
 from dynamo_plugin_frontend_openai.errors import error_event, report
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields, headers_of
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
@@ -70,6 +78,9 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
     #: What an error looks like.
     ERROR: ClassVar[type[msgspec.Struct]] = ErrorBody
     PASSIVE: ClassVar[Mapping[str, Accepts]]
+    #: Where a body names its end user and its session, best first.
+    USER: ClassVar[Sequence[Field]] = ()
+    SESSION: ClassVar[Sequence[Field]] = ()
 
     def __init__(self, services: FrontendServices, ignored: IgnoredFields) -> None:
         self.services = services
@@ -106,11 +117,11 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             else:
                 async with asyncio.timeout(BODY_DEADLINE):
                     raw = await read_object(http)
+            principal = asking(principal_of(http), raw, self.USER, self.SESSION)
         except TimeoutError:
             return self._reject(HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s"))
         except DynamoError as error:
             return self._reject(error)
-        principal = principal_of(http)
         model = self.find(raw.get("model"), principal)
         if isinstance(model, DynamoError):
             return await self._refuse(http, raw, model, principal)
@@ -122,7 +133,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             endpoint=self.ENDPOINT,
             streaming=streaming,
             headers=headers,
-            key_id=principal.key_id,
+            principal=principal,
         )
         with begun as inflight:
             set_request_id(http, inflight.request_id)
@@ -189,25 +200,21 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             inflight.disconnected()
             response = None if exchange.out is None else exchange.out.response
             return response or web.Response(status=CLIENT_CLOSED_REQUEST)
-        except ServiceOverloaded as error:
+        except (ServiceOverloaded, RateLimited, QuotaExceeded) as error:
             # There may be very many of these, just when there is no time for them.
-            return await self._respond_overloaded(exchange.http, self._fail(exchange, error))
+            return await self._respond_refused(exchange.http, self._fail(exchange, error))
         except Exception as error:
             return self._fail(exchange, error)
 
-    async def _respond_overloaded(self, http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """Writes a refusal for load by hand if that can be done, else leaves it to aiohttp."""
+    async def _respond_refused(self, http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """Writes a refusal by hand if that can be done, else leaves it to aiohttp."""
         if not isinstance(response, web.Response) or response.prepared or not isinstance(response.body, bytes):
             return response
         body = response.body
         if not raw_response.fast_path(http) or not raw_response.has_room(http, len(body)):
             return response
         try:
-            await http.writer.write_eof(
-                raw_response.overload(
-                    http, response.status, response.reason or "", response.headers["Retry-After"], body
-                )
-            )
+            await http.writer.write_eof(raw_response.refusal(http, response, body))
         except ConnectionError:
             return response
         return raw_response.sent()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 from dynamo_core import Problem
+from dynamo_core.errors import LIMIT_HEADER
 from dynamo_core.http import error_response
 from dynamo_core.protocol import CHAT
 
+from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
 from dynamo_plugin_frontend_openai.counting import CountingEndpoint
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
@@ -44,6 +48,8 @@ _TYPES = {
 }
 _BAD_REQUEST, _SERVER = "invalid_request_error", "api_error"
 _SERVER_ERROR = 500
+_LIMIT_HEADER = "anthropic-ratelimit-"
+_SPAN = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9}(?:\.\d{1,9})?)s)?(?:(\d{1,9})ms)?")
 #: What a client needs to do without a field that is refused: tools of the SDKs then send the whole conversation.
 _DETAILS: Mapping[str, Mapping[str, Any]] = {
     "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
@@ -72,7 +78,8 @@ class _Wording(ModelEndpoint[ParsedT]):
 
     def respond_error(self, problem: Problem) -> web.Response:
         """An error as an answer of its own."""
-        return error_response(problem, error_body(problem))
+        worded = msgspec.structs.replace(problem, headers=_headers(problem.headers)) if problem.headers else problem
+        return error_response(worded, error_body(problem))
 
     def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
         """The event that ends a stream which broke."""
@@ -86,6 +93,7 @@ class MessagesEndpoint(_Wording[ParsedMessages], ConversationEndpoint[ParsedMess
     MODEL_TYPE = CHAT
     BODY = MessagesRequest
     PASSIVE = fields.MESSAGES
+    USER = asking.MESSAGES_USER
     ID_PREFIX = "msg_"
     DONE = b""
 
@@ -129,3 +137,27 @@ def error_body(problem: Problem) -> bytes:
     except UnicodeEncodeError:
         # Half a surrogate pair, quoted from a client's body.
         return encode(_Body(_Detail(kind, message.encode("utf-8", "replace").decode(), details)))
+
+
+def _headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers as the Anthropic API names them: ``anthropic-ratelimit-requests-remaining``."""
+    found = {}
+    for name, value in headers.items():
+        what, _, unit = name.removeprefix(LIMIT_HEADER).partition("-")
+        if not name.startswith(LIMIT_HEADER):
+            found[name] = value
+        elif what != "reset":
+            found[f"{_LIMIT_HEADER}{unit}-{what}"] = value
+        elif (moment := _moment(value)) is not None:
+            found[f"{_LIMIT_HEADER}{unit}-{what}"] = moment
+    return found
+
+
+def _moment(span: str) -> str | None:
+    """When a time such as ``6m0s`` from now is, as this API tells times; None if it is no such time."""
+    parts = _SPAN.fullmatch(span)
+    if not span or parts is None:
+        return None
+    hours, minutes, seconds, milliseconds = (float(part or 0) for part in parts.groups())
+    end = datetime.now(UTC) + timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+    return f"{end:%Y-%m-%dT%H:%M:%SZ}"

@@ -15,6 +15,7 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The extension object. Everything is optional; an unknown name is refused.
 
     `greed_sampling` is another spelling of `greedy_sampling`. `annotations_in` is the form of annotations in a stream.
+    `session_id` names the session that the request belongs to.
     """
 
     ignore_eos: bool | None = None
@@ -25,6 +26,7 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_raw_prompt: bool | None = None
     annotations: list[str] | None = None
     annotations_in: Literal["events", "chunks"] | None = None
+    session_id: str | None = None
 
     @property
     def greedy(self) -> bool:

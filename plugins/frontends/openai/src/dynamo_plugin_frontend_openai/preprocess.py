@@ -196,11 +196,12 @@ def to_engine(
 
 
 def _routing(request: GenerationRequest) -> RoutingHints | None:
-    if request.priority is None and request.cache_salt is None:
+    session = None if request.nvext is None else request.nvext.session_id or None
+    if request.priority is None and request.cache_salt is None and session is None:
         return None
     # In vLLM's API, whose field it is, the lowest goes first; among engines the highest does.
     priority = None if request.priority is None else -request.priority
-    return RoutingHints(priority=priority, cache_salt=request.cache_salt)
+    return RoutingHints(priority=priority, cache_salt=request.cache_salt, session_id=session)
 
 
 def _limit(wished: int | None, prompt: int, context: int | None) -> int | None:

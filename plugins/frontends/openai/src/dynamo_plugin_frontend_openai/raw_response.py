@@ -26,10 +26,7 @@ _EVENTS = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
     b"Transfer-Encoding: chunked\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n"
 )
-_OVERLOAD = (
-    b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nRetry-After: %b\r\nContent-Length: %d\r\n"
-    b"Date: %b\r\nX-Request-Id: %b\r\n\r\n%b"
-)
+_REFUSAL = b"HTTP/1.1 %d %b\r\n%bContent-Length: %d\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n%b"
 _JSON = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n%b"
 )
@@ -76,10 +73,12 @@ def json_answer(http: web.Request, body: bytes) -> bytes:
     return _JSON % (len(body), _date(int(time.time())), request_id_of(http).encode(), body)
 
 
-def overload(http: web.Request, status: int, reason: str, retry_after: str, body: bytes) -> bytes:
-    """A whole response that says to come back later."""
+def refusal(http: web.Request, response: web.Response, body: bytes) -> bytes:
+    """A whole response that refuses a request; `response` has its status and headers, `body` is its body."""
     date, name = _date(int(time.time())), request_id_of(http).encode()
-    return _OVERLOAD % (status, reason.encode(), retry_after.encode(), len(body), date, name, body)
+    headers = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
+    reason = (response.reason or "").encode()
+    return _REFUSAL % (response.status, reason, headers.encode(), len(body), date, name, body)
 
 
 def events_head(http: web.Request) -> bytes:

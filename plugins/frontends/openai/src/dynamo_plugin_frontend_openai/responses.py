@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiohttp import web
 from dynamo_core.protocol import CHAT
 
+from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.answer import Answer
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
 from dynamo_plugin_frontend_openai.counting import CountingEndpoint
@@ -53,6 +54,8 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
     MODEL_TYPE = CHAT
     BODY = ResponsesRequest
     PASSIVE = fields.RESPONSES
+    USER = asking.USER
+    SESSION = asking.RESPONSES_SESSION
     ID_PREFIX = ID_PREFIX
     DONE = b""
 

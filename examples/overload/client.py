@@ -3,7 +3,8 @@
     python examples/overload/client.py http://127.0.0.1:8000 MODEL "Hello" [--requests 20]
 
 It waits as long as the server says in ``Retry-After``, and without that longer each time, never all clients at once.
-Only what will pass by itself is tried again: 429, 503 and 529. Needs nothing but Python.
+Only what will pass by itself is tried again: 429, 503 and 529, unless ``x-should-retry`` is ``false``.
+Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def ask(url: str, body: dict[str, Any], *, attempts: int = 8, timeout: float = 6
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:
-            if error.code not in BUSY or attempt == attempts - 1:
+            hopeless = error.headers.get("x-should-retry") == "false"
+            if error.code not in BUSY or hopeless or attempt == attempts - 1:
                 raise
             wait = pause(attempt, error.headers.get("Retry-After"))
             error.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -40,6 +40,12 @@ def nested(body: dict[str, Any]) -> str:
 def plain(body: dict[str, Any]) -> str:
     assert set(body) == {"error"}
     return str(body["error"])
+
+
+def anthropic(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a problem as the Anthropic API names them."""
+    names = {f"x-ratelimit-{what}-requests": f"anthropic-ratelimit-requests-{what}" for what in ("limit", "remaining")}
+    return {names.get(name, name): value for name, value in headers.items()}
 
 
 #: Routes of a frontend process, and how each words an error.
@@ -194,6 +200,8 @@ async def check(made: House, client: aiohttp.ClientSession, error: BaseException
         where = f"{type(error).__name__} at {door}"
         assert answer.status == problem.status, where
         assert answer.headers.get("Retry-After") == (problem.retry_after and str(problem.retry_after)), where
+        told = problem.headers if message is not nested else anthropic(problem.headers)
+        assert {name: answer.headers.get(name) for name in told} == told, where
         body = await answer.json()
         if message is nested and problem.param is not None:
             assert message(body) == f"{problem.param}: {problem.message}", where
@@ -201,7 +209,8 @@ async def check(made: House, client: aiohttp.ClientSession, error: BaseException
             assert message(body) == problem.message, where
         if message is flat:
             assert (body["code"], body["error"]["param"]) == (problem.status, problem.param), where
-            assert (body["type"], body["error"]["code"]) == (errors.error_type(problem.status), problem.code), where
+            kind = problem.type or errors.error_type(problem.status)
+            assert (body["type"], body["error"]["code"]) == (kind, problem.code), where
         seen += 1
     assert seen == sum(len(doors) for _, doors in made.listeners)
 
@@ -230,6 +239,20 @@ async def test_the_status_of_overload_and_the_bounds_of_the_wait_hold_at_every_d
         ):
             problem = problem_of(error, 529)
             assert (problem.status, problem.retry_after) == (529, seconds)
+            await check(made, client, error, problem)
+
+
+async def test_refusals_of_a_client_carry_their_words_and_headers_at_every_door() -> None:
+    limits = {"limit-requests": "60", "remaining-requests": "0"}
+
+    async with house() as made, aiohttp.ClientSession() as client:
+        for error in (
+            errors.RateLimited("60 a minute", retry_after=500.0, limits=limits),
+            errors.QuotaExceeded("spent"),
+        ):
+            problem = problem_of(error, 529)
+            assert problem.status == 429
+            assert problem.headers
             await check(made, client, error, problem)
 
 

@@ -16,6 +16,7 @@ from dynamo_core import (
     GenerateContext,
     LLMEngineOutput,
     PreprocessedRequest,
+    RoutingHints,
     SamplingOptions,
     WorkerConfig,
 )
@@ -141,10 +142,14 @@ class Worker:
         self.config = config
 
     def ask(
-        self, ctx: EngineContext | None = None, n: int | None = None, **body: Any
+        self,
+        ctx: EngineContext | None = None,
+        n: int | None = None,
+        routing: RoutingHints | None = None,
+        **body: Any,
     ) -> AsyncIterator[LLMEngineOutput]:
         raw = {"model": "ours", "messages": [{"role": "user", "content": "hi"}]} | body
-        request = PreprocessedRequest(token_ids=[1], body=raw, sampling_options=SamplingOptions(n=n))
+        request = PreprocessedRequest(token_ids=[1], body=raw, sampling_options=SamplingOptions(n=n), routing=routing)
         return self.engine.generate(request, GenerateContext(ctx or EngineContext("a-request")))
 
     async def answer(self, **how: Any) -> list[LLMEngineOutput]:

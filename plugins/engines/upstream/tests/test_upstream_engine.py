@@ -17,6 +17,7 @@ from dynamo_core import (
     FinishReason,
     GenerateContext,
     PreprocessedRequest,
+    RoutingHints,
     WorkerConfig,
 )
 from dynamo_core.errors import ConfigError, WorkerOverloaded
@@ -129,6 +130,22 @@ async def test_the_trace_of_the_request_goes_on_at_the_server(peer: Any, start: 
     headers = peer.headers[-1]
     assert (headers["traceparent"], headers["x-request-id"]) == ("00-aa-bb-01", "r1")
     assert "cookie" not in headers
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+async def test_headers_of_the_client_go_to_the_server_only_if_the_config_says_so(
+    peer: Any, start: Any, forwards: bool
+) -> None:
+    worker = await start(peer.url, forward_headers=forwards)
+    told = {"x-team": "blue", "content-length": "1", "host": "elsewhere", "x-request-id": "theirs"}
+
+    await worker.answer(ctx=EngineContext("r1"), routing=RoutingHints(headers=told))
+
+    headers = peer.headers[-1]
+    assert headers.get("x-team") == ("blue" if forwards else None)
+    assert headers["x-request-id"] == "r1"
+    assert headers["host"] != "elsewhere"
+    assert int(headers["content-length"]) > 1
 
 
 async def test_a_probe_asks_for_the_models_and_for_no_answer(peer: Any, start: Any) -> None:

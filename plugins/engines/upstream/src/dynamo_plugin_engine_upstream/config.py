@@ -39,6 +39,11 @@ class UpstreamConfig(PluginConfig):
         description="How long an idle connection is kept; less than the server keeps it, or requests meet closed ones.",
     )
 
+    forward_headers: bool = Field(
+        default=False,
+        description="Whether the server gets the request headers that frontends forward to workers.",
+    )
+
     @field_validator("url")
     @classmethod
     def _url_is_a_base(cls, value: str) -> str:

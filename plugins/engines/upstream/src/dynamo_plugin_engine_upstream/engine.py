@@ -35,6 +35,13 @@ log = logging.getLogger(__name__)
 _POLL_INTERVAL = 0.5
 #: Headers of the client's request that are passed on, so that one trace shows both systems.
 _FORWARDED_HEADERS = ("traceparent", "tracestate")
+#: Headers of the connection and of the body, which are this engine's own.
+_OWN_HEADERS = frozenset(
+    (
+        *("accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect"),
+        *("host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
+    )
+)
 #: Where servers say how long a context may be.
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window")
 #: Names shown in a message.
@@ -81,6 +88,13 @@ class UpstreamEngine(LLMEngine):
             capabilities=frozenset({MULTI_CHOICE}),
         )
 
+    def _clients_headers(self, request: PreprocessedRequest) -> dict[str, str]:
+        """The headers of the client's request that the server gets."""
+        hints = request.routing
+        if not self.config.forward_headers or hints is None or hints.headers is None:
+            return {}
+        return {name: value for name, value in hints.headers.items() if name not in _OWN_HEADERS}
+
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         """Streams the server's answer.
 
@@ -101,7 +115,8 @@ class UpstreamEngine(LLMEngine):
             return
         path, body = build_request(request, self._model)
         headers = {name: ctx.metadata[name] for name in _FORWARDED_HEADERS if name in ctx.metadata}
-        call = client.call(path, body, {**headers, "x-request-id": ctx.id}, self._names)
+        headers = {**self._clients_headers(request), **headers, "x-request-id": ctx.id}
+        call = client.call(path, body, headers, self._names)
         reader = ResponseReader(request.sampling_options.n or 1)
         forget = ctx.on_stop(call.stop)
         try:

@@ -269,14 +269,14 @@ async def arguments() -> AsyncGenerator[Feed, None]:
     yield feed
 
 
-@reader("dynamo_core.cli.route:_post reading.read_json", good=[b"{}"], raises=[ConfigError])
-async def answers_about_routes() -> AsyncGenerator[Feed, None]:
-    from dynamo_core.cli.route import _Address, _post
+@reader("dynamo_core.cli.admin_client:AdminClient.ask reading.read_json", good=[b"{}"], raises=[ConfigError])
+async def answers_to_operators() -> AsyncGenerator[Feed, None]:
+    from dynamo_core.cli.admin_client import AdminClient
 
     async with says() as (url, say):
 
         async def feed(data: bytes) -> None:
             say(data)
-            await _post(_Address(url, url), {}, None, None, 5.0)
+            await AdminClient(url, url, None, None, 5.0).ask("POST", "/", {})
 
         yield feed

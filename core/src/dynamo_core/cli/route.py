@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from dynamo_core.cli.admin_client import AdminClient, admin_options, reason_of
 from dynamo_core.cli.options import json_option
 from dynamo_core.cli.table import format_table
 from dynamo_core.errors import ConfigError
-from dynamo_core.protocol.reading import Unreadable, read_json
+from dynamo_core.protocol.reading import read_json
 
 PATH = "/route/explain"
-#: Where a frontend is that nothing was said of.
-EXAMPLE = "http://127.0.0.1:8000"
 
 _HEADER = ("", "WORKER", "NAME", "RANK", "STATE", "REQUESTS", "PREFILL", "BLOCKS", "SHARED", "OVERLAP", "COST")
 
@@ -31,35 +27,21 @@ def command() -> None:
 
 @command.command("explain")
 @click.argument("prompt", required=False)
-@click.option(
-    "--url",
-    envvar="DYN_ADMIN_URL",
-    show_envvar=True,
-    help="The frontend: its admin listener, if it has one. Without it this host is asked, on the port that "
-    "DYN_HTTP_PORT names, or 8000.",
-)
 @click.option("--model", metavar="NAME", help="The model; not needed where only one is served.")
 @click.option("--messages", metavar="JSON", help="A conversation instead of a prompt, as a JSON list; @FILE reads it.")
 @click.option("--token-ids", metavar="IDS", help="Tokens instead of a prompt, divided by commas.")
-@click.option(
-    "--token", envvar="DYN_ADMIN_TOKEN", show_envvar=True, help="What the frontend asks operators for, its admin.token."
-)
-@click.option("--ca", type=click.Path(path_type=Path), help="PEM file with the authority of its certificate.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True)
+@admin_options
 @json_option
 @click.pass_context
 def explain(
     ctx: click.Context,
     /,
     prompt: str | None,
-    url: str | None,
     model: str | None,
     messages: str | None,
     token_ids: str | None,
-    token: str | None,
-    ca: Path | None,
-    timeout: float,
     as_json: bool,
+    **frontend: Any,
 ) -> None:
     """Show where a prompt would go now, and why.
 
@@ -71,33 +53,14 @@ def explain(
     body = _body(prompt, messages, token_ids)
     if model is not None:
         body["model"] = model
-    status, answer = asyncio.run(_post(_address(ctx, url), body, token, ca, timeout))
+    status, answer = asyncio.run(AdminClient.of(ctx, **frontend).ask("POST", PATH, body))
     if status != 200:
-        click.echo(f"dynamo: {_reason(answer)} ({status})", err=True)
+        click.echo(f"dynamo: {reason_of(answer)} ({status})", err=True)
         ctx.exit(1)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:
         click.echo("\n\n".join(_show(answer["model"], route) for route in answer["routes"]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Address:
-    """Where the frontend is, and how errors name it: by what the user has set."""
-
-    url: str
-    name: str
-
-
-def _address(ctx: click.Context, url: str | None) -> _Address:
-    if url is not None:
-        typed = ctx.get_parameter_source("url") is ParameterSource.COMMANDLINE
-        return _Address(url, f"{'--url' if typed else 'DYN_ADMIN_URL'} {url}")
-    port = os.environ.get("DYN_HTTP_PORT") or ""
-    if port and not port.isdecimal():
-        raise ConfigError(f"DYN_HTTP_PORT: {port!r} is no port; give --url such as {EXAMPLE}")
-    here = f"http://127.0.0.1:{port}" if port else EXAMPLE
-    return _Address(here, f"{here} (from DYN_HTTP_PORT)" if port else f"{here} (--url names another)")
 
 
 def _body(prompt: str | None, messages: str | None, token_ids: str | None) -> dict[str, Any]:
@@ -122,47 +85,6 @@ def _messages(text: str) -> Any:
         raise ConfigError(f"--messages: {text[1:]} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"--messages: is no JSON: {error}") from None
-
-
-async def _post(
-    address: _Address, body: dict[str, Any], token: str | None, ca: Path | None, timeout: float
-) -> tuple[int, Any]:
-    """Status and answer of the frontend.
-
-    Raises:
-        ConfigError: there is none, or it is something else.
-    """
-    import ssl
-
-    import aiohttp
-
-    if not address.url.startswith(("http://", "https://")):
-        raise ConfigError(f"{address.name}: is no address of a frontend; give one such as {EXAMPLE}")
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    try:
-        trusted = True if ca is None else ssl.create_default_context(cafile=str(ca))
-    except OSError as error:
-        raise ConfigError(f"--ca {ca}: cannot be used: {error}") from None
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
-            session.post(f"{address.url.rstrip('/')}{PATH}", json=body, headers=headers, ssl=trusted) as response,
-        ):
-            text = await response.read()
-            status = response.status
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        why = str(error) or f"no answer within {timeout:g} s"
-        raise ConfigError(f"{address.name}: cannot be asked: {why}") from None
-    try:
-        return status, read_json(text)
-    except Unreadable:
-        raise ConfigError(f"{address.name}: answered {status}, and not as a frontend does") from None
-
-
-def _reason(answer: Any) -> str:
-    error = answer.get("error") if isinstance(answer, dict) else None
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message or "the frontend refuses")
 
 
 def _show(model: str, route: dict[str, Any]) -> str:

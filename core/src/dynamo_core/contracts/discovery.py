@@ -60,7 +60,9 @@ class Lease(AsyncResource):
 
     @abstractmethod
     async def put(self, key: str, value: bytes) -> None:
-        """Writes a record that lives as long as the lease.
+        """Writes a record that lives as long as the lease, or a new value of one.
+
+        Watches tell a new value as one more `PUT`, without a `DELETE` before it.
 
         Raises:
             ValueError: the value is larger than `MAX_VALUE`.

@@ -80,12 +80,17 @@ class WatchChecks(DiscoveryHarness):
     async def test_a_new_value_takes_the_place_of_the_old(self, registry: Registry) -> None:
         lease = await registry.directories.one.lease()
         async with registry.viewing() as view:
-            for number in range(5):
+            await lease.put(registry.key("a"), b"0")
+            await view.shows({registry.key("a"): b"0"})
+
+            for number in range(1, 5):
                 await lease.put(registry.key("a"), str(number).encode())
 
             await view.shows({registry.key("a"): b"4"})
             await view.catch_up()
             assert view.records == {registry.key("a"): b"4"}
+            gaps = [event for event in view.log if event.kind is WatchKind.DELETE and event.key == registry.key("a")]
+        assert gaps == [], "a record that is put again is gone for a moment"
 
     async def test_a_value_without_a_lease_outlives_its_writer(self, registry: Registry) -> None:
         one = registry.directories.one

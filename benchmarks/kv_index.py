@@ -76,6 +76,7 @@ class Fleet:
             )
             for one in self.instances
         }
+        self.in_service = self.instances.keys()
         self._all = tuple(self.instances.values())
         self.tracker = LoadTracker()
         nothing = cast(Any, None)

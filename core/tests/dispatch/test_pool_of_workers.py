@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from dynamo_core.contracts.router import no_worker
 from dynamo_core.dispatch.pools.pool import COOL_DOWN, FULL_TIME, Pool
-from dynamo_core.protocol.records import Instance, ModelCard
+from dynamo_core.errors import ServiceOverloaded, Unavailable
+from dynamo_core.protocol.records import CORDONED, DRAINING, Instance, ModelCard
 
 
 @pytest.fixture
@@ -20,6 +22,10 @@ def pool(clock: list[float]) -> Pool:
     for number in (1, 2, 3):
         pool.add(Instance(instance_id=number), ModelCard(name="m", instance_id=number))
     return pool
+
+
+def set_state(pool: Pool, number: int, state: str) -> None:
+    pool.add(Instance(instance_id=number, state=state), pool.cards[number])
 
 
 def ids(pool: Pool, *excluded: int) -> list[int]:
@@ -124,3 +130,57 @@ def test_marks_go_with_their_worker(pool: Pool) -> None:
     pool.add(Instance(instance_id=1), ModelCard(name="m", instance_id=1))
 
     assert ids(pool) == [2, 3, 1]
+
+
+@pytest.mark.parametrize("state", [CORDONED, DRAINING])
+def test_a_worker_out_of_service_is_never_offered_but_stays_in_the_pool(pool: Pool, state: str) -> None:
+    set_state(pool, 2, state)
+
+    assert (ids(pool), ids(pool, 1), ids(pool, 1, 3)) == ([1, 3], [3], [])
+    assert (list(pool.instances), list(pool.cards)) == ([1, 2, 3], [1, 2, 3])
+    assert pool.in_service == {1, 3}
+    assert pool.limited
+    assert pool.state(2) == state
+
+
+def test_it_is_offered_in_its_old_place_once_it_is_back_in_service(pool: Pool) -> None:
+    version = pool.version
+    set_state(pool, 2, CORDONED)
+    cordoned = pool.version
+    set_state(pool, 2, "")
+
+    assert ids(pool) == [1, 2, 3]
+    assert version < cordoned < pool.version
+    assert not pool.limited
+    assert pool.state(2) == "free"
+
+
+def test_it_is_not_the_last_resort_when_the_others_are_down(pool: Pool) -> None:
+    set_state(pool, 2, CORDONED)
+    for number in (1, 2, 3):
+        pool.report_down(number)
+
+    assert (ids(pool), ids(pool, 1), ids(pool, 1, 3)) == ([1, 3], [3], [])
+
+
+def test_one_that_leaves_while_out_of_service_comes_back_in_service(pool: Pool) -> None:
+    set_state(pool, 2, CORDONED)
+    pool.remove(2)
+    left = pool.limited
+    pool.add(Instance(instance_id=2), ModelCard(name="m", instance_id=2))
+
+    assert not left
+    assert ids(pool) == [1, 3, 2]
+
+
+def test_why_there_is_no_worker_says_whether_any_is_in_service(pool: Pool) -> None:
+    busy = no_worker(pool)
+    for number in (1, 2, 3):
+        set_state(pool, number, DRAINING)
+    drained = no_worker(pool)
+    empty = no_worker(Pool("m", "aggregated"))
+
+    assert isinstance(busy, ServiceOverloaded)
+    assert isinstance(drained, Unavailable)
+    assert str(drained) == "all aggregated workers of model 'm' are cordoned or draining"
+    assert (type(empty), str(empty)) == (Unavailable, "no worker serves model 'm' now")

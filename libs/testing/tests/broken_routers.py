@@ -175,6 +175,7 @@ class TestChoosesNobody(Broken):
         "test_a_pool_of_busy_workers_is_told_as_an_overload",
         "test_a_request_that_has_tried_everybody_is_told",
         "test_nobody_stands_in_for_the_worker_that_a_request_names",
+        "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
         "test_who_may_be_chosen_is_explained_and_nobody_else",
         "test_it_can_be_closed_without_a_start",
     }
@@ -219,6 +220,9 @@ class TestSendsToBusyWorkers(Broken):
             "test_busy_workers_are_left_out",
             "test_a_worker_is_chosen_again_once_it_is_free",
             "test_a_pool_of_busy_workers_is_told_as_an_overload",
+            "test_workers_out_of_service_are_left_out",
+            "test_a_worker_is_chosen_again_once_it_is_back_in_service",
+            "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
         }
     )
 
@@ -248,7 +252,13 @@ class TestTakesAnEmptyPoolForAFullOne(Broken):
         def nobody(self, pool: PoolView) -> Exception:
             return ServiceOverloaded()
 
-    FAILS = frozenset({"test_a_pool_without_workers_is_told", "test_a_pool_may_run_empty_and_fill_again"})
+    FAILS = frozenset(
+        {
+            "test_a_pool_without_workers_is_told",
+            "test_a_pool_may_run_empty_and_fill_again",
+            "test_a_worker_is_chosen_again_once_it_is_back_in_service",
+        }
+    )
 
 
 class TestTakesAFullPoolForAnEmptyOne(Broken):
@@ -292,6 +302,7 @@ class TestDoesNotHearWhoIsNamed(Broken):
             "test_the_worker_that_a_request_names_is_chosen",
             "test_either_phase_has_a_worker_of_its_own_to_name",
             "test_nobody_stands_in_for_the_worker_that_a_request_names",
+            "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
         }
     )
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 class RankView:
     """One rank of a worker, for one prompt. Load is that of the load tracker.
 
-    `state` is ``free``, ``busy``, ``down`` or ``full``. `overlap`, `shared` and `cost` are None if the
-    router does not use them, or if the rank may not be chosen; `overlap` and `shared` are in blocks of the prompt.
+    `state` is ``free``, ``busy``, ``down``, ``full``, ``cordoned`` or ``draining``. `overlap`, `shared` and `cost` are
+    None if the router does not use them, or if the rank may not be chosen; `overlap` and `shared` are in blocks of the
+    prompt.
     """
 
     instance_id: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,8 +45,13 @@ class PoolView(Protocol):
     def cards(self) -> Mapping[int, ModelCard]:
         """Their model cards by instance id."""
 
+    @property
+    def in_service(self) -> Set[int]:
+        """Those of `instances` that take new requests: neither cordoned nor draining, but perhaps busy or down."""
+
     def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
-        """Workers that may be routed to now: not excluded, not reported down, not busy; in order of registration."""
+        """Workers that may be routed to now: in service, not excluded, not reported down, not busy; in order of
+        registration."""
 
 
 class LoadView(Protocol):
@@ -206,9 +211,11 @@ class EndpointCaller(Protocol):
 
 
 def no_worker(pool: PoolView) -> DynamoError:
-    """The error when no worker of the pool is eligible: `ServiceOverloaded` if it has workers, else `Unavailable`."""
-    if pool.instances:
+    """Why no worker of the pool is eligible: `ServiceOverloaded` if one is in service, else `Unavailable`."""
+    if pool.in_service:
         return ServiceOverloaded()
+    if pool.instances:
+        return Unavailable(f"all {pool.role} workers of model {pool.model!r} are cordoned or draining")
     return Unavailable(f"no worker serves model {pool.model!r} now")
 
 

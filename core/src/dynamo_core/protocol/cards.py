@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from dynamo_core.protocol.reading import Unreadable, check_depth, read, shown
-from dynamo_core.protocol.records import PROTO, Instance, ModelCard
+from dynamo_core.protocol.records import PROTO, WORKER_STATES, Instance, ModelCard
 
 #: Characters of a model's name. Clients send it; lists, logs and metrics show it.
 MAX_NAME: Final = 256
@@ -36,10 +36,11 @@ def read_instance(data: bytes) -> Instance:
     """The instance in a record.
 
     Raises:
-        Unreadable: it is no instance, or one of another protocol.
+        Unreadable: it is no instance, or one of another protocol or in a state that is not known.
     """
     instance = read(_instances, data)
     _check_proto(instance.proto)
+    check_state(instance.state)
     return instance
 
 
@@ -55,6 +56,17 @@ def check_card(card: ModelCard) -> None:
         raise Unreadable(f"its model's name {error}") from None
     _check_numbers(card)
     check_depth(card.runtime_config.runtime_data)
+
+
+def check_state(state: str) -> None:
+    """Rejects a state that no worker can be in.
+
+    Raises:
+        Unreadable: it is not one of `WORKER_STATES`.
+    """
+    if state not in WORKER_STATES:
+        known = ", ".join(map(repr, WORKER_STATES))
+        raise Unreadable(f"its state is {shown(repr(state), 40)}; {known} can be")
 
 
 def check_model_name(name: str) -> None:

@@ -25,13 +25,20 @@ CHAT = "chat"
 COMPLETIONS = "completions"
 EMBEDDINGS = "embeddings"
 
+#: What `Instance.state` may be. A worker in any state but the first gets no new requests.
+SERVING = ""
+CORDONED = "cordoned"
+DRAINING = "draining"
+WORKER_STATES = (SERVING, CORDONED, DRAINING)
+
 
 class Instance(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     """One worker process (or one worker inside this process) that serves endpoints.
 
-    `address` is what its transport published, by transport name; `worker` is the name in the config file; `pid` and
-    `host` tell an operator where it runs. `lease_ttl` is the life of the worker's lease in seconds, None if it does not
-    say: callers tolerate its silence for that long.
+    `address` is what its transport published, by transport name; `worker` is the name in the config file, `replica`
+    which of its processes this is; `pid` and `host` tell an operator where it runs. `lease_ttl` is the life of the
+    worker's lease in seconds, None if it does not say: callers tolerate its silence for that long. `state` is one of
+    `WORKER_STATES`, as an operator has set it.
     """
 
     instance_id: int
@@ -45,11 +52,18 @@ class Instance(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     system_url: str | None = None
     proto: int = PROTO
     lease_ttl: float | None = None
+    replica: int = 0
+    state: str = SERVING
 
     @property
     def path(self) -> str:
         """``namespace/component/endpoint/id``, the part of the key that all records of this worker share."""
         return f"{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id:x}"
+
+    @property
+    def state_name(self) -> str:
+        """`state` for people: ``serving``, ``cordoned`` or ``draining``."""
+        return self.state or "serving"
 
 
 class RuntimeConfig(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
@@ -86,6 +100,23 @@ class ModelFileChunk(msgspec.Struct, frozen=True, gc=False):
     """The next bytes of the file, in order, without gaps."""
 
     data: bytes
+
+
+class WorkerStateRequest(msgspec.Struct, frozen=True):
+    """The state that the worker is to take, one of `WORKER_STATES`; None only asks."""
+
+    state: str | None = None
+
+
+class WorkerStateReport(msgspec.Struct, frozen=True):
+    """The state that a worker is in, and its running and queued requests, whoever sent them.
+
+    `drained`: it has none, and its state has been out of service for so long that no caller sends it any.
+    """
+
+    state: str
+    requests: int
+    drained: bool
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):

@@ -124,6 +124,38 @@ def test_who_waits_is_let_in_as_soon_as_a_worker_is_free() -> None:
     run(check)
 
 
+def test_who_waits_is_let_through_to_the_router_when_no_worker_is_left_in_service() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        asked = house.asks()
+        await house.after()
+        for number in (1, 2):
+            house.pool.add(Instance(instance_id=number, state="cordoned"), house.pool.cards[number])
+        # As the monitor does when a record is another one.
+        house.load(BUSY)
+        await house.after()
+
+        (await asked).release(0)
+        (await house.ask()).release(0)
+
+    run(check)
+
+
+def test_a_worker_out_of_service_has_no_places() -> None:
+    async def check(house: House) -> None:
+        house.pool.add(Instance(instance_id=2, state="draining"), house.pool.cards[2])
+        first, second = house.asks(), house.asks()
+        await house.after()
+        before = (first.done(), second.done())
+        (await first).release(0)
+        await house.after()
+
+        (await second).release(0)
+        assert before == (True, False)
+
+    run(check, requests_per_worker=1)
+
+
 def test_of_those_who_wait_no_more_are_let_in_than_workers_are_free_until_loads_are_looked_at_again() -> None:
     async def check(house: House) -> None:
         house.load(BUSY)

@@ -93,3 +93,16 @@ def make_pool() -> Callable[..., Any]:
         return pool
 
     return make
+
+
+async def test_where_no_worker_is_in_service_the_router_is_left_to_say_so(make_pool: Callable[..., Any]) -> None:
+    policy, pool = admission(Values()), make_pool(2)
+    for number in (1, 2):
+        pool.add(Instance(instance_id=number, state="cordoned"), pool.cards[number])
+    policy.precheck("m", Principal(), [pool])
+
+    pool.add(Instance(instance_id=1), pool.cards[1])
+    pool.set_busy(1, True)
+
+    with pytest.raises(ServiceOverloaded):
+        policy.precheck("m", Principal(), [pool])

@@ -186,9 +186,8 @@ class Connector:
         """Whether a worker may be asked at all; one that must not be is excluded from routing."""
         if len(hop.workers) < self.tries:
             return True
-        known = group.pool.instances.keys()
-        routing.excluded |= known - hop.workers
-        return not known <= routing.excluded
+        routing.excluded |= group.pool.instances.keys() - hop.workers
+        return not _asked_all(routing, group)
 
     def _reserve(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Reservation:
         # A decode worker is brought the KV cache of the prompt; it has nothing to prefill.
@@ -215,8 +214,8 @@ def _for_rank(payload: Any, route: Route, card: ModelCard) -> Any:
 
 
 def _asked_all(routing: RoutingRequest, group: WorkerGroup) -> bool:
-    """Whether no worker is left that has not failed or refused, however busy."""
-    return all(instance_id in routing.excluded for instance_id in group.pool.instances)
+    """Whether no worker in service is left that has not failed or refused, however busy."""
+    return group.pool.in_service <= routing.excluded
 
 
 def exhausted(last: DynamoError | None) -> DynamoError:

@@ -219,7 +219,7 @@ class Migrator:
         return all(
             any(
                 one not in execution.failed and (len(asked) < self._tries or one in asked)
-                for one in group.pool.instances
+                for one in group.pool.in_service
             )
             for group, asked in zip(execution.plan, execution.workers_asked(), strict=True)
         )

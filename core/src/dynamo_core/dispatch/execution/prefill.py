@@ -117,7 +117,7 @@ class PrefillStep:
                 if not retryable(error) or execution.stream.ended:
                     raise
                 routing.excluded |= {prefill.instance_id}
-                out_of_reach = lost_on_the_wire(error) and group.pool.instances.keys() <= routing.excluded
+                out_of_reach = lost_on_the_wire(error) and group.pool.in_service <= routing.excluded
                 if stream.started or out_of_reach:
                     # Both hops are done again, once a worker can be reached.
                     execution.blame(prefill.instance_id)

@@ -180,16 +180,16 @@ class Model:
             open_whole = _has_other(whole, excluded)
             if open_whole is not (_has_other(prefill, excluded) and _has_other(decode, excluded)):
                 return (whole,) if open_whole else (prefill, decode)
-        if whole.pool.busy or prefill.pool.busy or decode.pool.busy:
+        if whole.pool.limited or prefill.pool.limited or decode.pool.limited:
             free_whole = bool(whole.pool.eligible())
             if free_whole is not (bool(prefill.pool.eligible()) and bool(decode.pool.eligible())):
                 return (whole,) if free_whole else (prefill, decode)
         return (whole,) if self._load(whole) < self._load(decode) else (prefill, decode)
 
     def _load(self, group: WorkerGroup) -> float:
-        """Requests per worker."""
+        """Requests per worker in service."""
         requests = self._pipeline.tracker.requests
-        workers = group.pool.instances
+        workers = group.pool.in_service
         return sum(requests(instance_id) for instance_id in workers) / max(1, len(workers))
 
     def _unavailable(self) -> Unavailable:
@@ -212,7 +212,7 @@ class _Whole:
 
 
 def _has_other(group: WorkerGroup, excluded: Collection[int]) -> bool:
-    return any(instance_id not in excluded for instance_id in group.pool.instances)
+    return any(instance_id not in excluded for instance_id in group.pool.in_service)
 
 
 def card_conflict(known: ModelCard, new: ModelCard) -> DynamoError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 from dynamo_core.protocol.records import Instance, ModelCard
 
@@ -16,8 +16,9 @@ FULL_TIME = 1.0
 class Pool:
     """A versioned view of workers, as discovery shows them; see `dynamo_core.contracts.router.PoolView`.
 
-    A worker may be *down* (calls fail), *busy* (by the loads that are watched) or *full* (it has just refused a
-    request). A busy one gets no requests; one that is down or full gets those for which there is no other.
+    A worker may be *out of service* (by its record: cordoned or draining), *down* (calls fail), *busy* (by the loads
+    that are watched) or *full* (it has just refused a request). One that is out of service or busy gets no requests;
+    one that is down or full gets those for which there is no other.
     """
 
     def __init__(self, model: str, role: str) -> None:
@@ -26,6 +27,8 @@ class Pool:
         self.version = 0
         self._instances: dict[int, Instance] = {}
         self._cards: dict[int, ModelCard] = {}
+        self._out_of_service: set[int] = set()
+        self._in_service: Set[int] | None = None
         #: Those that may be routed to; made when asked for after a change, since many may come at once.
         self._up: Sequence[Instance] | None = None
         #: Until when workers are left alone that are down or full, by the clock of `time.monotonic`.
@@ -45,6 +48,19 @@ class Pool:
     def cards(self) -> Mapping[int, ModelCard]:
         """Their model cards by instance id."""
         return self._cards
+
+    @property
+    def in_service(self) -> Set[int]:
+        """Workers that take new requests, by their records."""
+        if self._in_service is None:
+            known, out = self._instances.keys(), self._out_of_service
+            self._in_service = known - out if out else known
+        return self._in_service
+
+    @property
+    def limited(self) -> bool:
+        """Whether a worker is busy or out of service."""
+        return bool(self._busy or self._out_of_service)
 
     @property
     def busy(self) -> Collection[int]:
@@ -69,13 +85,15 @@ class Pool:
         allowed = [one for one in up if one.instance_id not in excluded and one.instance_id not in full]
         if allowed or not down:
             return allowed
-        left = [one for one in self._instances.values() if one.instance_id not in excluded]
+        left = [one for one in self._serving() if one.instance_id not in excluded]
         if any(one.instance_id not in down for one in left):
             return allowed
         return [one for one in left if one.instance_id not in self._busy]
 
     def state(self, instance_id: int) -> str:
-        """For people: why a worker is not routed to now, ``busy``, ``down`` or ``full``; else ``free``."""
+        """For people: why a worker is not routed to now, as `RankView.state` has it."""
+        if instance_id in self._out_of_service:
+            return self._instances[instance_id].state
         if instance_id in self._busy:
             return "busy"
         self._forgive()
@@ -124,6 +142,10 @@ class Pool:
         self._down.pop(instance_id, None)
         self._full.pop(instance_id, None)
         self._cards[instance_id] = card
+        if instance.state:
+            self._out_of_service.add(instance_id)
+        else:
+            self._out_of_service.discard(instance_id)
         self._changed()
         if self.on_add is not None:
             self.on_add(self, instance_id)
@@ -136,6 +158,7 @@ class Pool:
             self._down.pop(instance_id, None)
             self._full.pop(instance_id, None)
             self._busy.discard(instance_id)
+            self._out_of_service.discard(instance_id)
             self._changed()
             if self.on_remove is not None:
                 self.on_remove(instance_id)
@@ -143,7 +166,7 @@ class Pool:
 
     def _find(self) -> Sequence[Instance]:
         down, busy, full = self._down, self._busy, self._full
-        everybody = tuple(self._instances.values())
+        everybody = tuple(self._serving())
         up: Sequence[Instance] = everybody
         if down:
             up = [one for one in everybody if one.instance_id not in down] or everybody
@@ -152,6 +175,11 @@ class Pool:
         if full:
             up = [one for one in up if one.instance_id not in full] or up
         return up
+
+    def _serving(self) -> Iterable[Instance]:
+        out = self._out_of_service
+        everybody = self._instances.values()
+        return [one for one in everybody if one.instance_id not in out] if out else everybody
 
     def _forgive(self) -> None:
         now = time.monotonic()
@@ -162,4 +190,4 @@ class Pool:
 
     def _changed(self) -> None:
         self.version += 1
-        self._up = None
+        self._up = self._in_service = None

@@ -6,6 +6,7 @@ import math
 
 from dynamo_core.contracts.router import Phase
 from dynamo_core.errors import ServiceOverloaded, Unavailable
+from dynamo_core.protocol.records import CORDONED, DRAINING, SERVING
 from dynamo_core.protocol.request import RoutingHints
 
 from dynamo_testing.extra import pytest
@@ -45,6 +46,20 @@ class ChoiceChecks(RouterHarness):
         fleet.pool.set_busy(1, False)
         fleet.pool.set_busy(2, True)
         fleet.pool.set_busy(3, True)
+
+        assert (await fleet.route()).instance.instance_id == 1
+
+    async def test_workers_out_of_service_are_left_out(self, fleet: Fleet) -> None:
+        fleet.set_state(1, CORDONED)
+        fleet.set_state(3, DRAINING)
+
+        assert {(await fleet.placed())[0].instance.instance_id for _ in range(12)} == {2}
+
+    async def test_a_worker_is_chosen_again_once_it_is_back_in_service(self, fleet: Fleet) -> None:
+        for number in (1, 2, 3):
+            fleet.set_state(number, CORDONED)
+        assert isinstance(await fleet.refusal(), Unavailable)
+        fleet.set_state(1, SERVING)
 
         assert (await fleet.route()).instance.instance_id == 1
 
@@ -142,6 +157,12 @@ class ChoiceChecks(RouterHarness):
         self._pins()
         assert isinstance(await fleet.refusal(fleet.asked(hints=RoutingHints(backend_instance_id=9))), Unavailable)
         await fleet.refusal(fleet.asked(hints=RoutingHints(backend_instance_id=1), excluded=(1,)))
+
+    async def test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it(self, fleet: Fleet) -> None:
+        self._pins()
+        fleet.set_state(1, CORDONED)
+
+        await fleet.refusal(fleet.asked(hints=RoutingHints(backend_instance_id=1)))
 
     def _pins(self) -> None:
         if not self.CAN_PIN:

@@ -62,6 +62,11 @@ class Fleet:
             )
             self.pool.add(Instance(instance_id=number), card)
 
+    def set_state(self, worker: int, state: str) -> None:
+        """An operator takes a worker out of service, or brings it back."""
+        pool = self.pool
+        pool.add(msgspec.structs.replace(pool.instances[worker], state=state), pool.cards[worker])
+
     def tell(self, worker: int, tokens: Sequence[int], rank: int = 0) -> None:
         """A worker tells that its cache holds the blocks of a prompt."""
         blocks = block_hashes(tokens, BLOCK)

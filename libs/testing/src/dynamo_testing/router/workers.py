@@ -21,6 +21,7 @@ class Workers:
         self.cards = {
             number: ModelCard(name="m", instance_id=number, runtime_config=facts) for number in self.instances
         }
+        self.in_service = self.instances.keys()
         self._all = tuple(self.instances.values())
 
     def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:

@@ -237,10 +237,10 @@ class FairQueueAdmission(Admission):
         return not self._limits.full(tenant) and self._limits.ready_at(tenant, now) <= now
 
     def _has_room(self, model: _Model, tenant: str, pools: Sequence[PoolView]) -> bool:
-        """Whether every pool has a worker for one more. That a pool has none at all is for the router to tell."""
+        """Whether every pool has a worker for one more. That a pool has none in service is for the router to tell."""
         limit, queue = self.config.requests_per_worker, model.queue
         for pool in pools:
-            workers = len(pool.instances)
+            workers = len(pool.in_service)
             if not workers:
                 continue
             if not pool.eligible():
@@ -317,7 +317,7 @@ class FairQueueAdmission(Admission):
         while (waiter := model.queue.next(now, lambda one: self._may(model, one, now))) is not None:
             ask = waiter.item
             if bounded and model.placing >= min(
-                (len(pool.eligible()) for pool in ask.pools if pool.instances), default=1
+                (len(pool.eligible()) for pool in ask.pools if pool.in_service), default=1
             ):
                 return
             model.placing += bounded

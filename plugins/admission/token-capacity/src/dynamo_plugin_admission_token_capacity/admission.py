@@ -22,12 +22,12 @@ class TokenCapacityAdmission(Admission):
         return self.services.thresholds.of(model).busy(ranks)
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """Refuses while a pool has workers but none that is free, before the prompt is looked at.
+        """Refuses while a pool has workers in service but none that is free, before the prompt is looked at.
 
-        A pool without workers is another error, which the router tells.
+        A pool without workers in service is another error, which the router tells.
         """
         for pool in pools:
-            if pool.instances and not pool.eligible():
+            if pool.in_service and not pool.eligible():
                 raise ServiceOverloaded(retry_after=self.services.retry_after(model))
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:

@@ -110,7 +110,7 @@ class CandidateSelector:
         eligible = pool.eligible(request.excluded)
         if hints is not None and hints.allowed_worker_ids is not None:
             allowed = set(hints.allowed_worker_ids)
-            if allowed.isdisjoint(pool.instances):
+            if allowed.isdisjoint(pool.in_service):
                 raise Unavailable(f"none of the workers in routing.allowed_worker_ids serves model {pool.model!r} now")
             eligible = [instance for instance in eligible if instance.instance_id in allowed]
         if not eligible:
@@ -131,6 +131,8 @@ class CandidateSelector:
             raise Unavailable(
                 f"worker {worker_id:016x}, which the request names, does not serve model {pool.model!r} now"
             )
+        if instance.state:
+            raise Unavailable(f"worker {worker_id:016x}, which the request names, is {instance.state}")
         if worker_id in request.excluded:
             raise no_worker(pool)
         return Candidates.of([instance], pool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -52,3 +53,15 @@ async def ground() -> AsyncIterator[Ground]:
     ground = Ground()
     yield ground
     await ground.aclose()
+
+
+@pytest.fixture
+def advance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Puts the clock of the running loop forward."""
+
+    def advance(seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        monkeypatch.setattr(loop, "time", lambda: clock() + seconds)
+
+    return advance

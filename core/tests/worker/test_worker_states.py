@@ -8,12 +8,15 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from dynamo_core.contracts.call import WORKER_STATE
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.discovery import WatchKind
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.errors import BackendError, CannotConnect, ConfigError, InvalidArgument
 from dynamo_core.protocol.output import LLMEngineOutput
+from dynamo_core.protocol.records import CORDONED, WorkerStateRequest
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.worker.worker import Worker, WorkerLimits, WorkerState
 from hypothesis import given, settings
@@ -254,6 +257,21 @@ async def test_an_engine_that_asks_to_be_asked_in_an_unknown_way_is_refused(grou
         await worker.start()
 
     assert engine_of(worker).diary == ["start", "started", "cleanup"]
+
+
+async def test_a_worker_that_callers_know_to_be_out_of_service_stops_without_waiting_for_them(
+    ground: Any, advance: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(ground.discovery), "CROSS_PROCESS", True)
+    worker = ground.worker(Ready, limits=WorkerLimits(grace_period=3600, drain_timeout=1))
+    await worker.start()
+    await Caller(ground.transport)(worker.instance, WORKER_STATE, WorkerStateRequest(CORDONED), timeout=10)
+    advance(3600)
+
+    async with asyncio.timeout(10):
+        await worker.stop()
+
+    assert worker.state is WorkerState.STOPPED
 
 
 async def test_an_engine_that_does_not_drain_is_cleaned_up_all_the_same(

@@ -109,4 +109,5 @@ def make_instance(
         host=socket.gethostname(),
         system_url=system_url,
         lease_ttl=lease_ttl,
+        replica=worker.replica,
     )

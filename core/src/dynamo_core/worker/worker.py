@@ -17,10 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from dynamo_core.contracts.boundary import call_async, check_engine_config
-from dynamo_core.contracts.call import EMBED, GENERATE, KV_HISTORY, MODEL_FILE, Handler, ServedContext
+from dynamo_core.contracts.call import EMBED, GENERATE, KV_HISTORY, MODEL_FILE, WORKER_STATE, Handler, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.engine import PROGRESS, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.events import EventPlane
@@ -31,7 +29,7 @@ from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.cards import check_card, check_model_name
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.reading import Unreadable
-from dynamo_core.protocol.records import CARDS, INSTANCES, Instance, ModelCard
+from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.resources import AsyncResource, ClosingStack
 from dynamo_core.tasks import TaskSet
@@ -46,6 +44,7 @@ from dynamo_core.worker.model_files import ModelFiles, read_files
 from dynamo_core.worker.probe import probe_request
 from dynamo_core.worker.progress import ProgressReporter
 from dynamo_core.worker.publishers import EnginePublishers
+from dynamo_core.worker.registration import Registration
 from dynamo_core.worker.validate import vocabulary_of
 
 log = logging.getLogger(__name__)
@@ -124,10 +123,9 @@ class Worker(AsyncResource):
         self._progress: ProgressReporter | None = None
         #: Calls of ``generate`` that run, where a canary may find that the engine is frozen.
         self._running: set[ServedContext] = set()
-        self._instance: Instance | None = None
-        #: The canary's last verdict that was carried out; read and written under the lock.
+        self._registration: Registration | None = None
+        #: The canary's last verdict that was carried out.
         self._sound = True
-        self._listing = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
         self._begun = False
         self._ending = False
@@ -144,7 +142,7 @@ class Worker(AsyncResource):
     @property
     def instance(self) -> Instance | None:
         """The record in discovery, once the worker is registered."""
-        return self._instance
+        return None if self._registration is None else self._registration.instance
 
     @property
     def name(self) -> str:
@@ -159,13 +157,13 @@ class Worker(AsyncResource):
     @property
     def ready(self) -> bool:
         """Whether it is registered and takes requests, and its engine answers as far as is known."""
-        serves = self.state is WorkerState.RUNNING and self._instance is not None
+        serves = self.state is WorkerState.RUNNING and self.instance is not None
         return serves and (self._canary is None or self._canary.answers)
 
     @property
     def starting(self) -> bool:
         """Whether it is on its way to being registered, or will be."""
-        return self._instance is None and not self._ending and self.state is not WorkerState.STOPPED
+        return self.instance is None and not self._ending and self.state is not WorkerState.STOPPED
 
     @property
     def unready(self) -> str:
@@ -219,7 +217,7 @@ class Worker(AsyncResource):
             except BaseException:
                 await self._stop(grace=False)
                 raise
-            if self._is_ending() and self._instance is None:
+            if self._is_ending() and self.instance is None:
                 await self._stop(grace=False)
 
     def interrupt(self) -> None:
@@ -337,6 +335,8 @@ class Worker(AsyncResource):
         self._stack.push("leave discovery", self._unregister)
         self._stack.enter(blocking)
         gate = CapacityGate(self._metrics, limit=self._limits.engine_requests, queue=self._limits.queued_requests)
+        notice = self._limits.grace_period if self._discovery.CROSS_PROCESS else 0.0
+        registration = self._registration = Registration(lease, gate, notice=notice)
         adapter = self._adapter(lease, engine_config, gate, self._worker_metrics)
         model_files = ModelFiles(files)
         card = make_card(lease.id, self._config, engine_config, model_files.listing())
@@ -354,15 +354,13 @@ class Worker(AsyncResource):
             (EMBED, adapter.embed),
             (MODEL_FILE, model_files.serve),
             (KV_HISTORY, self._publishers.history.serve),
+            (WORKER_STATE, registration.serve),
         ):
             served = await self._transport.serve(lease.id, endpoint, handler)
             self._served.append(served)
             address |= served.address
         instance = make_instance(lease.id, self._config, address, system_url, lease.ttl)
-        # The card is there slightly before the instance, so that no frontend sees an instance without a model.
-        await lease.put(CARDS + card.path, msgspec.json.encode(card))
-        await lease.put(INSTANCES + instance.path, msgspec.json.encode(instance))
-        self._instance = instance
+        await registration.enter(card, instance)
         log.info(
             "serving %s on %s as instance %016x of worker %s", card.name, self.endpoint, lease.id, self._config.worker
         )
@@ -427,23 +425,18 @@ class Worker(AsyncResource):
 
     async def _judged(self, answers: bool, why: str) -> None:
         """The canary's verdict: a worker whose engine does not answer is not routed to, and its calls go elsewhere."""
-        if self._lease is None or self._instance is None or self._health_check is None:
+        if self._registration is None or self._health_check is None:
             return
         if not answers and self._health_check.unregister:
             # None of them has had output since long before the probe. The callers try other workers.
             frozen = Annotated[Any].from_error(ResponseTimeout(f"the engine does not answer its health check: {why}"))
             for ctx in self._running:
                 ctx.announce(frozen)
-        async with self._listing:
-            if self.state is not WorkerState.RUNNING or self._sound == answers:
-                return
-            if self._health_check.unregister:
-                key = INSTANCES + self._instance.path
-                if answers:
-                    await self._lease.put(key, msgspec.json.encode(self._instance))
-                else:
-                    await self._lease.remove(key)
-            self._sound = answers
+        if self.state is not WorkerState.RUNNING or self._sound == answers:
+            return
+        if self._health_check.unregister:
+            await self._registration.set_listed(answers)
+        self._sound = answers
         if answers:
             log.info("the engine of worker %s answers again", self._config.worker)
         else:
@@ -452,11 +445,8 @@ class Worker(AsyncResource):
     # Stopping, step by step.
 
     async def _unregister(self) -> None:
-        if self._lease is not None and self._instance is not None:
-            # A verdict under way has been carried out when the lock is free; later ones change nothing.
-            async with self._listing:
-                await self._lease.remove(INSTANCES + self._instance.path)
-                await self._lease.remove(CARDS + self._instance.path)
+        if self._registration is not None:
+            await self._registration.leave()
 
     async def _end_health_checks(self) -> None:
         if self._canary is not None:
@@ -465,12 +455,13 @@ class Worker(AsyncResource):
     async def _wait_for_late_callers(self) -> None:
         if not self._patient or self._hurried or self._stack.cut:
             return
-        grace = self._limits.grace_period
-        if self._instance is not None and self._discovery.CROSS_PROCESS and grace:
+        # None is left once the worker has been out of service for so long.
+        notice = self._registration.notice_left if self._registration is not None and self.instance is not None else 0.0
+        if notice:
             log.info(
-                "worker %s takes requests of late callers for %g s more (grace_period)", self._config.worker, grace
+                "worker %s takes requests of late callers for %g s more (grace_period)", self._config.worker, notice
             )
-            await asyncio.sleep(grace)
+            await asyncio.sleep(notice)
 
     async def _finish_requests(self) -> None:
         if not self._patient or self._stack.cut:

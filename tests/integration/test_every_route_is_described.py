@@ -68,7 +68,8 @@ async def test_routes_for_operators_are_described_at_their_listener_only(start: 
     assert await described(public) == routed(public)
     assert await described(admin) == routed(admin)
     assert {("GET", "/metrics"), ("POST", "/busy_threshold"), ("DELETE", "/busy_threshold/{model}")} <= routed(admin)
-    assert ("GET", "/metrics") not in routed(public)
+    assert {("GET", "/admin/workers"), ("POST", "/admin/workers/{id}/drain")} <= routed(admin)
+    assert {("GET", "/metrics"), ("GET", "/admin/workers")}.isdisjoint(routed(public))
 
 
 async def test_the_start_up_log_names_every_route_of_every_listener(

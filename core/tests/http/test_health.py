@@ -69,8 +69,8 @@ async def test_health_is_good_without_any_worker(front: Front) -> None:
 async def test_health_lists_endpoints_once_and_process_ids_of_this_host_only(front: Front) -> None:
     front.source.seen = [
         Instance(instance_id=1, worker="a", pid=11, host="here"),
-        Instance(instance_id=2, worker="b", pid=22, host="there"),
-        Instance(instance_id=3, component="prefill", pid=33, host="here"),
+        Instance(instance_id=2, worker="b", pid=22, host="there", state="cordoned"),
+        Instance(instance_id=3, component="prefill", pid=33, host="here", state="draining"),
     ]
 
     status, body = await front.get("/health")
@@ -79,9 +79,12 @@ async def test_health_lists_endpoints_once_and_process_ids_of_this_host_only(fro
     assert status == 200
     assert body["endpoints"] == [backend, prefill]
     assert body["instances"] == [
-        {"instance_id": "0000000000000001", "worker": "a", "pid": 11, "host": "here", "endpoint": backend},
-        {"instance_id": "0000000000000002", "worker": "b", "pid": None, "host": "there", "endpoint": backend},
-        {"instance_id": "0000000000000003", "worker": "", "pid": 33, "host": "here", "endpoint": prefill},
+        {"instance_id": f"{number:016x}", "worker": worker, "pid": pid, "host": host, "endpoint": at, "state": state}
+        for number, worker, pid, host, at, state in (
+            (1, "a", 11, "here", backend, "serving"),
+            (2, "b", None, "there", backend, "cordoned"),
+            (3, "", 33, "here", prefill, "draining"),
+        )
     ]
 
 
@@ -157,6 +160,9 @@ class Worker:
     def endpoints(self) -> dict[str, bool]:
         return {"dynamo.backend.generate": self.state[0]}
 
+    def states(self) -> dict[str, str]:
+        return {"dynamo.backend.generate": "cordoned"}
+
     def readiness(self) -> tuple[bool, str]:
         return self.state
 
@@ -187,6 +193,8 @@ async def test_a_worker_is_alive_while_it_starts_and_ready_when_it_serves() -> N
                     statuses.append(answer.status)
                     body = await answer.json()
             found.append((statuses, body["status"], body["message"]))
+        async with client.get(f"{listener.url}/health") as answer:
+            states = (await answer.json())["states"]
     await listener.aclose()
 
     assert found == [
@@ -194,3 +202,4 @@ async def test_a_worker_is_alive_while_it_starts_and_ready_when_it_serves() -> N
         ([200, 200, 200], "ready", "ready"),
         ([503, 503, 503], "notready", "the engine of worker w does not answer"),
     ]
+    assert states == {"dynamo.backend.generate": "cordoned"}

@@ -99,6 +99,9 @@ class WorkerHealthSource(Protocol):
     def endpoints(self) -> dict[str, bool]:
         """Their endpoints, and whether each serves."""
 
+    def states(self) -> dict[str, str]:
+        """By endpoint, what operators have set: ``serving``, ``cordoned`` or ``draining``."""
+
     def readiness(self) -> tuple[bool, str]:
         """Whether all serve, and if not, why."""
 
@@ -114,6 +117,7 @@ def system_routes(source: WorkerHealthSource) -> list[HttpRoute]:
             "status": "ready" if is_ready else "notready",
             "uptime": {"secs": seconds, "nanos": nanos},
             "endpoints": {name: "ready" if up else "notready" for name, up in source.endpoints().items()},
+            "states": source.states(),
         }
         return body if is_ready else body | {"message": reason}, is_ready
 
@@ -159,6 +163,7 @@ def _entry(instance: Instance, here: str) -> dict[str, Any]:
         "pid": instance.pid if local else None,
         "host": instance.host,
         "endpoint": _endpoint(instance),
+        "state": instance.state_name,
     }
 
 

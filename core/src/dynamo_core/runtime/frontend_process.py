@@ -41,6 +41,7 @@ from dynamo_core.runtime.health import Health
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.resolve import load_parsers
 from dynamo_core.runtime.roles import Role
+from dynamo_core.runtime.worker_routes import WorkerRoutes
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_core.telemetry.loop_lag import LoopLag
@@ -287,7 +288,11 @@ class FrontendProcess:
         return picked.cls(picked.config, services)
 
     def _make_listeners(self) -> list[Listener]:
-        routes = [*self._frontend.routes(), metrics_route(self._plane.metrics.render, listener=ListenerName.ADMIN)]
+        routes = [
+            *self._frontend.routes(),
+            *WorkerRoutes(self.models, self._caller).routes(),
+            metrics_route(self._plane.metrics.render, listener=ListenerName.ADMIN),
+        ]
         keys, token = self._make_guards()
         public = [route for route in routes if route.listener is ListenerName.PUBLIC]
         admin = [route for route in routes if route.listener is ListenerName.ADMIN]

@@ -82,6 +82,10 @@ class WorkerProcess:
         """Each worker's endpoint, and whether it serves."""
         return {worker.endpoint: worker.ready for worker in self.workers}
 
+    def states(self) -> dict[str, str]:
+        """Each registered worker's endpoint, and the state that operators have set."""
+        return {worker.endpoint: worker.instance.state_name for worker in self.workers if worker.instance is not None}
+
     def readiness(self) -> tuple[bool, str]:
         """Ready once all is connected and every worker is registered, while their engines answer."""
         reasons = [worker.unready for worker in self.workers if not worker.ready]

@@ -65,6 +65,9 @@ class FrontGauges(Collector):
             for role, group in list(model.groups.items()):
                 for instance_id, card in list(group.pool.cards.items()):
                     workers.add(instance_id)
+                    instance = group.pool.instances.get(instance_id)
+                    if instance is not None:
+                        families["worker_state"].add_metric([f"{instance_id:016x}", role, instance.state_name], 1.0)
                     self._add_worker(families, instance_id, role, card)
                     busy = instance_id in group.pool.busy
                     families["worker_busy"].add_metric([f"{instance_id:016x}", role], float(busy))
@@ -112,6 +115,10 @@ class FrontGauges(Collector):
             "worker_kv_blocks_active": ("KV blocks in use on a rank, as its worker told last.", _WORKER[:2]),
             "worker_kv_blocks_total": ("KV blocks of a rank.", _WORKER[:2]),
             "worker_busy": ("Whether a worker is over its thresholds, so that no request is sent to it.", _ROLE),
+            "worker_state": (
+                "1 for the state that operators have set: serving, cordoned or draining.",
+                (*_ROLE, "state"),
+            ),
             "worker_last_time_to_first_token_seconds": ("Of the last request of a worker.", _WORKER),
             "worker_last_inter_token_latency_seconds": ("The mean of the last request of a worker.", _WORKER),
             "worker_last_input_sequence_tokens": ("Of the last request of a worker.", _WORKER),

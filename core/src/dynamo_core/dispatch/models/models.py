@@ -169,6 +169,11 @@ class Models(AsyncResource):
             instances.append(instance)
         return instances
 
+    def workers(self) -> Sequence[tuple[ModelCard, Instance]]:
+        """All workers whose two records are there, also those that get no requests."""
+        pairs = [(worker.card, worker.instance) for worker in self._workers.values()]
+        return [(card, instance) for card, instance in pairs if card is not None and instance is not None]
+
     @property
     def synced(self) -> bool:
         """Whether discovery's first snapshot is in."""

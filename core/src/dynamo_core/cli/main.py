@@ -16,6 +16,7 @@ COMMANDS = {
     "config": "Show the settings in force, their origins, and their schema.",
     "key": "Make API keys for clients.",
     "route": "Ask a running frontend where requests go.",
+    "workers": "List running workers, and take them out of service.",
     "new": "Write a new plugin package to start from.",
 }
 

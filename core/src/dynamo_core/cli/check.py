@@ -62,10 +62,10 @@ def exposure(host: str) -> str:
 def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Iterator[dict[str, Any]]:
     if resolved.frontend is not None:
         yield _stage("frontend", resolved.frontend)
-    if resolved.admission is None:
+    for admission in resolved.admission:
+        yield _stage(admission.section, admission)
+    if not resolved.admission:
         yield {"stage": "admission", "plugin": "none", "distribution": BUILT_IN, "version": ""}
-    else:
-        yield _stage("admission", resolved.admission)
     if resolved.router is not None:
         yield _stage("router", resolved.router)
     yield _stage("transport", resolved.transport)
@@ -91,7 +91,7 @@ def _stage(stage: str, picked: Picked[Any]) -> dict[str, Any]:
 def _remarks(resolved: Resolved) -> Iterator[dict[str, Any]]:
     single = (
         resolved.frontend,
-        resolved.admission,
+        *resolved.admission,
         resolved.router,
         resolved.transport,
         resolved.events,

@@ -60,7 +60,7 @@ def schema(**options: Any) -> None:
 
 
 def plugin_models(loaded: LoadedSettings) -> dict[str, type[PluginConfig]]:
-    """The settings model of each plugin section, by the section's path with ``*`` for every worker."""
+    """The settings model of each plugin section, by the section's path as `config_schema` takes it."""
     from dynamo_core.plugins.loader import PluginLoader
     from dynamo_core.runtime.resolve import load_plugin, named_plugins
 
@@ -68,6 +68,9 @@ def plugin_models(loaded: LoadedSettings) -> dict[str, type[PluginConfig]]:
     found: dict[str, set[type[PluginConfig] | None]] = {}
     for named in named_plugins(loaded.settings):
         section = "workers.*.engine" if named.kind == "engine" else named.section
+        head, _, entry = section.partition(".")
+        if entry and head != "workers":
+            section = f"{head}.*.{named.name}"
         try:
             cls = load_plugin(named, loaded, loader)
         except PluginError:

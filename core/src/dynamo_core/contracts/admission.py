@@ -16,6 +16,9 @@ from dynamo_core.contracts.thresholds import NO_THRESHOLDS, RankLoad, ThresholdV
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.resources import AsyncResource
 
+#: What the settings call the admission that lets every request in. It is built in: no plugin is loaded.
+NO_ADMISSION = "none"
+
 
 class Permit:
     """The permission to run one request. It is released exactly once, when the request has ended in any way."""

@@ -9,6 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from dynamo_core.contracts.admission import NO_ADMISSION
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.plugin import DYNAMO_API, Plugin
 from dynamo_core.errors import PluginError
@@ -21,9 +22,6 @@ LISTENER_KIND = "hook"
 #: The kinds of parsers. One distribution of ours holds them all.
 TOOL_PARSER, REASONING_PARSER = "tool_parser", "reasoning_parser"
 PARSER_KINDS = (TOOL_PARSER, REASONING_PARSER)
-
-#: The admission that lets every request in. It is built in: no plugin is loaded.
-NO_ADMISSION = "none"
 
 
 @dataclass(frozen=True, slots=True)

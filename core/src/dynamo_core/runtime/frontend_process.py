@@ -180,7 +180,7 @@ class FrontendProcess:
     # Construction.
 
     def _make_admission(self) -> Admission:
-        picked = self._plane.resolved.admission
+        picked = next(iter(self._plane.resolved.admission), None)
         services = AdmissionServices(
             self._plane.metrics, thresholds=self._thresholds, retry_after=self._retry_after.retry_after
         )
@@ -189,13 +189,13 @@ class FrontendProcess:
         return picked.cls(picked.config, services)
 
     def _make_thresholds(self) -> ThresholdBook:
-        section, picked = self._settings.admission, self._plane.resolved.admission
+        section = self._settings.thresholds
         return ThresholdBook(
             self._plane.discovery,
             self._settings.namespace,
             common=Thresholds(**{name: getattr(section, name) for name in THRESHOLDS}),
             models={model: own.model_dump(exclude_unset=True) for model, own in section.models.items()},
-            armed=picked is not None and picked.cls.ARMS_THRESHOLDS,
+            armed=any(picked.cls.ARMS_THRESHOLDS for picked in self._plane.resolved.admission),
             changed=lambda model: self._monitor.reconsider(model),
         )
 

@@ -25,14 +25,13 @@ from dynamo_core.errors import ConfigError, PluginError
 from dynamo_core.http.auth import AdminToken, ApiKeys
 from dynamo_core.plugins.loader import (
     LISTENER_KIND,
-    NO_ADMISSION,
     PARSER_KINDS,
     REASONING_PARSER,
     TOOL_PARSER,
     PluginLoader,
 )
 from dynamo_core.protocol.records import ModelCard
-from dynamo_core.settings import LoadedSettings, Settings
+from dynamo_core.settings import AdmissionSection, LoadedSettings, Settings
 from dynamo_core.settings.tree import location
 
 PluginT_co = TypeVar("PluginT_co", bound=Plugin, covariant=True)
@@ -67,14 +66,14 @@ class Picked(Generic[PluginT_co]):
 class Resolved:
     """Every stage, as the settings pick it.
 
-    `admission` is None if every request is let in; `events` is None if the transport's own event plane is used;
-    `frontend` and `router` are None in a process that only runs workers.
+    `admission` holds the plugins that are asked in turn; none lets every request in. `events` is None if the
+    transport's own event plane is used; `frontend` and `router` are None in a process that only runs workers.
     `workers` holds the engine of each worker by the worker's name.
     """
 
     frontend: Picked[Frontend] | None
     router: Picked[Router] | None
-    admission: Picked[Admission] | None
+    admission: tuple[Picked[Admission], ...]
     transport: Picked[Transport]
     events: Picked[Transport] | None
     discovery: Picked[Discovery]
@@ -84,8 +83,8 @@ class Resolved:
 def named_plugins(settings: Settings) -> Iterator[Named]:
     """Every plugin that the settings name, in the order of a request's way, the listeners last."""
     yield Named("frontend", "frontend", settings.frontend.use)
-    if settings.admission.use != NO_ADMISSION:
-        yield Named("admission", "admission", settings.admission.use)
+    for path, section in settings.admissions.items():
+        yield Named(path, "admission", section.use)
     yield Named("router", "router", settings.router.use)
     yield Named("transport", "transport", settings.transport.use)
     if settings.events.use is not None:
@@ -118,7 +117,7 @@ def resolve(
     names = tuple(loaded.settings.workers if workers is None else workers)
     needed = {f"workers.{name}.engine" for name in names} | {"transport", "events", "discovery", "hooks"}
     if frontend:
-        needed |= {"frontend", "router", "admission"}
+        needed |= {"frontend", "router", *loaded.settings.admissions}
     for named in named_plugins(loaded.settings):
         # Answers are parsed where the frontend is.
         if not (frontend if named.kind in PARSER_KINDS else named.section in needed):
@@ -134,14 +133,19 @@ def resolve(
                 version=offer.version,
                 section=named.section,
             )
-    for section in ("admission", "events"):
-        if section in needed and section not in picks:
+    admissions = tuple(loaded.settings.admissions) if frontend else ()
+    unused = [
+        "events",
+        *(["admission"] if frontend and isinstance(loaded.settings.admission, AdmissionSection) else []),
+    ]
+    for section in unused:
+        if section not in picks:
             # Without a plugin there is none to know the keys that are left.
             loaded.plugin_config(section, PluginConfig)
     resolved = Resolved(
         frontend=picks.get("frontend"),
         router=picks.get("router"),
-        admission=picks.get("admission"),
+        admission=tuple(picks[section] for section in admissions),
         transport=picks["transport"],
         events=picks.get("events"),
         discovery=picks["discovery"],

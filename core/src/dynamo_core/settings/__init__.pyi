@@ -6,6 +6,8 @@ from dynamo_core.settings.loader import SettingsView as SettingsView
 from dynamo_core.settings.loader import load_settings as load_settings
 from dynamo_core.settings.loader import view_settings as view_settings
 from dynamo_core.settings.model import AdminSettings as AdminSettings
+from dynamo_core.settings.model import AdmissionEntry as AdmissionEntry
+from dynamo_core.settings.model import AdmissionSection as AdmissionSection
 from dynamo_core.settings.model import AuthSettings as AuthSettings
 from dynamo_core.settings.model import ClientSettings as ClientSettings
 from dynamo_core.settings.model import EventsSection as EventsSection
@@ -13,6 +15,7 @@ from dynamo_core.settings.model import FrontendSection as FrontendSection
 from dynamo_core.settings.model import HttpSettings as HttpSettings
 from dynamo_core.settings.model import LogSettings as LogSettings
 from dynamo_core.settings.model import ModelSettings as ModelSettings
+from dynamo_core.settings.model import PluginEntry as PluginEntry
 from dynamo_core.settings.model import PluginSection as PluginSection
 from dynamo_core.settings.model import Settings as Settings
 from dynamo_core.settings.model import WorkerSettings as WorkerSettings

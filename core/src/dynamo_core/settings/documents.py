@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import yaml
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.tree import Leaf, Node, Path, Table, from_plain
+from dynamo_core.settings.tree import Leaf, Node, Path, Table, from_plain, to_plain
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -145,7 +147,8 @@ def _convert(loader: yaml.SafeLoader, node: yaml.Node, name: str, above: frozens
     if isinstance(node, yaml.MappingNode):
         return Table(origin, _mapping(loader, node, name, above))
     if isinstance(node, yaml.SequenceNode):
-        return Leaf([_bare(_convert(loader, item, name, above)) for item in node.value], origin)
+        items = tuple(_convert(loader, item, name, above) for item in node.value)
+        return Leaf([to_plain(item) for item in items], origin, items=items)
     assert isinstance(node, yaml.ScalarNode)  # noqa: S101 - the third and last kind of node
     return Leaf(_construct(loader, node), origin, node.value)
 
@@ -181,15 +184,7 @@ def _duplicate_key(where: str, key: str, first: int) -> str:
 
 
 def _at_line(node: Node, origin: str) -> Node:
-    if isinstance(node, Table):
-        return Table(origin, node.children)
-    return Leaf(node.value, origin, node.text)
-
-
-def _bare(node: Node) -> Any:
-    if isinstance(node, Table):
-        return {key: _bare(child) for key, child in node.children.items()}
-    return node.value
+    return replace(node, origin=origin)
 
 
 # TOML
@@ -221,7 +216,11 @@ def _read_toml(text: str, name: str) -> Table:
         line = lines.get(path, line)
         if isinstance(value, dict):
             return Table(f"{name}:{line}", {key: convert(child, (*path, key), line) for key, child in value.items()})
-        return from_plain(value, f"{name}:{line}")
+        node = from_plain(value, f"{name}:{line}")
+        if isinstance(node, Leaf) and isinstance(value, list):
+            items = tuple(convert(child, (*path, str(index)), line) for index, child in enumerate(value))
+            return replace(node, items=items)
+        return node
 
     return Table(name, {key: convert(child, (key,), 1) for key, child in document.items()})
 
@@ -256,12 +255,27 @@ def _toml_keys(text: str) -> Iterator[_TomlKey]:
 
 
 def _toml_lines(text: str) -> dict[Path, int]:
-    """The line of each key and header."""
+    """The line of each key and header. A number in a path stands for an entry of a list."""
     lines: dict[Path, int] = {}
+    entries: Counter[Path] = Counter()
+
+    def numbered(path: Path) -> Path:
+        whole: Path = ()
+        for key in path:
+            whole = (*whole, key)
+            whole = (*whole, str(entries[whole] - 1)) if whole in entries else whole
+        return whole
+
     for key in _toml_keys(text):
-        for depth in range(len(key.prefix) + 1, len(key.path) + 1):
-            if depth == len(key.path) or not key.header:
-                lines.setdefault(key.path[:depth], key.line)
+        if key.entry:
+            above = (*numbered(key.path[:-1]), key.path[-1])
+            entries[above] += 1
+            lines.setdefault(above, key.line)
+        prefix = numbered(key.prefix)
+        path = numbered(key.path)
+        for depth in range(len(prefix) + 1, len(path) + 1):
+            if depth == len(path) or not key.header:
+                lines.setdefault(path[:depth], key.line)
     return lines
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.shape import REQUIRED, Shape, suggestion
-from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Path, Table, location, replace_at
+from dynamo_core.settings.entries import is_entry_list, merge_entries, read_entries
+from dynamo_core.settings.shape import NESTED, REQUIRED, Shape, suggestion
+from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Path, Table, find, location, replace_at
 
 
 def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
@@ -22,17 +24,27 @@ def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
         children = {key: node for key, node in children.items() if key in shape.fields}
     for key, node in upper.children.items():
         inner = shape.child(key) if shape is not None else None
+        below = children.get(key)
+        if inner is not None and inner.entry is not None and _is_listed(below, node, inner):
+            children[key] = merge_entries(below, node, inner, key, merge)
+            continue
         if isinstance(node, Leaf):
             if node.value is None and inner is not None and inner.is_table:
                 # `workers:` with nothing after it says nothing; it does not take the workers away.
-                children.setdefault(key, Table(node.origin))
+                children.setdefault(key, _empty(node.origin, inner))
             else:
                 children[key] = node
             continue
-        below = children.get(key)
         base = below if isinstance(below, Table) else Table(node.origin, text=node.text)
         children[key] = merge(base, node, inner)
-    return Table(origin, children, lower.text)
+    return Table(origin, children, lower.text, listed=lower.listed or upper.listed)
+
+
+def _is_listed(lower: Node | None, upper: Node, shape: Shape) -> bool:
+    """Whether a list of plugin sections comes of two layers. A null over something says nothing."""
+    if isinstance(upper, Leaf):
+        return is_entry_list(upper)
+    return not shape.is_section or upper.listed or (isinstance(lower, Table) and lower.listed)
 
 
 def _changes_use(lower: Table, upper: Table, shape: Shape) -> bool:
@@ -62,7 +74,9 @@ def check(table: Table, shape: Shape, path: Path = ()) -> None:
             raise ConfigError(f"{node.origin}: unknown key '{key}'{section}{suggestion(key, known)}")
         if not inner.is_table:
             continue
-        if isinstance(node, Table):
+        if inner.entry is not None and (is_entry_list(node) or not inner.is_section):
+            _check_entries(node, inner, key)
+        elif isinstance(node, Table):
             check(node, inner, (*path, key))
         elif node.value is not None:
             # The value itself is not shown: it might have been meant for a key that holds a secret.
@@ -73,13 +87,33 @@ def check(table: Table, shape: Shape, path: Path = ()) -> None:
             )
 
 
+def _check_entries(node: Node, shape: Shape, key: str) -> None:
+    entries = read_entries(node, shape, key) if isinstance(node, Leaf) and is_entry_list(node) else node
+    if isinstance(entries, Leaf):
+        if entries.value is not None:
+            raise ConfigError(f"{location(node.origin, key)}: expected a list such as [{{use: …}}], got a single value")
+        return
+    for name, entry in entries.children.items():
+        if isinstance(entry, Leaf):
+            raise ConfigError(
+                f"{location(entry.origin, f'{key}.{name}')}: {key} is a list: write [{{use: …}}], or {key}.NAME.{name}"
+            )
+        if shape.entry is not None:
+            check(entry, shape.entry, (key, name))
+
+
 def fill(table: Table, shape: Shape) -> Table:
-    """The tree with the defaults of all missing values. A table with a required value is not added."""
+    """The tree with the defaults of all missing values. A table with a required value is not added.
+
+    Entries of lists of plugins stay as they are written.
+    """
+    if table.listed:
+        return table
     children: dict[str, Node] = {}
     for key, inner in shape.fields.items():
         node = table.children.get(key)
         if node is None and inner.is_table and _all_optional(inner):
-            node = Table(DEFAULT)
+            node = _empty(DEFAULT, inner)
         elif node is None and inner.default is not REQUIRED:
             node = Leaf(inner.default, DEFAULT)
         if node is not None:
@@ -87,7 +121,11 @@ def fill(table: Table, shape: Shape) -> Table:
     for key, node in table.children.items():
         if key not in children:
             children[key] = fill(node, shape.each) if shape.each is not None and isinstance(node, Table) else node
-    return Table(table.origin, children, table.text)
+    return replace(table, children=children)
+
+
+def _empty(origin: str, shape: Shape) -> Table:
+    return Table(origin, listed=shape.entry is not None and not shape.is_section)
 
 
 def _all_optional(shape: Shape) -> bool:
@@ -109,10 +147,16 @@ def plugin_choices(layer: Table) -> Table:
     return Table(layer.origin, children, layer.text)
 
 
-def expand(path: Sequence[str], workers: Sequence[str]) -> list[Path]:
-    """The path, with ``*`` replaced by every worker in turn."""
+def expand(path: Sequence[str], workers: Sequence[str], tree: Table) -> list[Path]:
+    """The path, with ``*`` replaced by every worker in turn.
+
+    A path into a section whose plugin wraps another one leads to the innermost.
+    """
     if "*" not in path:
-        return [tuple(path)]
+        *section, key = path
+        while isinstance(find(tree, (*section, NESTED, "use")), Leaf):
+            section.append(NESTED)
+        return [(*section, key)]
     return [tuple(worker if part == "*" else part for part in path) for worker in workers]
 
 

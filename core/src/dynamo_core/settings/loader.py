@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.documents import read_document
+from dynamo_core.settings.entries import by_entry_name, settle
 from dynamo_core.settings.layers import check, fill, merge, plugin_choices
 from dynamo_core.settings.model import Settings
 from dynamo_core.settings.redaction import resolve
@@ -66,6 +67,8 @@ class LoadedSettings(SettingsView):
     def plugin_config(self, section_path: str, config_cls: type[ConfigT]) -> ConfigT:
         """Phase two: the plugin keys of a section, such as ``workers.mock.engine``, as the plugin's own model.
 
+        The section may be an entry of a list, such as ``admission.fair-queue``.
+
         Raises:
             ConfigError: a key is unknown, missing or wrong; one line with its origin.
             KeyError: there is no such section.
@@ -81,7 +84,9 @@ class LoadedSettings(SettingsView):
         # A section that is not in the configuration exists because of the setting that picked the plugin.
         origin = section.origin if section.origin != DEFAULT or use is None else use.origin
         known = replace(shape_of(config_cls), fields={**shape.fields, **shape_of(config_cls).fields})
-        subject = ValidationSubject(known, path, f"{path[-1]} '{name}'" if name else path[-1], origin)
+        above = find(self._tree, path[:-1])
+        kind = path[-2] if isinstance(above, Table) and above.listed else path[-1]
+        subject = ValidationSubject(known, path, f"{kind} '{name}'" if name else kind, origin)
         config, _ = validate(lambda values: config_cls.model_validate(values), Table(origin, own), subject)
         return config
 
@@ -156,15 +161,15 @@ def _merged(
         _NamedSource.by(path, "DYN_CONFIG", env), _NamedSource.by(profile, "DYN_PROFILE", env), shape, below, flags
     )
     written = worker_names(tree)
-    tree = merge(tree, environment_layer(env, shape, written), shape)
+    tree = merge(tree, by_entry_name(environment_layer(env, shape, tree), tree, shape, merge), shape)
     # A flag that picks a plugin picks it for the keys that --set gives on the same command line too.
-    tree = merge(tree, plugin_choices(flag_layer(flags or {}, worker_names(tree))), shape)
-    tree = merge(tree, set_layer(sets, shape), shape)
-    tree = merge(tree, flag_layer(flags or {}, worker_names(tree)), shape)
+    tree = merge(tree, plugin_choices(flag_layer(flags or {}, tree)), shape)
+    tree = merge(tree, by_entry_name(set_layer(sets, shape), tree, shape, merge), shape)
+    tree = merge(tree, flag_layer(flags or {}, tree), shape)
     if above is not None:
         tree = merge(tree, above, shape)
     _reject_incomplete_workers(tree, written)
-    return fill(tree, shape)
+    return fill(settle(tree, shape), shape)
 
 
 class _NamedSource(NamedTuple):

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dynamo_core.certificates import ServerTls
+from dynamo_core.contracts.admission import NO_ADMISSION
 from dynamo_core.contracts.engine import DisaggregationMode
 from dynamo_core.errors import BackendError
 from dynamo_core.protocol.cards import check_model_name
@@ -119,6 +131,21 @@ class PluginSection(BaseModel):
         return [(name, getattr(self, name)) for name in type(self).model_fields]
 
 
+class PluginEntry(PluginSection):
+    """An entry of a list of plugins."""
+
+    name: Word | None = Field(
+        default=None,
+        description="Its name, by which layers merge and keys such as `admission.NAME.KEY` are set; null means `use`.",
+    )
+    enabled: bool = Field(default=True, description="Whether the entry counts; a layer takes it out with `false`.")
+
+    @property
+    def key(self) -> str:
+        """The name of the entry."""
+        return self.name or self.use
+
+
 class FrontendSection(PluginSection):
     """The API for clients, and the address of the public listener."""
 
@@ -154,10 +181,36 @@ class AdmissionSection(ThresholdSettings, PluginSection):
 
     model_config = PluginSection.model_config
 
-    use: Text = Field(default="none", description="The admission plugin; `none` admits everything.")
+    use: Text = Field(default=NO_ADMISSION, description="The admission plugin; `none` admits everything.")
     models: dict[Text, ThresholdSettings] = Field(
         default={}, description="Thresholds of single models, by name, over those for all."
     )
+
+
+class AdmissionEntry(PluginEntry, AdmissionSection):
+    """One of the admission plugins that are asked in turn."""
+
+    use: Text = Field(description="The admission plugin.")
+
+    @field_validator("use")
+    @classmethod
+    def _check_use(cls, use: str) -> str:
+        if use == NO_ADMISSION:
+            raise ValueError(
+                f"`{use}` is no plugin that could be asked: leave the entry out, or write `enabled: false`"
+            )
+        return use
+
+
+EntryT = TypeVar("EntryT", bound=PluginEntry)
+SectionT = TypeVar("SectionT", bound=PluginSection)
+#: The tags show in no message, and cannot be names of entries.
+_LIST, _MAPPING = "[list]", "[mapping]"
+#: One plugin, or a list of them.
+SectionOrList: TypeAlias = Annotated[
+    Annotated[SectionT, Tag(_MAPPING)] | Annotated[tuple[EntryT, ...], Tag(_LIST)],
+    Discriminator(lambda value: _LIST if isinstance(value, list | tuple) else _MAPPING),
+]
 
 
 class RouterSection(PluginSection):
@@ -499,7 +552,7 @@ class Settings(BaseSettings):
     frontend: FrontendSection = Field(default_factory=FrontendSection)
     admin: AdminSettings = Field(default_factory=AdminSettings)
     auth: AuthSettings = Field(default_factory=AuthSettings)
-    admission: AdmissionSection = Field(default_factory=AdmissionSection)
+    admission: SectionOrList[AdmissionSection, AdmissionEntry] = Field(default_factory=AdmissionSection)
     router: RouterSection = Field(default_factory=RouterSection)
     transport: TransportSection = Field(default_factory=TransportSection)
     events: EventsSection = Field(default_factory=EventsSection)
@@ -508,6 +561,21 @@ class Settings(BaseSettings):
     http: HttpSettings = Field(default_factory=HttpSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     workers: dict[WorkerName, WorkerSettings] = Field(default_factory=dict, description="Workers by name.")
+
+    @property
+    def admissions(self) -> dict[str, AdmissionSection]:
+        """The admission plugins that are asked, in order, by the path of their section."""
+        if isinstance(self.admission, AdmissionSection):
+            return {} if self.admission.use == NO_ADMISSION else {"admission": self.admission}
+        return {f"admission.{entry.key}": entry for entry in self.admission if entry.enabled}
+
+    @property
+    def thresholds(self) -> AdmissionSection:
+        """The section that holds the thresholds."""
+        if isinstance(self.admission, AdmissionSection):
+            return self.admission
+        known = {"models", *ThresholdSettings.model_fields}
+        return next((entry for entry in self.admissions.values() if entry.model_fields_set & known), AdmissionSection())
 
     @classmethod
     def settings_customise_sources(

@@ -92,10 +92,13 @@ class _Missing(Exception):
         self.reason = reason
 
 
-def resolve(table: Table, env: Mapping[str, str], path: Path = (), *, lenient: bool = False) -> Table:
+def resolve(
+    table: Table, env: Mapping[str, str], path: Path = (), *, lenient: bool = False, keys: Path | None = None
+) -> Table:
     """Fills in every reference, and notes for every value what may be shown of it.
 
-    With `lenient` a value whose reference cannot be resolved is marked as unfilled, and shows the reason.
+    With `lenient` a value whose reference cannot be resolved is marked as unfilled, and shows the reason. `keys` is the
+    path without names of entries, which mark no secret.
 
     Raises:
         ConfigError: a variable is not set, a file cannot be read, or a reference has an unknown form.
@@ -103,14 +106,15 @@ def resolve(table: Table, env: Mapping[str, str], path: Path = (), *, lenient: b
     children: dict[str, Leaf | Table] = {}
     for key, node in table.children.items():
         below = (*path, key)
+        secret = (*(path if keys is None else keys), *(() if table.listed else (key,)))
         if isinstance(node, Table):
-            children[key] = resolve(node, env, below, lenient=lenient)
+            children[key] = resolve(node, env, below, lenient=lenient, keys=secret)
         else:
-            children[key] = _resolve_leaf(node, env, below, lenient)
-    return Table(table.origin, children, table.text)
+            children[key] = _resolve_leaf(node, env, below, secret, lenient)
+    return replace(table, children=children)
 
 
-def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path, lenient: bool) -> Leaf:
+def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path, keys: Path, lenient: bool) -> Leaf:
     where = location(leaf.origin, ".".join(path))
     try:
         value, shown = _fill_in(leaf.value, env, where)
@@ -118,7 +122,7 @@ def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path, lenient: bool)
         if not lenient:
             raise ConfigError(f"{where}: {missing.reason}") from None
         return replace(leaf, shown=f"{HIDDEN} ({missing.reason})", hidden=True, unfilled=True)
-    shown = redacted(path, shown)
+    shown = redacted(keys, shown)
     hidden = shown != value
     text = leaf.text if value == leaf.value else None
     return Leaf(value, leaf.origin, text, shown if hidden else None, hidden)

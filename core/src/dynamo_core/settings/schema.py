@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ def config_schema(plugin_configs: Mapping[str, type[PluginConfig]]) -> dict[str,
 
     Args:
         plugin_configs: the model of the plugin in each section, by the section's path: ``frontend``, ``router``,
-            ``workers.*.engine``, … A section without one accepts any keys beside its own.
+            ``workers.*.engine``, ``admission.*.USE`` in a list, … A section without one accepts any keys beside
+            its own.
 
     Raises:
         KeyError: a path names no plugin section.
@@ -27,6 +29,7 @@ def config_schema(plugin_configs: Mapping[str, type[PluginConfig]]) -> dict[str,
     definitions: dict[str, Any] = schema.pop("$defs")
     # The names that a pattern admits are all there are.
     schema["properties"]["workers"]["additionalProperties"] = False
+    _merge_list_forms(schema["properties"], definitions)
     for section, config_cls in plugin_configs.items():
         _add_plugin(schema, definitions, section, config_cls)
     partial = {f"Partial.{name}": _without_required(definition) for name, definition in definitions.items()}
@@ -43,20 +46,27 @@ def config_schema(plugin_configs: Mapping[str, type[PluginConfig]]) -> dict[str,
 def _add_plugin(
     schema: dict[str, Any], definitions: dict[str, Any], section: str, config_cls: type[PluginConfig]
 ) -> None:
+    key, _, use = section.partition(".*.")
     path = section.split(".")
-    shape = shape_of(Settings).at(path)
+    listed = shape_of(Settings).fields.get(key)
+    entry = listed.entry if listed is not None else None
+    shape = shape_of(Settings).at(path) if entry is None or not use else entry
     if shape is None or not shape.is_section:
         raise KeyError(section)
-    prefix = section.replace("*.", "")
+    prefix = re.sub(r"[^\w.-]", "_", section.replace("*.", ""))
     plugin = config_cls.model_json_schema(by_alias=True, ref_template=f"#/$defs/{prefix}.{{model}}")
     for name, definition in plugin.pop("$defs", {}).items():
         definitions[f"{prefix}.{name}"] = definition
 
     # Every section has a model, and so a definition, of its own: changing it changes nothing else.
-    target = schema
-    for key in path:
-        below = next(iter(target["patternProperties"].values())) if key == "*" else target["properties"][key]
-        target = definitions[below["$ref"].rpartition("/")[2]] if "$ref" in below else below
+    if shape is entry:
+        items = _follow(schema["properties"][key], definitions)["items"]
+        target = definitions[prefix] = _entry_of(use, prefix, _follow(items, definitions))
+    else:
+        target = schema
+        for key in path:
+            below = next(iter(target["patternProperties"].values())) if key == "*" else target["properties"][key]
+            target = _follow(below, definitions)
     target["properties"] = {**plugin.get("properties", {}), **target["properties"]}
     required = [*target.get("required", ()), *plugin.get("required", ())]
     if required:
@@ -64,12 +74,38 @@ def _add_plugin(
     target["additionalProperties"] = plugin.get("additionalProperties", False)
 
 
+def _merge_list_forms(properties: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """One definition for both forms of a section that may be a list: keywords of objects and of arrays do not meet."""
+    for key, field in properties.items():
+        if "oneOf" in field:
+            (mapping,) = (option for option in field["oneOf"] if "$ref" in option)
+            (entries,) = (option for option in field["oneOf"] if "items" in option)
+            properties[key] = mapping
+            _follow(mapping, definitions).update(type=["object", "array"], items=entries["items"])
+
+
+def _entry_of(use: str, name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the definition of an entry, for those that pick this plugin; the one for all refers to it."""
+    target = {key: copy.deepcopy(value) for key, value in entry.items() if key != "allOf"}
+    condition = {"properties": {"use": {"const": use}}, "required": ["use"]}
+    entry.setdefault("allOf", []).append({"if": condition, "then": {"$ref": f"#/$defs/{name}"}})
+    return target
+
+
+def _follow(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = definitions[field["$ref"].rpartition("/")[2]] if "$ref" in field else field
+    return found
+
+
 def _without_required(node: Any) -> Any:
     """The schema of a part of the configuration: the same keys, but none of them needed."""
     if isinstance(node, dict):
         # A property may itself be called `required`; its schema is a mapping, the keyword's value a list.
         kept = {key: value for key, value in node.items() if key != "required" or not isinstance(value, list)}
-        return {key: _partial_ref(key, _without_required(value)) for key, value in kept.items()}
+        # Without its condition what holds for one plugin would hold for every entry.
+        return {
+            key: value if key == "if" else _partial_ref(key, _without_required(value)) for key, value in kept.items()
+        }
     if isinstance(node, list):
         return [_without_required(child) for child in node]
     return copy.deepcopy(node)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -30,19 +30,26 @@ class Shape:
     item: Shape | None = None
     #: A section of a plugin: keys beside `fields` are the plugin's.
     is_section: bool = False
+    #: What each entry holds, where a list of plugin sections may stand. Such entries are known by name.
+    entry: Shape | None = None
     default: Any = REQUIRED
 
     def child(self, key: str) -> Shape | None:
         """The shape below a key; None for unknown keys and for keys of plugins."""
-        return self.fields.get(key) or self.each
+        return self.fields.get(key) or self.each or (_NESTED_SECTION if self.is_section and key == NESTED else None)
 
     def at(self, path: Iterable[str | int]) -> Shape | None:
         """The shape at a path, in which a number stands for an entry of a list; or None."""
         shape: Shape | None = self
         for key in path:
             if shape is not None:
-                shape = shape.item if isinstance(key, int) else shape.child(key)
+                shape = shape.item if isinstance(key, int) else shape.child(key) or shape.entry
         return shape
+
+
+#: The key under which the plugin of a section wraps another one of its kind, with a section of its own.
+NESTED = "then"
+_NESTED_SECTION = Shape(is_table=True, is_section=True, fields={"use": Shape()})
 
 
 @cache
@@ -54,14 +61,23 @@ def shape_of(model: type[BaseModel]) -> Shape:
 
 def _field_shape(info: FieldInfo) -> Shape:
     below = _table_shape(info.annotation)
+    item = _item_shape(info.annotation)
+    if item is not None and item.is_section:
+        return replace(below or Shape(is_table=True), entry=item)
     if below is not None:
         return below
     default = info.get_default(call_default_factory=True, validated_data={})
-    entries = get_args(info.annotation) if get_origin(info.annotation) in (tuple, list) else ()
-    return Shape(
-        item=_table_shape(entries[0]) if entries else None,
-        default=list(default) if isinstance(default, tuple) else default,
-    )
+    return Shape(item=item, default=list(default) if isinstance(default, tuple) else default)
+
+
+def _item_shape(annotation: Any) -> Shape | None:
+    """What the entries of a list hold, or of the list that is one of several choices."""
+    origin = get_origin(annotation)
+    if origin in (tuple, list):
+        return _table_shape(get_args(annotation)[0])
+    choices = get_args(annotation)[:1] if origin is Annotated else get_args(annotation)
+    items = (_item_shape(choice) for choice in choices if origin in (Annotated, Union, UnionType))
+    return next((item for item in items if item is not None), None)
 
 
 def _table_shape(annotation: Any) -> Shape | None:
@@ -71,6 +87,8 @@ def _table_shape(annotation: Any) -> Shape | None:
     if origin is dict:
         below = _table_shape(get_args(annotation)[1])
         return Shape(is_table=True, each=below) if below is not None else None
+    if origin is Annotated:
+        return _table_shape(get_args(annotation)[0])
     if origin in (Union, UnionType):
         tables = [shape for arg in get_args(annotation) if (shape := _table_shape(arg)) is not None]
         return tables[0] if len(tables) == 1 else None

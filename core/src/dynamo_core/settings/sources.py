@@ -21,8 +21,8 @@ PREFIX = "DYN_"
 _SEPARATOR = "__"
 
 
-def environment_layer(env: Mapping[str, str], shape: Shape, workers: Sequence[str]) -> Table:
-    """Everything in `env` that begins with ``DYN_``. Empty variables count as not set.
+def environment_layer(env: Mapping[str, str], shape: Shape, tree: Table) -> Table:
+    """Everything in `env` that begins with ``DYN_``. Empty variables count as not set. `tree` is what it is laid over.
 
     A nested name beats a flat one for the same key, and a deeper one beats a mapping given as a whole.
 
@@ -30,6 +30,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, workers: Sequence[st
         ConfigError: a variable is not known.
     """
     flat = {flag.env: flag for flag in FLAGS if flag.env is not None}
+    workers = worker_names(tree)
     nested: list[tuple[Path, str]] = []
     short: list[str] = []
     for name in sorted(env):
@@ -55,7 +56,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, workers: Sequence[st
         text = _lenient_seconds(name, env[name]) if flat[name.upper()].lenient else env[name]
         if text:
             node = parse_text(text, f"environment {name}")
-            for path in expand(flat[name.upper()].path, everyone):
+            for path in expand(flat[name.upper()].path, everyone, tree):
                 if find(layer, path) is None:
                     layer = assign(layer, path, node)
     return layer
@@ -99,20 +100,21 @@ def _displayable(path: Path, text: str) -> str:
     return text if shown == value else str(redacted(path, text) if isinstance(value, str) else HIDDEN)
 
 
-def flag_layer(flags: Mapping[str, object], workers: Sequence[str]) -> Table:
-    """Command-line flags by name, as in ``{"--http-port": 8000}``; None means not given.
+def flag_layer(flags: Mapping[str, object], tree: Table) -> Table:
+    """Command-line flags by name, as in ``{"--http-port": 8000}``; None means not given. `tree` is what is below.
 
     Raises:
         ConfigError: there is no such flag.
     """
     known = {flag.flag: flag for flag in FLAGS if flag.flag is not None}
+    workers = worker_names(tree)
     layer = Table("flags")
     for name, value in flags.items():
         if value is None:
             continue
         if name not in known:
             raise ConfigError(f"flag {name}: unknown flag{_closest(name, known)}")
-        for path in expand(known[name].path, workers):
+        for path in expand(known[name].path, workers, tree):
             layer = assign(layer, path, from_plain(value, f"flag {name}"))
     return layer
 
@@ -161,7 +163,7 @@ def _is_known(path: Path, shape: Shape) -> bool:
             return False
         inner = shape.child(key)
         if inner is None:
-            return shape.is_section and all(path[index:])
+            return (shape.is_section or shape.entry is not None) and all(path[index:])
         shape = inner
     return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 #: The origin of values that no layer set.
@@ -14,7 +14,7 @@ Path: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value. Lists are values too: a layer replaces a list as a whole."""
+    """One value. Lists are values too: a layer replaces a list as a whole, except a list of plugin sections."""
 
     value: Any
     origin: str
@@ -25,6 +25,8 @@ class Leaf:
     hidden: bool = False
     #: A reference in it cannot be resolved, so it has no value. Only in trees that are made for display.
     unfilled: bool = False
+    #: The entries of a list of a document, with their origins.
+    items: tuple[Node, ...] = ()
 
     @property
     def display(self) -> Any:
@@ -34,11 +36,12 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Named values and tables. `text` as in `Leaf`."""
+    """Named values and tables. `text` as in `Leaf`. A `listed` one is written as a list, whose entries have names."""
 
     origin: str
     children: Mapping[str, Node] = field(default_factory=dict)
     text: str | None = None
+    listed: bool = False
 
 
 Node: TypeAlias = Leaf | Table
@@ -68,13 +71,14 @@ def replace_at(table: Table, path: Sequence[str], node: Node) -> Table:
     if rest:
         below = table.children.get(key)
         node = replace_at(below if isinstance(below, Table) else Table(node.origin), rest, node)
-    return Table(table.origin, {**table.children, key: node}, table.text)
+    return replace(table, children={**table.children, key: node})
 
 
 def to_plain(node: Node, *, redact: bool = False) -> Any:
     """The tree without origins, as new dictionaries."""
     if isinstance(node, Table):
-        return {key: to_plain(child, redact=redact) for key, child in node.children.items()}
+        plain = {key: to_plain(child, redact=redact) for key, child in node.children.items()}
+        return list(plain.values()) if node.listed else plain
     return node.display if redact else node.value
 
 
@@ -86,7 +90,7 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
         for key, child in node.children.items():
             yield from leaves(child, (*path, key))
     elif path:
-        yield path, Leaf({}, node.origin)
+        yield path, Leaf([] if node.listed else {}, node.origin)
 
 
 def from_plain(value: object, origin: str) -> Node:
@@ -103,7 +107,7 @@ def relabelled(table: Table, prefix: str) -> Table:
     def relabel(node: Node) -> Node:
         origin = f"{prefix} ({node.origin})"
         if isinstance(node, Table):
-            return Table(origin, {key: relabel(child) for key, child in node.children.items()}, node.text)
-        return Leaf(node.value, origin, node.text)
+            return replace(node, origin=origin, children={key: relabel(child) for key, child in node.children.items()})
+        return replace(node, origin=origin, items=tuple(relabel(item) for item in node.items))
 
     return Table(f"{prefix} ({table.origin})", {key: relabel(child) for key, child in table.children.items()})

@@ -132,6 +132,8 @@ def _locate(table: Table, loc: tuple[int | str, ...]) -> tuple[Path, Node, str]:
     inside: Any = None
     for part in loc:
         if isinstance(node, Table):
+            if node.listed and isinstance(part, int):
+                part = list(node.children)[part]
             if part in node.children:
                 node = node.children[str(part)]
                 path = (*path, str(part))

@@ -26,8 +26,9 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
+from dynamo_core.dispatch.admission import NoAdmission
 from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
+from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader

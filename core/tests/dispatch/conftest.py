@@ -15,7 +15,8 @@ from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import PoolView, Route, Router, RoutingRequest, no_worker
 from dynamo_core.contracts.transport import Served, Transport
-from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
+from dynamo_core.dispatch.admission import NoAdmission
+from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
 from dynamo_core.dispatch.execution.response_stream import ResponseStream
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool

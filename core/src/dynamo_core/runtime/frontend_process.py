@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from ssl import SSLContext
 from typing import Any
@@ -14,12 +15,12 @@ from aiohttp.web import Request
 
 from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission, AdmissionServices
-from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
 from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.contracts.thresholds import THRESHOLDS, Thresholds
+from dynamo_core.dispatch.admission import AdmissionChain
 from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, NoAdmission, Pipeline
+from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
 from dynamo_core.dispatch.load.peer_load_sync import PeerLoadSync
 from dynamo_core.dispatch.load.retry_after import RetryAfterEstimator
@@ -180,13 +181,20 @@ class FrontendProcess:
     # Construction.
 
     def _make_admission(self) -> Admission:
-        picked = next(iter(self._plane.resolved.admission), None)
+        plane, chain = self._plane, self._plane.resolved.admission
         services = AdmissionServices(
-            self._plane.metrics, thresholds=self._thresholds, retry_after=self._retry_after.retry_after
+            plane.metrics, thresholds=self._thresholds, retry_after=self._retry_after.retry_after
         )
-        if picked is None:
-            return NoAdmission(PluginConfig(), services)
-        return picked.cls(picked.config, services)
+        parts: dict[str, Admission] = {}
+        for picked in chain:
+            name = picked.section.rpartition(".")[2]
+            if sum(other.name == picked.name for other in chain) > 1:
+                # Two of a kind have metrics of the same names.
+                own = replace(services, metrics=plane.metrics.scope(entry=name))
+            else:
+                own = services
+            parts[name] = picked.cls(picked.config, own)
+        return AdmissionChain.of(parts, services, patience=self._settings.client.total_timeout)
 
     def _make_thresholds(self) -> ThresholdBook:
         section = self._settings.thresholds
@@ -200,8 +208,8 @@ class FrontendProcess:
         )
 
     def _make_monitor(self) -> WorkerMonitor:
-        plane, admission = self._plane, self._admission
-        rule = admission.is_busy if admission.ARMS_THRESHOLDS else None
+        plane = self._plane
+        rule = self._admission.is_busy if self._thresholds.armed else None
         return WorkerMonitor(self.tracker, plane.events, plane.discovery, rule=rule)
 
     def _make_model_cache(self) -> ModelCache | None:

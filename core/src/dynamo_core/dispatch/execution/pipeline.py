@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from dynamo_core.contracts.admission import Admission, Permit
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.principal import Principal
-from dynamo_core.contracts.router import PoolView, RoutingRequest
+from dynamo_core.contracts.router import RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.dispatch.execution.connect import Connector
 from dynamo_core.dispatch.execution.execution import Deadlines, RequestExecution, RequestTimeouts
@@ -27,18 +27,7 @@ from dynamo_core.resources import AsyncResource
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.telemetry.stages import Stages
 
-__all__ = ["Deadlines", "NoAdmission", "Pipeline"]
-
-_PERMIT = Permit()
-
-
-class NoAdmission(Admission):
-    """Lets every request in at once."""
-
-    NAME = "none"
-
-    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        return _PERMIT
+__all__ = ["Deadlines", "Pipeline"]
 
 
 class Pipeline(AsyncResource):

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import pytest
 from dynamo_core import Admission, AdmissionServices, Permit, PluginConfig, PreprocessedRequest, Principal, RankLoad
-from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, ServiceOverloaded
 from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 
 LIMIT = 2
+BUDGET = 8
 QUEUE_WAIT = 0.1
 
 
@@ -347,3 +348,112 @@ class TestLetsInTwoForOneThatLeaves(Broken):
             self.out -= 1 if len(self.queue) > 1 else 0
 
     FAILS = frozenset({"test_a_place_is_free_again_for_exactly_one_once_it_is_released"})
+
+
+# Limits of clients.
+
+
+class Metered(Small):
+    """Without a fault: two requests at a time, eight in all, whatever the load of the workers."""
+
+    NAME = "metered"
+    ARMS_THRESHOLDS = False
+    REFUSES_BY_LOAD = False
+
+    def __init__(self, config: PluginConfig, services: AdmissionServices) -> None:
+        super().__init__(config, services)
+        self.spent = 0
+
+    def full(self, pools: Sequence[Any]) -> bool:
+        return False
+
+    def over(self) -> DynamoError:
+        return QuotaExceeded("all eight requests are used up")
+
+    async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
+        if self.spent == BUDGET:
+            raise self.over()
+        permit = await super().admit(request, principal, pools)
+        self.spent += 1
+        return permit
+
+
+class BrokenLimit(Broken):
+    """The kit over one that has limits."""
+
+    BUDGET = BUDGET
+    admission = Metered
+
+
+class TestALimitWithoutAFault(BrokenLimit):
+    pass
+
+
+class TestALimitThatComesBackWithoutAFault(BrokenLimit):
+    class admission(Metered):  # noqa: N801
+        def over(self) -> DynamoError:
+            return RateLimited("eight requests a minute", retry_after=60.0)
+
+
+class TestSaysThatWorkersAreBusyForALimit(BrokenLimit):
+    class admission(Metered):  # noqa: N801
+        def over(self) -> DynamoError:
+            return ServiceOverloaded(retry_after=7.0)
+
+    FAILS = frozenset({"test_a_client_over_its_limit_is_told_so"})
+
+
+class TestSaysNothingOfTheLimit(BrokenLimit):
+    class admission(Metered):  # noqa: N801
+        def over(self) -> DynamoError:
+            return QuotaExceeded(" ")
+
+    FAILS = frozenset({"test_a_client_over_its_limit_is_told_so"})
+
+
+class TestDoesNotSayWhenTheLimitIsWholeAgain(BrokenLimit):
+    class admission(Metered):  # noqa: N801
+        def over(self) -> DynamoError:
+            return RateLimited("eight requests a minute", retry_after=0.0)
+
+    FAILS = frozenset({"test_a_client_over_its_limit_is_told_so"})
+
+
+class TestCountsWhatItRefusesForALimit(BrokenLimit):
+    class admission(Metered):  # noqa: N801
+        def over(self) -> DynamoError:
+            self.out += 1
+            return super().over()
+
+    FAILS = frozenset({"test_a_refusal_for_a_limit_leaves_nothing_behind"})
+
+
+class TestHasNoLimitThoughItSaysSo(BrokenLimit):
+    class admission(Metered):  # noqa: N801
+        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
+            self.spent = 0
+            return await super().admit(request, principal, pools)
+
+    FAILS = frozenset({"test_a_client_over_its_limit_is_told_so", "test_a_refusal_for_a_limit_leaves_nothing_behind"})
+
+
+class TestRefusesByLoadThoughItSaysNot(BrokenLimit):
+    class admission(Metered):  # noqa: N801
+        ARMS_THRESHOLDS = True
+
+        def full(self, pools: Sequence[Any]) -> bool:
+            return Small.full(self, pools)
+
+    FAILS = frozenset({"test_one_that_does_not_refuse_by_load_lets_in_while_all_workers_are_busy"})
+
+
+class TestKeepsThePlaceOfOneThatGaveUpAtItsLimit(BrokenLimit):
+    class admission(Metered):  # noqa: N801
+        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
+            try:
+                return await super().admit(request, principal, pools)
+            except asyncio.CancelledError:
+                self.queue.append(asyncio.get_running_loop().create_future())
+                raise
+
+    FAILS = frozenset({"test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind"})

@@ -74,6 +74,9 @@ class Admission(Plugin, AsyncResource):
 
     #: Whether core calls `is_busy`, so that the thresholds take effect.
     ARMS_THRESHOLDS: ClassVar[bool] = False
+    #: Whether a request is refused, at once or after a wait, while every worker of a pool that it needs is busy. False
+    #: for a plugin that only keeps clients within limits of their own, and raises `RateLimited` or `QuotaExceeded`.
+    REFUSES_BY_LOAD: ClassVar[bool] = True
 
     def __init__(self, config: PluginConfig, services: AdmissionServices) -> None:
         self.config = config

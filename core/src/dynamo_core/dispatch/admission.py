@@ -24,6 +24,7 @@ class NoAdmission(Admission):
     """Lets every request in at once."""
 
     NAME = "none"
+    REFUSES_BY_LOAD = False
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
         return _PERMIT

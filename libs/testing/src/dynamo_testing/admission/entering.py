@@ -38,27 +38,27 @@ class EntryChecks(AdmissionHarness):
 
         permit.release(0)
 
-    async def test_a_request_is_refused_while_all_workers_are_busy(self, hall: Hall) -> None:
-        hall.load(OVER_BLOCKS)
+    async def test_a_request_is_refused_while_all_workers_are_busy(self, by_load: Hall) -> None:
+        by_load.load(OVER_BLOCKS)
 
-        await hall.refusal()
+        await by_load.overload()
 
-    async def test_a_refusal_says_when_to_come_back(self, hall: Hall) -> None:
-        hall.load(OVER_TOKENS)
+    async def test_a_refusal_says_when_to_come_back(self, by_load: Hall) -> None:
+        by_load.load(OVER_TOKENS)
 
-        refused = await hall.refusal()
+        refused = await by_load.overload()
 
         assert math.isfinite(refused.retry_after)
         assert _SHORTEST <= refused.retry_after <= _LONGEST
 
-    async def test_every_pool_that_is_needed_must_have_a_free_worker(self, hall: Hall) -> None:
-        prefill, decode = hall.pool(PREFILL), hall.pool(DECODE)
+    async def test_every_pool_that_is_needed_must_have_a_free_worker(self, by_load: Hall) -> None:
+        prefill, decode = by_load.pool(PREFILL), by_load.pool(DECODE)
         for full in (prefill, decode):
-            hall.load(OVER_BLOCKS, pool=full)
-            await hall.refusal(prefill, decode)
-            hall.load(IDLE, pool=full)
+            by_load.load(OVER_BLOCKS, pool=full)
+            await by_load.overload(prefill, decode)
+            by_load.load(IDLE, pool=full)
 
-        permit = await hall.admit(prefill, decode)
+        permit = await by_load.admit(prefill, decode)
 
         permit.release(0)
 
@@ -75,23 +75,23 @@ class EntryChecks(AdmissionHarness):
 
         permit.release(0)
 
-    async def test_it_lets_in_again_once_a_worker_is_free(self, hall: Hall) -> None:
-        hall.load(OVER_BLOCKS)
-        await hall.refusal()
+    async def test_it_lets_in_again_once_a_worker_is_free(self, by_load: Hall) -> None:
+        by_load.load(OVER_BLOCKS)
+        await by_load.overload()
 
-        hall.load(IDLE, workers=(2,))
+        by_load.load(IDLE, workers=(2,))
 
-        permit = await hall.admit()
+        permit = await by_load.admit()
         permit.release(0)
 
-    async def test_the_deadline_of_who_asks_bounds_a_wait(self, hall: Hall) -> None:
-        hall.load(OVER_BLOCKS)
+    async def test_the_deadline_of_who_asks_bounds_a_wait(self, by_load: Hall) -> None:
+        by_load.load(OVER_BLOCKS)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + hall.wait / 20
+        deadline = loop.time() + by_load.wait / 20
 
-        await hall.refusal(principal=Principal(deadline=deadline))
+        await by_load.overload(principal=Principal(deadline=deadline))
 
-        assert loop.time() < deadline + hall.wait / 4, "a wait went on past the deadline of who asked"
+        assert loop.time() < deadline + by_load.wait / 4, "a wait went on past the deadline of who asked"
 
     async def test_it_can_be_closed_twice_and_without_a_start(self, make_admission: AdmissionFactory) -> None:
         async with running(make_admission, self.WAIT) as hall:

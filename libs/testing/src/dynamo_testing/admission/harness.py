@@ -11,7 +11,7 @@ from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
 from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, ServiceOverloaded
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
@@ -22,6 +22,8 @@ from dynamo_testing.extra import pytest
 #: Makes the admission under test, not yet started.
 AdmissionFactory: TypeAlias = Callable[[AdmissionServices], Admission]
 
+#: How an admission refuses: for the load of workers, or for a limit or a quota of the client.
+REFUSALS: tuple[type[DynamoError], ...] = (ServiceOverloaded, RateLimited, QuotaExceeded)
 MODEL, OTHER = "kit-model", "kit-other"
 #: Loads with nothing to do, exactly at both thresholds of `MODEL`, and over one of them.
 IDLE = RankLoad(0, 100, 0, 1000)
@@ -76,14 +78,20 @@ class Hall:
         except TimeoutError:
             raise AssertionError(f"neither a permit nor a refusal within {self.wait} s") from None
 
-    async def refusal(self, *pools: Pool, principal: Principal | None = None) -> ServiceOverloaded:
-        """The refusal of such a request; a permit is a failure."""
+    async def refusal(self, *pools: Pool, principal: Principal | None = None) -> DynamoError:
+        """The refusal of such a request, of any kind; a permit is a failure."""
         try:
             permit = await self.admit(*pools, principal=principal)
-        except ServiceOverloaded as error:
+        except REFUSALS as error:
             return error
         permit.release(0)
         raise AssertionError("a request was let in that should have been refused")
+
+    async def overload(self, *pools: Pool, principal: Principal | None = None) -> ServiceOverloaded:
+        """The refusal of such a request for the load of the workers; anything else is a failure."""
+        refused = await self.refusal(*pools, principal=principal)
+        assert isinstance(refused, ServiceOverloaded), f"it was refused by {refused!r}, and not for the load of workers"
+        return refused
 
     def ask(self) -> asyncio.Task[Permit | None]:
         """A request that may wait; its result is None if it is refused."""
@@ -92,7 +100,7 @@ class Hall:
     async def _ask(self) -> Permit | None:
         try:
             return await self.admit()
-        except ServiceOverloaded:
+        except REFUSALS:
             return None
 
     async def aclose(self) -> None:
@@ -108,6 +116,9 @@ class AdmissionHarness:
     WAIT: ClassVar[float] = 5.0
     #: How many permits can be out at once, for an admission made with a small limit; None: any number.
     LIMIT: ClassVar[int | None] = None
+    #: How many requests are let in one after the other before one is refused for a limit or a quota of the client, for
+    #: an admission made with such a limit, of at least 8; None: any number.
+    BUDGET: ClassVar[int | None] = None
 
     @pytest.fixture
     def make_admission(self) -> AdmissionFactory:
@@ -123,6 +134,22 @@ class AdmissionHarness:
         """The admission, started, and workers with nothing to do."""
         async with running(make_admission, self.WAIT) as hall:
             yield hall
+
+    @pytest.fixture
+    def by_load(self, hall: Hall) -> Hall:
+        """The same, for checks of an admission that refuses by the load of the workers."""
+        if not hall.admission.REFUSES_BY_LOAD:
+            pytest.skip("REFUSES_BY_LOAD is not set: the load of workers is no reason to refuse")
+        return hall
+
+    async def keep_out(self, hall: Hall) -> list[Permit]:
+        """Makes the admission keep requests out: by the load, or by permits, which are returned."""
+        if hall.admission.REFUSES_BY_LOAD:
+            hall.load(OVER_BLOCKS)
+            return []
+        if self.LIMIT is None:
+            pytest.skip("neither REFUSES_BY_LOAD nor LIMIT is set: nothing keeps requests out for a while")
+        return [await hall.admit() for _ in range(self.LIMIT)]
 
 
 @asynccontextmanager

@@ -32,11 +32,11 @@ class HoldingChecks(AdmissionHarness):
 
         assert self.held(hall.admission) == 0
 
-    async def test_a_refusal_leaves_nothing_behind(self, hall: Hall) -> None:
-        hall.load(OVER_BLOCKS)
-        await hall.refusal()
+    async def test_a_refusal_leaves_nothing_behind(self, by_load: Hall) -> None:
+        by_load.load(OVER_BLOCKS)
+        await by_load.refusal()
 
-        assert self.held(hall.admission) == 0
+        assert self.held(by_load.admission) == 0
 
     async def test_a_look_before_holds_nothing(self, hall: Hall) -> None:
         for _ in range(_ROUNDS):
@@ -45,13 +45,15 @@ class HoldingChecks(AdmissionHarness):
         assert self.held(hall.admission) == 0
 
     async def test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind(self, hall: Hall) -> None:
-        hall.load(OVER_BLOCKS)
+        taken = await self.keep_out(hall)
         asked = [hall.ask() for _ in range(_ROUNDS)]
         await turns()
 
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
+        for permit in taken:
+            permit.release(0)
 
         assert self.held(hall.admission) == 0
         hall.load(IDLE)

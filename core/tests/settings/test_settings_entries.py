@@ -216,6 +216,16 @@ def test_thresholds_without_an_entry_that_has_any_are_the_first_ones(config_file
     )
 
 
+@pytest.mark.parametrize("form", ["{thresholds}", "[{thresholds}]"])
+def test_a_model_sets_some_thresholds_and_has_the_others_of_all_models(config_file: ConfigFile, form: str) -> None:
+    one = "{use: a, active_decode_blocks_threshold: 0.5, models: {m: {active_prefill_tokens_threshold: 3}}}"
+    loaded = load_settings(config_file(f"admission: {form.format(thresholds=one)}"), env={})
+
+    section = loaded.settings.thresholds
+    assert section.active_decode_blocks_threshold == 0.5
+    assert section.models["m"].model_dump(exclude_unset=True) == {"active_prefill_tokens_threshold": 3}
+
+
 def test_an_empty_list_admits_everything_and_keeps_thresholds(config_file: ConfigFile) -> None:
     path = config_file("admission: []")
 

@@ -117,7 +117,9 @@ def fill(table: Table, shape: Shape) -> Table:
         elif node is None and inner.default is not REQUIRED:
             node = Leaf(inner.default, DEFAULT)
         if node is not None:
-            children[key] = fill(node, inner) if isinstance(node, Table) else node
+            # A threshold that a model does not set is that for all models, and not the default.
+            inherits = shape.is_section and inner.each is not None
+            children[key] = fill(node, inner) if isinstance(node, Table) and not inherits else node
     for key, node in table.children.items():
         if key not in children:
             children[key] = fill(node, shape.each) if shape.each is not None and isinstance(node, Table) else node

@@ -18,7 +18,14 @@ from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.events import KvHistoryPart, KvHistoryRequest
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
-from dynamo_core.protocol.records import ModelFileChunk, ModelFileRequest, WorkerStateReport, WorkerStateRequest
+from dynamo_core.protocol.records import (
+    ModelFileChunk,
+    ModelFileRequest,
+    PeerReplyPart,
+    PeerRequest,
+    WorkerStateReport,
+    WorkerStateRequest,
+)
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
 from dynamo_core.resources import AsyncResource
 
@@ -130,3 +137,7 @@ MODEL_FILE = Endpoint("model_file", ModelFileRequest, ModelFileChunk)
 WORKER_STATE = Endpoint("worker_state", WorkerStateRequest, WorkerStateReport)
 #: Refused as `NotSupported` by a worker that does not keep track of its own cache.
 KV_HISTORY = Endpoint("kv_history", KvHistoryRequest, KvHistoryPart)
+
+# The endpoint that a frontend serves to others.
+
+FRONTEND_CALL = Endpoint("frontend_call", PeerRequest, PeerReplyPart)

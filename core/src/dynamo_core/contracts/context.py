@@ -30,6 +30,7 @@ class EngineContext:
         "coalesce",
         "id",
         "metadata",
+        "root_id",
     )
 
     def __init__(
@@ -38,8 +39,11 @@ class EngineContext:
         *,
         attempt_id: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        root_id: str | None = None,
     ) -> None:
         self.id = request_id
+        #: The id of the client request that this is a part of, if it is one of several.
+        self.root_id = root_id or request_id
         self.attempt_id = attempt_id or request_id
         #: Text that travels with the request, such as `traceparent`.
         self.metadata: dict[str, str] = dict(metadata) if metadata else {}

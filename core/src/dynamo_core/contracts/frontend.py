@@ -109,7 +109,8 @@ class HttpRoute:
 
     `respond_error` words the answers of the listener in place of the handler: to a caller that may not call it, and to
     an error that it raises. Without it core words them. A route with `before_ready` is served while the process still
-    starts; other routes answer 503 then.
+    starts; other routes answer 503 then. Unless a route is `guarded`, callers need not show the key or the token of its
+    listener: its handler checks who calls.
     """
 
     method: str
@@ -119,6 +120,7 @@ class HttpRoute:
     listener: ListenerName = ListenerName.PUBLIC
     respond_error: ErrorResponse | None = None
     before_ready: bool = False
+    guarded: bool = True
 
     @property
     def display_path(self) -> str:

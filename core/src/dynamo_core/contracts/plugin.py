@@ -19,6 +19,7 @@ KINDS = (
     "router",
     "admission",
     "frontend",
+    "extension",
     "tool_parser",
     "reasoning_parser",
     "hook",

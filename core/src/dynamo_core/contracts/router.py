@@ -100,6 +100,8 @@ class RoutingRequest:
     phase: Phase = Phase.AGGREGATED
     #: Who asks; anonymous where an operator asks what a router would choose.
     principal: Principal = ANONYMOUS
+    #: How many ranks `Route.candidates` is to list; 0 for none.
+    wants_candidates: int = 0
     _hashes: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     _blocks: dict[int, list[int]] = field(default_factory=dict)
 
@@ -157,7 +159,8 @@ class Route:
 
     `blocks` are what the load tracker is to count as held by the request; None: the prompt's own, if the router has
     asked for their hashes. Without `prefill` no tokens count as to be prefilled. A `watcher` is told what becomes of
-    the request.
+    the request. `candidates` are what `RoutingRequest.wants_candidates` asks for, by cost, with the chosen one among
+    them; None from a router without costs.
     """
 
     instance: Instance
@@ -166,6 +169,7 @@ class Route:
     blocks: Sequence[int] | None = None
     prefill: bool = True
     watcher: RouteWatcher | None = None
+    candidates: Sequence[ScoredRank] | None = None
 
 
 @dataclass(frozen=True, slots=True)

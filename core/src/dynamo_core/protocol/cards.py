@@ -1,4 +1,4 @@
-"""The checks of a worker's records: frontends apply them when they read, workers before they register."""
+"""The checks of records: frontends apply them when they read, workers before they register."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from dynamo_core.protocol.reading import Unreadable, check_depth, read, shown
-from dynamo_core.protocol.records import PROTO, WORKER_STATES, Instance, ModelCard
+from dynamo_core.protocol.records import PROTO, WORKER_STATES, FrontendRecord, Instance, ModelCard
 
 #: Characters of a model's name. Clients send it; lists, logs and metrics show it.
 MAX_NAME: Final = 256
@@ -15,9 +15,12 @@ MAX_NAME: Final = 256
 MAX_RANKS: Final = 4096
 #: The largest accepted number of tokens, blocks or requests.
 MAX_COUNT: Final = 2**53
+#: Ids of leases are less.
+MAX_ID: Final = 2**63
 
 _cards = msgspec.json.Decoder(ModelCard)
 _instances = msgspec.json.Decoder(Instance)
+_frontends = msgspec.json.Decoder(FrontendRecord)
 
 
 def read_card(data: bytes) -> ModelCard:
@@ -42,6 +45,19 @@ def read_instance(data: bytes) -> Instance:
     _check_proto(instance.proto)
     check_state(instance.state)
     return instance
+
+
+def read_frontend(data: bytes) -> FrontendRecord:
+    """The frontend in a record.
+
+    Raises:
+        Unreadable: it is no frontend, one of another protocol, or its id is none.
+    """
+    frontend = read(_frontends, data)
+    _check_proto(frontend.proto)
+    if not 0 <= frontend.frontend_id < MAX_ID:
+        raise Unreadable(f"its frontend_id is {frontend.frontend_id}; 0 to {MAX_ID - 1} can be")
+    return frontend
 
 
 def check_card(card: ModelCard) -> None:

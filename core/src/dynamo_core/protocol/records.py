@@ -1,6 +1,7 @@
 """Records in discovery: instances, model cards, event sources. Names of files only, never paths; JSON on the wire.
 
-Keys: ``v1/instances/<namespace>/<component>/<endpoint>/<id hex>`` and ``v1/mdc/<…>`` for the card of the same worker.
+Keys: ``v1/instances/<namespace>/<component>/<endpoint>/<id hex>`` and ``v1/mdc/<…>`` for the card of the same worker;
+``v1/frontends/<namespace>/<id hex>`` for a frontend.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ PROTO = 1
 INSTANCES = "v1/instances/"
 CARDS = "v1/mdc/"
 EVENT_SOURCES = "v1/event_sources/"
+FRONTENDS = "v1/frontends/"
 
 AGGREGATED = "aggregated"
 PREFILL = "prefill"
@@ -160,6 +162,41 @@ class EventSource(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     source: int
     address: dict[str, str] = {}
     proto: int = PROTO
+
+
+class FrontendRecord(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """One frontend process. `address` is where other frontends call it; see `Instance` for what is called the same.
+
+    `version` is that of its distribution ``dynamo-core``; `replica` tells it from others of the same port.
+    """
+
+    frontend_id: int
+    namespace: str = "dynamo"
+    address: dict[str, str] = {}
+    pid: int | None = None
+    host: str = ""
+    version: str = ""
+    replica: int | None = None
+    proto: int = PROTO
+    lease_ttl: float | None = None
+
+    @property
+    def path(self) -> str:
+        """``namespace/id``, the last part of its key."""
+        return f"{self.namespace}/{self.frontend_id:x}"
+
+
+class PeerRequest(msgspec.Struct, frozen=True):
+    """A call of a frontend by another one. `payload` is MessagePack."""
+
+    name: str
+    payload: bytes
+
+
+class PeerReplyPart(msgspec.Struct, frozen=True, gc=False):
+    """The next bytes of the reply, which is MessagePack, in order, without gaps."""
+
+    data: bytes
 
 
 class RequestRecord(msgspec.Struct, kw_only=True, frozen=True):

@@ -9,11 +9,13 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
+from dynamo_core.contracts.request_events import RequestFinished, RequestFirstToken, RequestReceived
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD
 from dynamo_core.protocol.ids import client_request_id, new_request_id
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
+from dynamo_core.telemetry.request_events import RequestEventHub
 from dynamo_core.telemetry.spans import Span, start_span
 from dynamo_core.telemetry.stages import PREPROCESS, Stage, Stages
 
@@ -182,8 +184,10 @@ class RequestTracker:
         prefix: str = "dynamo_frontend",
         *,
         clock: Callable[[], float] = time.perf_counter,
+        events: RequestEventHub | None = None,
     ) -> None:
         self._families = _Families(metrics, prefix)
+        self._events = events or RequestEventHub()
         self._announce = announce
         self._clock = clock
         self._models: dict[str, _ModelSeries] = {}
@@ -217,6 +221,7 @@ class RequestTracker:
             announce=self._announce,
             clock=self._clock,
             principal=principal,
+            events=self._events,
         )
 
     def refused(self, error_type: str) -> None:
@@ -248,6 +253,7 @@ class Inflight:
         "_endpoint",
         "_entered",
         "_error_type",
+        "_events",
         "_finish_reason",
         "_first",
         "_gap_counts",
@@ -291,6 +297,7 @@ class Inflight:
         announce: Callable[[RequestRecord], None],
         clock: Callable[[], float],
         principal: Principal,
+        events: RequestEventHub,
     ) -> None:
         self.request_id = new_request_id()
         self.trace = span.context
@@ -303,6 +310,7 @@ class Inflight:
         self._request_type = request_type
         self._x_request_id = x_request_id
         self._principal = principal
+        self._events = events
         self._series = series
         self._part = part
         self._disconnects = disconnects
@@ -339,6 +347,8 @@ class Inflight:
         self._preparing = self._preprocess.enter()
         self._span.__enter__()
         self._scope.__enter__()
+        if self._events.active:
+            self._tell_received()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -352,6 +362,8 @@ class Inflight:
         record = self._record(self._clock())
         if self._span.recording:
             self._describe(record)
+        if self._events.active:
+            self._events.publish(RequestFinished(self.request_id, time.monotonic(), record))
         try:
             self._announce(record)
         except Exception:
@@ -429,6 +441,19 @@ class Inflight:
         if self._x_request_id is not None:
             self._span.set_attribute("x_request_id", self._x_request_id)
 
+    def _tell_received(self) -> None:
+        received = RequestReceived(
+            self.request_id,
+            time.monotonic(),
+            self._model,
+            self._endpoint,
+            self._request_type,
+            self._principal,
+            self._x_request_id,
+            self.trace_id,
+        )
+        self._events.publish(received)
+
     def _enter_pipeline(self) -> None:
         if not self._in_pipeline:
             self._in_pipeline = True
@@ -439,6 +464,8 @@ class Inflight:
         self._series.queued.dec()
         self._series.ttft.observe(now - self._started)
         self._enter_pipeline()
+        if self._events.active:
+            self._events.publish(RequestFirstToken(self.request_id, time.monotonic()))
 
     def _prepared(self) -> None:
         since, self._preparing = self._preparing, None

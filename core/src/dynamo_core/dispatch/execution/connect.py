@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from dynamo_core.backoff import Backoff
 from dynamo_core.contracts.call import Endpoint, Source
 from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.request_events import RequestAttempted, RequestRouted
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.dispatch.execution.execution import Deadlines, Hop
@@ -28,8 +30,10 @@ from dynamo_core.errors import (
     blames_worker,
     retryable,
 )
+from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
+from dynamo_core.telemetry.request_events import RequestEventHub
 from dynamo_core.telemetry.route_span import RouteSpan, route_span
 from dynamo_core.telemetry.stages import DISPATCH, ROUTE, Stages
 from dynamo_core.timeouts import FixedTimeouts
@@ -43,8 +47,17 @@ Prepare: TypeAlias = Callable[[Any, Route, ModelCard], Any]
 class Connector:
     """The step *connect*: finds a worker that accepts a call. Holds no state of a single request."""
 
-    def __init__(self, *, transport: Transport, tracker: LoadTracker, deadlines: Deadlines, stages: Stages) -> None:
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        tracker: LoadTracker,
+        deadlines: Deadlines,
+        stages: Stages,
+        events: RequestEventHub,
+    ) -> None:
         self._transport = transport
+        self._events = events
         self._stages = {role: (stages.stage(ROUTE, role), stages.stage(DISPATCH, role)) for role in ROLES}
         self._tracker = tracker
         self._deadlines = deadlines
@@ -79,6 +92,7 @@ class Connector:
         stage, _ = self._stages[group.pool.role]
         router = group.router
         backoff: Backoff | None = None
+        routing.wants_candidates = self._events.candidates
         while self._may_ask(hop, routing, group):
             if ctx.is_stopped():
                 raise Cancelled("the request was stopped before a worker accepted it", cause=last)
@@ -109,7 +123,10 @@ class Connector:
                 if span is not None:
                     span.end(hop.over)
                 raise hop.over
-            answer = await self._call(hop, endpoint, payload, route, routing, ctx, group, span, prepare)
+            calling = self._call(hop, endpoint, payload, route, routing, ctx, group, span, prepare)
+            if self._events.active:
+                calling = self._watch(calling, _routed(hop, ctx, route, group, last, begun))
+            answer = await calling
             if not isinstance(answer, DynamoError):
                 return answer
             last = answer
@@ -138,7 +155,7 @@ class Connector:
                 span.end(error)
             routing.excluded |= {instance_id}
             return error
-        attempt_ctx = EngineContext(ctx.id, attempt_id=f"{ctx.id}-{hop.label}{number}", metadata=ctx.metadata)
+        attempt_ctx = EngineContext(ctx.id, attempt_id=hop.attempt_id(ctx, number), metadata=ctx.metadata)
         attempt_ctx.coalesce = ctx.coalesce
         if span is not None:
             span.chosen(instance_id, attempt_ctx)
@@ -169,6 +186,24 @@ class Connector:
             stage.leave(begun)
         self._refused(hop, error, routing, group, instance_id)
         return error
+
+    async def _watch(
+        self, calling: Coroutine[Any, Any, Source | DynamoError], routed: RequestRouted
+    ) -> Source | DynamoError:
+        """Awaits the call of one worker, and tells what becomes of it."""
+        self._events.publish(routed)
+        outcome: Source | DynamoError = Cancelled("the call was given up")
+        try:
+            outcome = await calling
+        except DynamoError as error:
+            outcome = error
+            raise
+        finally:
+            why = (outcome.kind, shown(outcome.message)) if isinstance(outcome, DynamoError) else ("", "")
+            self._events.publish(
+                RequestAttempted(routed.request_id, time.monotonic(), routed.attempt_id, routed.instance_id, *why)
+            )
+        return outcome
 
     def _refused(
         self, hop: Hop, error: DynamoError, routing: RoutingRequest, group: WorkerGroup, instance_id: int
@@ -201,6 +236,27 @@ class Connector:
             hashes=blocks if blocks is not None else routing.known_hashes(card.kv_cache_block_size),
             held_tokens=len(routing.request.token_ids),
         )
+
+
+def _routed(
+    hop: Hop, ctx: EngineContext, route: Route, group: WorkerGroup, last: DynamoError | None, begun: float
+) -> RequestRouted:
+    """The event of a choice that took since `begun`, just before its worker is called."""
+    return RequestRouted(
+        ctx.root_id,
+        time.monotonic(),
+        ctx.id,
+        hop.attempt_id(ctx, hop.calls),
+        group.pool.model,
+        group.pool.role,
+        group.router.NAME,
+        route.instance.instance_id,
+        route.dp_rank,
+        route.overlap,
+        "" if last is None else last.kind,
+        time.perf_counter() - begun,
+        route.candidates,
+    )
 
 
 def _for_rank(payload: Any, route: Route, card: ModelCard) -> Any:

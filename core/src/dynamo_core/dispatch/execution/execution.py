@@ -228,6 +228,10 @@ class Hop:
         number, self.calls = self.calls, self.calls + 1
         return number
 
+    def attempt_id(self, ctx: EngineContext, number: int) -> str:
+        """The id of an attempt of this hop, before which there were `number` calls."""
+        return f"{ctx.id}-{self.label}{number}"
+
     def refused(self, instance_id: int, error: DynamoError) -> None:
         """The worker has not accepted. One that is full does not count as asked: another one may have room."""
         self.stream.release_attempt(error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,8 @@ from dynamo_core.contracts.admission import Admission, Permit
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.principal import Principal
-from dynamo_core.contracts.router import RoutingRequest
+from dynamo_core.contracts.request_events import RequestAdmitted, RequestRefused
+from dynamo_core.contracts.router import PoolView, RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.dispatch.execution.connect import Connector
 from dynamo_core.dispatch.execution.execution import Deadlines, RequestExecution, RequestTimeouts
@@ -22,9 +24,12 @@ from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseS
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_core.errors import DynamoError, ServiceOverloaded
+from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
 from dynamo_core.resources import AsyncResource
+from dynamo_core.telemetry import logs
 from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.telemetry.request_events import RequestEventHub
 from dynamo_core.telemetry.stages import Stages
 
 __all__ = ["Deadlines", "Pipeline"]
@@ -44,6 +49,7 @@ class Pipeline(AsyncResource):
         prefix: str = "dynamo_frontend",
         retry_after: Callable[[str], float] = lambda model: 1.0,
         forward_identity: bool = False,
+        events: RequestEventHub | None = None,
     ) -> None:
         """With `forward_identity` workers are told who asks."""
         self._forward_identity = forward_identity
@@ -51,18 +57,26 @@ class Pipeline(AsyncResource):
         self._retry_after = retry_after
         self._timeouts = RequestTimeouts(deadlines)
         self._flush = FlushQueue()
+        self._events = events = events or RequestEventHub()
         stages = Stages(metrics, prefix)
-        self._connector = Connector(transport=transport, tracker=tracker, deadlines=deadlines, stages=stages)
+        self._connector = Connector(
+            transport=transport, tracker=tracker, deadlines=deadlines, stages=stages, events=events
+        )
         self._prefill = PrefillStep(self._connector, self._flush, deadlines)
-        self._migrator = Migrator(self._place, deadlines, metrics, prefix)
+        self._migrator = Migrator(self._place, deadlines, metrics, prefix, events)
         self._execution = partial(RequestExecution, flush=self._flush, timeouts=self._timeouts, policy=self._migrator)
         #: What every worker is doing, as far as this process has it do it.
         self.tracker = tracker
 
-    @property
-    def admission(self) -> Admission:
-        """The policy that lets requests in."""
-        return self._admission
+    def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
+        """A quick check of admission before any work is done for a request; raises as `Admission.precheck`."""
+        try:
+            self._admission.precheck(model, principal, pools)
+        except DynamoError as error:
+            current = logs.context.get()
+            if self._events.active and current is not None:
+                self._tell_refused(current.request_id, model, "precheck", error)
+            raise
 
     async def generate(
         self,
@@ -88,7 +102,7 @@ class Pipeline(AsyncResource):
         plan = planner.plan()
         patient = permit is not None
         if permit is None:
-            permit = await self._admission.admit(request, principal, [group.pool for group in plan])
+            permit = await self._admit(request, ctx.root_id, ctx.id, principal, plan)
         if self._timeouts.stall is not None:
             # What is held back at the worker cannot be told from silence.
             ctx.coalesce = 1
@@ -98,7 +112,9 @@ class Pipeline(AsyncResource):
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, planner: RoutePlanner) -> Permit:
         """Lets in a request that is made of several calls; see `generate`."""
-        return await self._admission.admit(request, principal, [group.pool for group in planner.plan()])
+        current = logs.context.get()
+        request_id = "" if current is None else current.request_id
+        return await self._admit(request, request_id, request_id, principal, planner.plan())
 
     async def call(
         self,
@@ -111,7 +127,7 @@ class Pipeline(AsyncResource):
     ) -> ResponseStream:
         """As `generate`, for another endpoint: routes by `request`, and sends `payload` to one worker."""
         plan = planner.plan()
-        permit = await self._admission.admit(request, principal, [group.pool for group in plan])
+        permit = await self._admit(request, ctx.root_id, ctx.id, principal, plan)
         execution = self._execution(
             request, ctx, planner, plan, permit, principal=principal, endpoint=endpoint, payload=payload
         )
@@ -121,6 +137,38 @@ class Pipeline(AsyncResource):
         """Ends what is still being moved, or cleaned up after requests that were given up."""
         await self._migrator.aclose()
         await self._prefill.aclose()
+
+    def _admit(
+        self, request: PreprocessedRequest, request_id: str, call_id: str, principal: Principal, plan: RoutePlan
+    ) -> Awaitable[Permit]:
+        """What admission says to a request."""
+        admitting = self._admission.admit(request, principal, [group.pool for group in plan])
+        if not self._events.active:
+            return admitting
+        return self._watch(admitting, request_id, call_id, plan[0].pool.model, len(request.token_ids))
+
+    async def _watch(
+        self, admitting: Awaitable[Permit], request_id: str, call_id: str, model: str, tokens: int
+    ) -> Permit:
+        """Awaits what admission says, and tells it."""
+        begun = time.monotonic()
+        try:
+            permit = await admitting
+        except DynamoError as error:
+            self._tell_refused(request_id, model, "admit", error, begun)
+            raise
+        now = time.monotonic()
+        self._events.publish(RequestAdmitted(request_id, now, call_id, model, tokens, now - begun))
+        return permit
+
+    def _tell_refused(
+        self, request_id: str, model: str, stage: str, error: DynamoError, begun: float | None = None
+    ) -> None:
+        now = time.monotonic()
+        retry_after = getattr(error, "retry_after", None)
+        waited = 0.0 if begun is None else now - begun
+        reason = shown(error.message)
+        self._events.publish(RequestRefused(request_id, now, model, stage, error.kind, reason, retry_after, waited))
 
     async def _open(self, execution: RequestExecution) -> ResponseStream:
         """Places the request for the first time."""

@@ -154,7 +154,7 @@ class PrefillStep:
         ctx, request = prefill.execution.ctx, prefill.continued()
         stream = ResponseStream(GENERATE.merge, self._flush)
         routing = prefill.decode_routing(request)
-        apart = EngineContext(ctx.id, metadata=ctx.metadata)
+        apart = EngineContext(ctx.id, metadata=ctx.metadata, root_id=ctx.root_id)
         try:
             async with asyncio.timeout(self._deadlines.decode_wait):
                 await self._connector.connect(Hop(stream, "r"), GENERATE, request, routing, apart, group)

@@ -107,7 +107,7 @@ class Model:
         pools = (
             [whole.pool] if whole is not None and self._decode is None else [group.pool for group in self._own_plan()]
         )
-        self._pipeline.admission.precheck(self.name, principal, pools)
+        self._pipeline.precheck(self.name, principal, pools)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
         """Lets in a request that is made of several calls; see `ServedModel.admit`."""

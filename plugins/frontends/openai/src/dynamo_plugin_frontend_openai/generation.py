@@ -251,7 +251,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
         permit = SharedPermit(await model.admit(asked[0], principal), len(asked))
 
         async def start(index: int) -> None:
-            child = EngineContext(f"{ctx.id}-c{index}", metadata=ctx.metadata)
+            child = EngineContext(f"{ctx.id}-c{index}", metadata=ctx.metadata, root_id=ctx.id)
             child.coalesce = ctx.coalesce
             ctx.link_child(child)
             started[index] = await model.generate(asked[index], child, principal, permit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from collections.abc import Sequence
@@ -103,6 +104,14 @@ def choose(costs: Sequence[float], temperature: float, draw: random.Random) -> i
         return costs.index(least)
     cheapest = [index for index, cost in enumerate(costs) if cost == least]
     return cheapest[int(draw.random() * count)]
+
+
+def best(costs: Sequence[float], count: int, chosen: int) -> list[int]:
+    """The `count` cheapest in the order of their costs, with the chosen one in place of the last unless it is there."""
+    found = heapq.nsmallest(count, range(len(costs)), key=costs.__getitem__)
+    if chosen not in found:
+        found[-1] = chosen
+    return found
 
 
 def _or(value: float | None, default: float) -> float:

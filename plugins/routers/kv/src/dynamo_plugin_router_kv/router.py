@@ -33,7 +33,7 @@ from dynamo_core.kv import Load, unshared_blocks
 from dynamo_core.protocol import Unreadable, UnreadableWarner, read
 
 from dynamo_plugin_router_kv.candidates import Candidates, CandidateSelector
-from dynamo_plugin_router_kv.choice import Weights, choose, costs
+from dynamo_plugin_router_kv.choice import Weights, best, choose, costs
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.follower import EventFollower
 from dynamo_plugin_router_kv.index import KvIndex
@@ -74,6 +74,12 @@ class _Scores:
     loads: Sequence[Load]
     costs: Sequence[float]
     times: Sequence[float]
+
+    def rated(self, number: int) -> ScoredRank:
+        """One candidate as others see it."""
+        return ScoredRank(
+            *self.candidates.ranks[number], self.overlaps[number], *self.loads[number], self.costs[number]
+        )
 
 
 class KvRouter(Router):
@@ -151,7 +157,10 @@ class KvRouter(Router):
             blocks = ()
         elif not scores.weights.assume_kv_reuse:
             blocks = unshared_blocks(len(scores.chain))
-        return Route(instance, rank[1], overlap, blocks, scores.weights.track_prefill_tokens)
+        candidates = None
+        if request.wants_candidates:
+            candidates = [scores.rated(index) for index in best(scores.costs, request.wants_candidates, number)]
+        return Route(instance, rank[1], overlap, blocks, scores.weights.track_prefill_tokens, candidates=candidates)
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> list[ScoredRank]:
         """How every rank that may be chosen looks to a request now. Nothing is chosen, and nothing counted.
@@ -160,8 +169,7 @@ class KvRouter(Router):
             DynamoError: as `route`.
         """
         scores = self._score(request, pool)
-        rows = zip(scores.candidates.ranks, scores.overlaps, scores.loads, scores.costs, strict=True)
-        return [ScoredRank(*rank, overlap, *load, cost) for rank, overlap, load, cost in rows]
+        return [scores.rated(number) for number in range(len(scores.costs))]
 
     def _score(self, request: RoutingRequest, pool: PoolView) -> _Scores:
         begun = perf_counter()

@@ -1,0 +1,173 @@
+"""The extension: what runs beside the requests, such as a dashboard or a ledger. It never decides about a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
+
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.discovery import Discovery
+from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.frontend import HttpRoute, ModelDirectory
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.peers import FrontendPeers
+from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.request_events import RequestEvents
+from dynamo_core.contracts.router import EndpointCaller, LoadView, PoolView
+from dynamo_core.contracts.thresholds import ThresholdControl
+from dynamo_core.errors import NotSupported
+from dynamo_core.resources import AsyncResource
+from dynamo_core.tasks import TaskSet
+
+#: The roles of a process that an extension can run in.
+FRONTEND_ROLE: Final = "frontend"
+WORKER_ROLE: Final = "worker"
+
+
+class SettingsReport(Protocol):
+    """The settings in force."""
+
+    def rows(self) -> Sequence[tuple[str, Any, str]]:
+        """Every value as (key, value, origin). Secrets are ``***``."""
+
+
+class ObservedPool(PoolView, Protocol):
+    """The workers of one model in one role, and how each stands."""
+
+    def state(self, instance_id: int) -> str:
+        """Why a worker is not routed to now, such as ``busy``, ``down`` or ``full``; else ``free``."""
+
+
+class ObservedLoads(LoadView, Protocol):
+    """The load per worker and rank."""
+
+    def used_blocks(self, instance_id: int, dp_rank: int, block_size: int | None) -> int:
+        """KV blocks in use on a rank: what its worker reported last, and what was placed since."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccess:
+    """How operators reach this process. `listener` is whether admin routes have a listener of their own.
+
+    `token` is whether they have to show a token. `opens` says whether a text is that token; a route that is not
+    `guarded` goes by it.
+    """
+
+    listener: bool
+    token: bool
+    opens: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendView:
+    """What an extension sees of a frontend; see the properties of `ExtensionServices`."""
+
+    models: ModelDirectory
+    pools: Callable[[], Sequence[ObservedPool]]
+    loads: ObservedLoads
+    requests: RequestEvents
+    peers: FrontendPeers
+    thresholds: ThresholdControl
+    admin: AdminAccess
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionServices:
+    """The services that an extension is constructed with. Those of frontends raise `NotSupported` beside workers."""
+
+    #: ``frontend`` in a process that answers clients, else ``worker``.
+    role: str
+    #: What the config calls this extension.
+    name: str
+    #: Where frontends and workers meet.
+    namespace: str
+    metrics: MetricsScope
+    #: How the names of the frontend's metrics begin.
+    metrics_prefix: str
+    settings: SettingsReport
+    discovery: Discovery
+    events: EventPlane
+    #: Calls an endpoint of a worker.
+    call: EndpointCaller
+    #: Names what is wrong with the extension in the log and at ``/health``; empty: nothing any more.
+    report_failure: Callable[[str], None]
+    #: None in a process that only runs workers.
+    frontend: FrontendView | None = None
+
+    @property
+    def models(self) -> ModelDirectory:
+        """The models that are served now."""
+        return self._frontend().models
+
+    def pools(self) -> Sequence[ObservedPool]:
+        """The workers that are there now, by model and role."""
+        return self._frontend().pools()
+
+    @property
+    def loads(self) -> ObservedLoads:
+        """The load of the workers, as this frontend accounts for it."""
+        return self._frontend().loads
+
+    @property
+    def requests(self) -> RequestEvents:
+        """What happens to the requests of this frontend."""
+        return self._frontend().requests
+
+    @property
+    def peers(self) -> FrontendPeers:
+        """All frontends of the deployment."""
+        return self._frontend().peers
+
+    @property
+    def thresholds(self) -> ThresholdControl:
+        """The thresholds of busy workers."""
+        return self._frontend().thresholds
+
+    @property
+    def admin(self) -> AdminAccess:
+        """How operators reach this frontend."""
+        return self._frontend().admin
+
+    def _frontend(self) -> FrontendView:
+        if self.frontend is None:
+            raise NotSupported(f"extension {self.name!r} runs beside a worker, where no frontend is")
+        return self.frontend
+
+
+class Extension(Plugin, AsyncResource):
+    """An object per process. What it does wrong costs a request nothing: core logs it and names it at ``/health``."""
+
+    #: The roles that it can run in.
+    ROLES: ClassVar[Sequence[str]] = (FRONTEND_ROLE,)
+
+    def __init__(self, config: PluginConfig, services: ExtensionServices) -> None:
+        self.config = config
+        self.services = services
+        self._tasks = TaskSet()
+
+    def routes(self) -> Iterable[HttpRoute]:
+        """The routes of this extension, in a process with a frontend. Called once, before the listeners open.
+
+        Each is on the public or on the admin listener, with its keys and limits. A path that is taken is an error.
+        """
+        return ()
+
+    async def start(self) -> None:
+        """Starts background work. Called once, before the routes can be reached, with a deadline of some seconds."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Runs background work until `aclose`. If it raises, that is reported as the failure of the extension."""
+        task = self._tasks.spawn(coroutine, name=f"{self.services.name}: {name}")
+        task.add_done_callback(self._ended)
+        return task
+
+    async def aclose(self) -> None:
+        """Stops background work. Safe twice, and without `start`."""
+        await self._tasks.aclose()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.services.report_failure(f"{type(error).__name__}: {error}")

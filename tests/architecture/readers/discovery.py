@@ -6,14 +6,16 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from dynamo_core import PREFILL_TOKENS, Thresholds, WatchEvent, WatchKind
+from dynamo_core import PREFILL_TOKENS, PluginConfig, Thresholds, WatchEvent, WatchKind
 from dynamo_core.dispatch.models.models import Models
+from dynamo_core.dispatch.peer_calls import PeerCalls
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol import EventSource, Instance, ModelCard
-from dynamo_core.protocol.records import CARDS, INSTANCES, RuntimeConfig
+from dynamo_core.protocol import EventSource, FrontendRecord, Instance, ModelCard
+from dynamo_core.protocol.records import CARDS, FRONTENDS, INSTANCES, RuntimeConfig
 from dynamo_core.telemetry import Metrics
 from dynamo_leases import Fanout
+from dynamo_plugin_transport_inproc.transport import InprocTransport
 
 from tests.architecture.bad_bytes import json_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json
@@ -56,6 +58,17 @@ async def cards() -> AsyncGenerator[Feed, None]:
 async def instances() -> AsyncGenerator[Feed, None]:
     async for feed in _put(INSTANCES, lambda worker: worker.instance == INSTANCE):
         yield feed
+
+
+FRONTEND = FrontendRecord(frontend_id=7, address={"tcp": "127.0.0.1:1/" + "0" * 32}, pid=1, host="h", version="1")
+
+
+@reader("dynamo_core.protocol.cards:_frontends msgspec.json.Decoder", good=[to_json(FRONTEND)])
+async def frontends() -> AsyncGenerator[Feed, None]:
+    calls = PeerCalls(cast(Any, None), InprocTransport(PluginConfig(), Metrics()), namespace="dynamo")
+    key = FRONTENDS + FRONTEND.path
+    yield lambda data: calls._apply(WatchEvent(WatchKind.PUT, key, data), set())
+    assert FRONTEND in calls.frontends()
 
 
 @reader("dynamo_core.dispatch.pools.thresholds:_decoder msgspec.json.Decoder", good=[b"7"])

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
-from dynamo_core import ActiveLoad, KvBlock, KvEvent, KvStored, RouterEvent
+from dynamo_core import ActiveLoad, KvBlock, KvEvent, KvStored, PluginConfig, RouterEvent
 from dynamo_core.dispatch.load.monitor import WorkerMonitor
 from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages
 from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.protocol import Unreadable
+from dynamo_core.dispatch.peer_calls import PeerCalls
+from dynamo_core.errors import InvalidArgument
+from dynamo_core.protocol import FrontendRecord, Unreadable
 from dynamo_core.protocol.events import PlacedLoad, PlacedLoads
+from dynamo_core.protocol.records import PeerRequest
 from dynamo_core.telemetry import Metrics
+from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_testing.router.harness import Fleet
 from dynamo_wire import encode as pack
 
@@ -47,6 +52,30 @@ async def placed_loads() -> AsyncGenerator[Feed, None]:
     messages = PeerLoadMessages(tracker)
     yield lambda data: messages.apply(data, 0.0)
     assert tracker.peers.blocks(1, 0) >= 4
+
+
+@reader(
+    "dynamo_core.dispatch.peer_calls:_decoder msgspec.msgpack.Decoder",
+    bodies=msgpack_bodies,
+    good=[pack({"a": [1, None, b"x"]})],
+    raises=[InvalidArgument],
+)
+async def calls_of_frontends() -> AsyncGenerator[Feed, None]:
+    """What one frontend sends another one, both as the payload and as the reply."""
+    calls = PeerCalls(cast(Any, None), InprocTransport(PluginConfig(), Metrics()), namespace="dynamo")
+    heard: list[Any] = []
+
+    async def handle(payload: Any) -> None:
+        heard.append(payload)
+
+    async def feed(data: bytes) -> None:
+        calls._fetch = AsyncMock(return_value=data)  # type: ignore[method-assign]
+        await calls._ask(FrontendRecord(frontend_id=1), PeerRequest("n", b""), 1.0)
+        await calls._reply(PeerRequest("n", data))
+
+    calls.serve("n", handle)
+    yield feed
+    assert heard[-1] == {"a": [1, None, b"x"]}
 
 
 STORED = pack([RouterEvent(1, KvEvent(0, KvStored([KvBlock(1, 2)], None)), 1)])

@@ -12,6 +12,7 @@ from dynamo_core.protocol.records import EMBEDDINGS as EMBEDDINGS
 from dynamo_core.protocol.records import EVENT_SOURCES as EVENT_SOURCES
 from dynamo_core.protocol.records import PROTO as PROTO
 from dynamo_core.protocol.records import EventSource as EventSource
+from dynamo_core.protocol.records import FrontendRecord as FrontendRecord
 from dynamo_core.protocol.records import Instance as Instance
 from dynamo_core.protocol.records import ModelCard as ModelCard
 from dynamo_core.protocol.records import RequestRecord as RequestRecord

@@ -20,9 +20,13 @@ class Source:
         self.shutting_down = False
         self.seen: list[Instance] = []
         self.ready = (False, "model m has 0 of 1 workers")
+        self.broken: dict[str, str] = {}
 
     def instances(self) -> list[Instance]:
         return self.seen
+
+    def failures(self) -> dict[str, str]:
+        return self.broken
 
     def readiness(self) -> tuple[bool, str]:
         return self.ready
@@ -91,6 +95,7 @@ async def test_health_lists_endpoints_once_and_process_ids_of_this_host_only(fro
 async def test_hosts_processes_and_instances_are_told_only_to_trusted_requests() -> None:
     source = Source()
     source.seen = [Instance(instance_id=123456, worker="a", pid=11, host="somewhere")]
+    source.broken = {"ledger": "did not start: no disk"}
     keys = ApiKeys.load(AuthSettings.model_validate({"keys": [{"id": "a", "hash": hash_of("a key that is long")}]}), {})
     assert keys is not None
     routes = health_routes(source, host="here", process=lambda: {"pid": 7}, trusted=keys.knows)
@@ -117,6 +122,16 @@ async def test_hosts_processes_and_instances_are_told_only_to_trusted_requests()
         assert status == 200
         assert json.loads(body)["instances"][0]["host"] == "somewhere"
         assert json.loads(body)["process"] == {"pid": 7}
+        assert json.loads(body)["extensions"] == {"ledger": "did not start: no disk"}
+
+
+async def test_a_failed_extension_is_named_and_the_process_is_healthy(front: Front) -> None:
+    assert "extensions" not in (await front.get("/health"))[1]
+
+    front.source.broken = {"ledger": "no disk"}
+    status, body = await front.get("/health")
+
+    assert (status, body["status"], body["extensions"]) == (200, "healthy", {"ledger": "no disk"})
 
 
 async def test_a_process_that_ends_says_so_everywhere(front: Front) -> None:
@@ -156,6 +171,10 @@ class Worker:
     def __init__(self) -> None:
         self.starting = True
         self.state = (False, "worker w is starting")
+        self.broken: dict[str, str] = {}
+
+    def failures(self) -> dict[str, str]:
+        return self.broken
 
     def endpoints(self) -> dict[str, bool]:
         return {"dynamo.backend.generate": self.state[0]}
@@ -193,8 +212,11 @@ async def test_a_worker_is_alive_while_it_starts_and_ready_when_it_serves() -> N
                     statuses.append(answer.status)
                     body = await answer.json()
             found.append((statuses, body["status"], body["message"]))
+        worker.broken = {"watch": "no device"}
         async with client.get(f"{listener.url}/health") as answer:
-            states = (await answer.json())["states"]
+            body = await answer.json()
+            states = body["states"]
+            assert body["extensions"] == worker.broken
     await listener.aclose()
 
     assert found == [

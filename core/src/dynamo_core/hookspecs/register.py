@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.admission import Admission
     from dynamo_core.contracts.discovery import Discovery
     from dynamo_core.contracts.engine import LLMEngine
+    from dynamo_core.contracts.extension import Extension
     from dynamo_core.contracts.frontend import Frontend
     from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
     from dynamo_core.contracts.router import Router
@@ -49,6 +50,12 @@ def dynamo_register_admission() -> list[type[Admission]]:  # type: ignore[empty-
 @hookspec
 def dynamo_register_frontends() -> list[type[Frontend]]:  # type: ignore[empty-body]
     """Frontends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
+    stops the start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_extensions() -> list[type[Extension]]:  # type: ignore[empty-body]
+    """Extensions of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
     stops the start with the plugin's name."""
 
 

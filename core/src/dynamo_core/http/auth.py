@@ -152,6 +152,10 @@ class AdminToken(_Guard):
         super().__init__(failed)
         self._digest = _stored(where, secret)
 
+    def opens(self, presented: str) -> bool:
+        """Whether a text is the token."""
+        return self._identify(presented) is not None
+
     def _identify(self, presented: str) -> Principal | None:
         return _OPERATOR if hmac.compare_digest(self._digest, _digest(presented)) else None
 

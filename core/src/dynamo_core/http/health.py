@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +28,9 @@ class HealthSource(Protocol):
     def instances(self) -> Iterable[Instance]:
         """The workers that discovery shows now."""
 
+    def failures(self) -> Mapping[str, str]:
+        """What is wrong with extensions, by name; empty if all is well."""
+
     def readiness(self) -> tuple[bool, str]:
         """Whether requests can be served now, and if not, why."""
 
@@ -42,8 +45,8 @@ def health_routes(
 ) -> list[HttpRoute]:
     """``GET /health``, ``/live`` and ``/ready``. `host` is this host's name, as workers publish it.
 
-    `process` tells which process answered, where several share a port. Hosts, processes and instances are told only to
-    requests that are `trusted`.
+    `process` tells which process answered, where several share a port. Hosts, processes, instances and failures of
+    extensions are told only to requests that are `trusted`.
     """
     here = host if host is not None else socket.gethostname()
 
@@ -58,6 +61,8 @@ def health_routes(
             body["instances"] = [_entry(instance, here) for instance in instances]
             if process is not None:
                 body["process"] = process()
+            if failures := source.failures():
+                body["extensions"] = dict(failures)
         return _answer(body, not stopping)
 
     async def live(_: web.Request) -> web.Response:
@@ -102,6 +107,9 @@ class WorkerHealthSource(Protocol):
     def states(self) -> dict[str, str]:
         """By endpoint, what operators have set: ``serving``, ``cordoned`` or ``draining``."""
 
+    def failures(self) -> Mapping[str, str]:
+        """What is wrong with extensions, by name; empty if all is well."""
+
     def readiness(self) -> tuple[bool, str]:
         """Whether all serve, and if not, why."""
 
@@ -119,6 +127,8 @@ def system_routes(source: WorkerHealthSource) -> list[HttpRoute]:
             "endpoints": {name: "ready" if up else "notready" for name, up in source.endpoints().items()},
             "states": source.states(),
         }
+        if failures := source.failures():
+            body["extensions"] = dict(failures)
         return body if is_ready else body | {"message": reason}, is_ready
 
     async def health(_: web.Request) -> web.Response:

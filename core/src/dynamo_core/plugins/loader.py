@@ -45,6 +45,7 @@ CONTRACTS = {
     "router": Contract("dynamo_register_routers", "router", "Router"),
     "admission": Contract("dynamo_register_admission", "admission", "Admission"),
     "frontend": Contract("dynamo_register_frontends", "frontend", "Frontend"),
+    "extension": Contract("dynamo_register_extensions", "extension", "Extension"),
     TOOL_PARSER: Contract("dynamo_register_tool_parsers", "parsers", "ToolCallParser"),
     REASONING_PARSER: Contract("dynamo_register_reasoning_parsers", "parsers", "ReasoningParser"),
 }

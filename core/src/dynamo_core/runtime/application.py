@@ -81,6 +81,7 @@ class Application(AsyncResource):
                 await self.frontend_process.open()
             await self.worker_process.open(self._asked)
             await self._plane.start(self._connected)
+            await self.worker_process.start_extensions(self._running)
             if self.frontend_process is not None:
                 await self.frontend_process.start(self._running, self._asked)
         except BaseException:

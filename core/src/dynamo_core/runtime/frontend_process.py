@@ -15,6 +15,7 @@ from aiohttp.web import Request
 
 from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission, AdmissionServices
+from dynamo_core.contracts.extension import AdminAccess, FrontendView
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
 from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.contracts.thresholds import THRESHOLDS, Thresholds
@@ -28,6 +29,7 @@ from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.cache import ModelCache
 from dynamo_core.dispatch.models.gauges import FrontGauges
 from dynamo_core.dispatch.models.models import Models
+from dynamo_core.dispatch.peer_calls import ExtensionPeers, PeerCalls
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import OVERLOAD
@@ -38,6 +40,7 @@ from dynamo_core.http.health import health_routes, metrics_route
 from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.resources import ClosingStack
+from dynamo_core.runtime.extensions import Extensions, Provided
 from dynamo_core.runtime.health import Health
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.resolve import load_parsers
@@ -46,6 +49,7 @@ from dynamo_core.runtime.worker_routes import WorkerRoutes
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_core.telemetry.loop_lag import LoopLag
+from dynamo_core.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +69,7 @@ class FrontendProcess:
         if resolved.frontend is None or resolved.router is None:
             raise ValueError("the plane was made for a role without a frontend")
         self._picked, self._picked_router = resolved.frontend, resolved.router
+        self._request_events = RequestEventHub()
         self.tracker = LoadTracker()
         self._retry_after = RetryAfterEstimator()
         self._thresholds = self._make_thresholds()
@@ -85,7 +90,12 @@ class FrontendProcess:
         )
         self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)
         self._frontend = self._make_frontend()
-        self._health = Health(self._settings, self.models, lambda: plane.waits_for)
+        self._peers = PeerCalls(
+            plane.discovery, plane.transport, namespace=self._settings.namespace, replica=role.replica
+        )
+        self._guards = self._make_guards()
+        self._extensions = self._make_extensions()
+        self._health = Health(self._settings, self.models, lambda: plane.waits_for, lambda: self._extensions.failures)
         self._load_sync = self._make_load_sync()
         self._listeners = self._make_listeners()
         self._joined = asyncio.Event()
@@ -133,6 +143,9 @@ class FrontendProcess:
         stack.enter(self.models).start()
         if self._load_sync is not None:
             stack.enter(self._load_sync).start()
+        if self._plane.resolved.extensions:
+            api.enter(self._peers).start()
+        await api.enter(self._extensions).start()
         await api.enter(self._frontend).start()
         for listener in self._listeners:
             listener.started()
@@ -238,6 +251,7 @@ class FrontendProcess:
             prefix=self._settings.http.metrics_prefix,
             retry_after=self._retry_after.retry_after,
             forward_identity=self._settings.http.forward_identity,
+            events=self._request_events,
         )
 
     def _make_router(self, pool: Pool) -> Router:
@@ -283,7 +297,9 @@ class FrontendProcess:
 
         services = FrontendServices(
             models=self.models,
-            requests=RequestTracker(plane.metrics, finished, prefix=settings.http.metrics_prefix),
+            requests=RequestTracker(
+                plane.metrics, finished, prefix=settings.http.metrics_prefix, events=self._request_events
+            ),
             metrics=plane.metrics,
             write_stall=settings.client.write_stall,
             keep_alive=settings.client.keep_alive,
@@ -295,23 +311,59 @@ class FrontendProcess:
         )
         return picked.cls(picked.config, services)
 
+    def _make_extensions(self) -> Extensions:
+        plane, prefix = self._plane, self._settings.http.metrics_prefix
+        _, token = self._guards
+        dropped = plane.metrics.counter(
+            f"{prefix}_extension_events_dropped_total",
+            "Request events that an extension has lost because it did not read them in time.",
+            ("extension",),
+        )
+
+        def provide(name: str) -> Provided:
+            requests = ExtensionRequestEvents(self._request_events, dropped.labels(name))
+            peers = ExtensionPeers(self._peers, name)
+            view = FrontendView(
+                models=self.models,
+                pools=self.models.pools,
+                loads=self.tracker,
+                requests=requests,
+                peers=peers,
+                thresholds=self._thresholds,
+                admin=AdminAccess(
+                    listener=self._settings.admin.port is not None,
+                    token=token is not None,
+                    opens=token.opens if token is not None else lambda text: False,
+                ),
+            )
+
+            def withdraw() -> None:
+                requests.close()
+                peers.close()
+
+            return Provided(view, withdraw)
+
+        return Extensions(plane, plane.resolved.extensions, provide)
+
     def _make_listeners(self) -> list[Listener]:
         routes = [
             *self._frontend.routes(),
             *WorkerRoutes(self.models, self._caller).routes(),
             metrics_route(self._plane.metrics.render, listener=ListenerName.ADMIN),
         ]
-        keys, token = self._make_guards()
+        keys, token = self._guards
+        known = [guard for guard in (keys, token) if guard is not None] if keys is not None else []
+        health = self._health_routes(known)
+        routes += self._extensions.routes([(route.method, route.path) for route in (*routes, *health)])
         public = [route for route in routes if route.listener is ListenerName.PUBLIC]
         admin = [route for route in routes if route.listener is ListenerName.ADMIN]
         named = client_headers(self._settings.http)
         if named is not None:
             public = [with_client_headers(route, named) for route in public]
         if keys is not None:
-            public = [keys.protect(route) for route in public]
+            public = [keys.protect(route) if route.guarded else route for route in public]
         if token is not None:
-            admin = [token.protect(route) for route in admin]
-        known = [guard for guard in (keys, token) if guard is not None] if keys is not None else []
+            admin = [token.protect(route) if route.guarded else route for route in admin]
         frontend, operators = self._settings.frontend, self._settings.admin
         # A client of a shared port cannot choose which process answers, so each process has a port of its own too.
         port = 0 if operators.port is None and self._shared else operators.port

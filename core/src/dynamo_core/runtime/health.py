@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.protocol.records import Instance
@@ -12,9 +12,19 @@ from dynamo_core.settings import Settings
 class Health:
     """See `dynamo_core.http.health.HealthSource`."""
 
-    def __init__(self, settings: Settings, models: Models, waits_for: Callable[[], str] = str) -> None:
-        """`waits_for` is what the process has yet to connect with, empty once it has; see `Plane.waits_for`."""
+    def __init__(
+        self,
+        settings: Settings,
+        models: Models,
+        waits_for: Callable[[], str] = str,
+        failures: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`waits_for` is what the process has yet to connect with, empty once it has; see `Plane.waits_for`.
+
+        `failures` is what is wrong with extensions; see `Extensions.failures`.
+        """
         self._models = models
+        self._failures = failures
         self._waits_for = waits_for
         self._minimum = settings.client.min_initial_workers
         self._required = sorted({worker.model.name for worker in settings.workers.values()})
@@ -23,6 +33,10 @@ class Health:
     def instances(self) -> Sequence[Instance]:
         """The workers that can be routed to."""
         return self._models.instances()
+
+    def failures(self) -> Mapping[str, str]:
+        """What is wrong with extensions, by name."""
+        return self._failures()
 
     def readiness(self) -> tuple[bool, str]:
         """Ready once all is connected, discovery's snapshot is in, and every model of the config has enough workers of

@@ -23,6 +23,7 @@ class Plane:
     """
 
     def __init__(self, loaded: LoadedSettings, role: Role) -> None:
+        self.loaded = loaded
         self.settings = loaded.settings
         self.loader = PluginLoader()
         self.loader.register_builtin(AccessLog(), "access-log")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from dynamo_core.contracts.admission import Admission
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.extension import Extension
 from dynamo_core.contracts.frontend import Frontend
 from dynamo_core.contracts.model_folder import TOKENIZER
 from dynamo_core.contracts.parsers import Parsers, ReasoningParser, ToolCallParser
@@ -62,6 +63,14 @@ class Picked(Generic[PluginT_co]):
     section: str
 
 
+class PickedExtension(NamedTuple):
+    """An extension that runs in this process: what the config calls it, in which role, and its plugin."""
+
+    name: str
+    role: str
+    plugin: Picked[Extension]
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """Every stage, as the settings pick it.
@@ -78,6 +87,7 @@ class Resolved:
     events: Picked[Transport] | None
     discovery: Picked[Discovery]
     workers: dict[str, Picked[LLMEngine]]
+    extensions: Sequence[PickedExtension] = ()
 
 
 def named_plugins(settings: Settings) -> Iterator[Named]:

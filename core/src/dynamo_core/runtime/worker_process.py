@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dynamo_core.contracts.boundary import make_engine
 from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
 from dynamo_core.http.health import metrics_route, system_routes
 from dynamo_core.http.listener import Listener
 from dynamo_core.resources import ClosingStack
+from dynamo_core.runtime.extensions import Extensions
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import WorkerSettings
@@ -42,6 +43,8 @@ class WorkerProcess:
             for name in role.workers
             for replica in self._replicas(role, plane.settings.workers[name])
         ]
+        # A process with a frontend has them there.
+        self._extensions = Extensions(plane, () if role.frontend else plane.resolved.extensions)
         self._system = None if role.whole else self._make_system(role)
 
     async def open(self, stack: ClosingStack) -> None:
@@ -53,6 +56,14 @@ class WorkerProcess:
         if self._system is not None:
             await stack.enter(self._system).start()
             log.info("health and metrics of this process are at %s", self._system.url)
+
+    async def start_extensions(self, stack: ClosingStack) -> None:
+        """Starts what runs beside the workers; `stack` closes it."""
+        await stack.enter(self._extensions).start()
+
+    def failures(self) -> Mapping[str, str]:
+        """See `dynamo_core.http.health.WorkerHealthSource`."""
+        return self._extensions.failures
 
     async def start(self) -> None:
         """Starts the workers one after the other; none after `interrupt`.

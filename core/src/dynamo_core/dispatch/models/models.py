@@ -174,6 +174,10 @@ class Models(AsyncResource):
         pairs = [(worker.card, worker.instance) for worker in self._workers.values()]
         return [(card, instance) for card, instance in pairs if card is not None and instance is not None]
 
+    def pools(self) -> Sequence[Pool]:
+        """The workers that can be routed to, by model and role."""
+        return [group.pool for model in self.list() for group in tuple(model.groups.values())]
+
     @property
     def synced(self) -> bool:
         """Whether discovery's first snapshot is in."""

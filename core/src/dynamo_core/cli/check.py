@@ -74,6 +74,8 @@ def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Ite
     for name, engine in resolved.workers.items():
         worker = settings.workers[name]
         yield _stage(f"workers.{name}", engine) | {"model": worker.model.name, "replicas": worker.replicas}
+    for extension in resolved.extensions:
+        yield _stage(extension.plugin.section, extension.plugin)
     for name in settings.hooks:
         offer = loader.find("hook", name)
         yield {"stage": "hooks", "plugin": name, "distribution": offer.distribution, "version": offer.version}
@@ -97,7 +99,8 @@ def _remarks(resolved: Resolved) -> Iterator[dict[str, Any]]:
         resolved.events,
         resolved.discovery,
     )
-    for picked in (*single, *resolved.workers.values()):
+    extensions = (extension.plugin for extension in resolved.extensions)
+    for picked in (*single, *extensions, *resolved.workers.values()):
         if picked is not None:
             yield from ({"section": picked.section, "remark": remark} for remark in picked.config.remarks())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Protocol
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery
@@ -13,17 +13,13 @@ from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.frontend import HttpRoute, ModelDirectory
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.peers import FrontendPeers
-from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.plugin import FRONTEND_ROLE, Plugin
 from dynamo_core.contracts.request_events import RequestEvents
 from dynamo_core.contracts.router import EndpointCaller, LoadView, PoolView
 from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.errors import NotSupported
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
-
-#: The roles of a process that an extension can run in.
-FRONTEND_ROLE: Final = "frontend"
-WORKER_ROLE: Final = "worker"
 
 
 class SettingsReport(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
@@ -24,6 +24,11 @@ KINDS = (
     "reasoning_parser",
     "hook",
 )
+
+
+#: The roles of a process in which an extension can run.
+FRONTEND_ROLE: Final = "frontend"
+WORKER_ROLE: Final = "worker"
 
 
 class Plugin:

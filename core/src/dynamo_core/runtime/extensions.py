@@ -11,14 +11,9 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
-from dynamo_core.contracts.extension import (
-    FRONTEND_ROLE,
-    WORKER_ROLE,
-    Extension,
-    ExtensionServices,
-    FrontendView,
-)
+from dynamo_core.contracts.extension import Extension, ExtensionServices, FrontendView
 from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.errors import ConfigError, Unavailable
 from dynamo_core.resources import AsyncResource

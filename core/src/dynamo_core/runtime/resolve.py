@@ -77,7 +77,7 @@ class Resolved:
 
     `admission` holds the plugins that are asked in turn; none lets every request in. `events` is None if the
     transport's own event plane is used; `frontend` and `router` are None in a process that only runs workers.
-    `workers` holds the engine of each worker by the worker's name.
+    `workers` holds the engine of each worker by the worker's name; `extensions` are those of this process.
     """
 
     frontend: Picked[Frontend] | None
@@ -100,6 +100,8 @@ def named_plugins(settings: Settings) -> Iterator[Named]:
     if settings.events.use is not None:
         yield Named("events", "transport", settings.events.use)
     yield Named("discovery", "discovery", settings.discovery.use)
+    for path, entry in settings.extension_entries.items():
+        yield Named(path, "extension", entry.use)
     for name, worker in settings.workers.items():
         yield Named(f"workers.{name}.engine", "engine", worker.engine.use)
         if worker.model.tool_call_parser is not None:
@@ -128,6 +130,9 @@ def resolve(
     needed = {f"workers.{name}.engine" for name in names} | {"transport", "events", "discovery", "hooks"}
     if frontend:
         needed |= {"frontend", "router", *loaded.settings.admissions}
+    entries = loaded.settings.extension_entries
+    roles = {path: entry.role_in(frontend=frontend, worker=bool(names)) for path, entry in entries.items()}
+    needed |= {path for path, role in roles.items() if role is not None}
     for named in named_plugins(loaded.settings):
         # Answers are parsed where the frontend is.
         if not (frontend if named.kind in PARSER_KINDS else named.section in needed):
@@ -160,7 +165,9 @@ def resolve(
         events=picks.get("events"),
         discovery=picks["discovery"],
         workers={name: picks[f"workers.{name}.engine"] for name in names},
+        extensions=[PickedExtension(entries[path].key, role, picks[path]) for path, role in roles.items() if role],
     )
+    _check_roles(loaded, resolved)
     _check_reach(loaded, resolved)
     _check_workers(loaded, resolved)
     if frontend:
@@ -186,6 +193,16 @@ def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> t
 
 def _place(loaded: LoadedSettings, key: str) -> str:
     return location(loaded.origin(key), key)
+
+
+def _check_roles(loaded: LoadedSettings, resolved: Resolved) -> None:
+    for name, role, picked in resolved.extensions:
+        if role not in picked.cls.ROLES:
+            key = f"{picked.section}.role"
+            raise ConfigError(
+                f"{_place(loaded, key)}: extension {picked.name!r} cannot run in the role {role!r}: set {key} to "
+                f"{' or '.join(repr(one) for one in picked.cls.ROLES)}, or leave {name!r} out"
+            )
 
 
 def _check_reach(loaded: LoadedSettings, resolved: Resolved) -> None:

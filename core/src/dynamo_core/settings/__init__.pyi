@@ -11,6 +11,7 @@ from dynamo_core.settings.model import AdmissionSection as AdmissionSection
 from dynamo_core.settings.model import AuthSettings as AuthSettings
 from dynamo_core.settings.model import ClientSettings as ClientSettings
 from dynamo_core.settings.model import EventsSection as EventsSection
+from dynamo_core.settings.model import ExtensionEntry as ExtensionEntry
 from dynamo_core.settings.model import FrontendSection as FrontendSection
 from dynamo_core.settings.model import HttpSettings as HttpSettings
 from dynamo_core.settings.model import LogSettings as LogSettings

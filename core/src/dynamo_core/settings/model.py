@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from dynamo_core.certificates import ServerTls
 from dynamo_core.contracts.admission import NO_ADMISSION
 from dynamo_core.contracts.engine import DisaggregationMode
+from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
 from dynamo_core.errors import BackendError
 from dynamo_core.protocol.cards import check_model_name
 
@@ -247,6 +248,21 @@ class EventsSection(BaseModel):
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         return [("use", self.use)]
+
+
+class ExtensionEntry(PluginEntry):
+    """Something that runs beside the requests."""
+
+    use: Text = Field(description="The extension plugin.")
+    role: Literal["frontend", "worker", "both"] = Field(
+        default=FRONTEND_ROLE, description="The processes that it runs in: those with a frontend, of workers, or both."
+    )
+
+    def role_in(self, *, frontend: bool, worker: bool) -> str | None:
+        """The role in a process that has these parts; None if it does not run there."""
+        if frontend and self.role != WORKER_ROLE:
+            return FRONTEND_ROLE
+        return WORKER_ROLE if worker and self.role != FRONTEND_ROLE else None
 
 
 class EngineSection(PluginSection):
@@ -556,6 +572,7 @@ class Settings(BaseSettings):
     router: RouterSection = Field(default_factory=RouterSection)
     transport: TransportSection = Field(default_factory=TransportSection)
     events: EventsSection = Field(default_factory=EventsSection)
+    extensions: tuple[ExtensionEntry, ...] = Field(default=(), description="What runs beside the requests.")
     discovery: DiscoverySection = Field(default_factory=DiscoverySection)
     client: ClientSettings = Field(default_factory=ClientSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
@@ -568,6 +585,11 @@ class Settings(BaseSettings):
         if isinstance(self.admission, AdmissionSection):
             return {} if self.admission.use == NO_ADMISSION else {"admission": self.admission}
         return {f"admission.{entry.key}": entry for entry in self.admission if entry.enabled}
+
+    @property
+    def extension_entries(self) -> dict[str, ExtensionEntry]:
+        """The extensions, by the path of their section."""
+        return {f"extensions.{entry.key}": entry for entry in self.extensions if entry.enabled}
 
     @property
     def thresholds(self) -> AdmissionSection:

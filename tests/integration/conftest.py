@@ -34,6 +34,7 @@ from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.runtime.resolve import load_parsers
 from dynamo_core.telemetry import Metrics
+from dynamo_core.telemetry.request_events import RequestEventHub
 from dynamo_core.worker.canary import HealthCheck
 from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
@@ -53,6 +54,8 @@ class House:
     router: Callable[[RouterServices], Router] = lambda services: RoundRobinRouter(PluginConfig(), services)
     #: Makes discovery.
     store: Callable[[Metrics], Discovery] = lambda metrics: MemoryDiscovery(PluginConfig(), metrics)
+    #: The events of its requests.
+    events: RequestEventHub = field(default_factory=RequestEventHub)
     announced: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     ids: Iterator[int] = field(default_factory=count)
 
@@ -67,6 +70,7 @@ class House:
             tracker=self.tracker,
             deadlines=self.deadlines,
             metrics=self.metrics,
+            events=self.events,
         )
         self.caller = Caller(self.transport)
         self.models = Models(

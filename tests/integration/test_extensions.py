@@ -49,7 +49,7 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """Runs a process of a config with these extensions, an entry each."""
     extension_parts.install(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    applications = []
+    applications: list[Application] = []
 
     async def run(*entries: str, more: str = "", role: Role | None = None) -> Application:
         path = tmp_path / f"config-{len(applications)}.yaml"

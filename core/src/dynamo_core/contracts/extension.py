@@ -153,7 +153,7 @@ class Extension(Plugin, AsyncResource):
     async def start(self) -> None:
         """Starts background work. Called once, before the routes can be reached, with a deadline of some seconds."""
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Runs background work until `aclose`. If it raises, that is reported as the failure of the extension."""
         task = self._tasks.spawn(coroutine, name=f"{self.services.name}: {name}")
         task.add_done_callback(self._ended)

@@ -572,7 +572,10 @@ class Settings(BaseSettings):
     router: RouterSection = Field(default_factory=RouterSection)
     transport: TransportSection = Field(default_factory=TransportSection)
     events: EventsSection = Field(default_factory=EventsSection)
-    extensions: tuple[ExtensionEntry, ...] = Field(default=(), description="What runs beside the requests.")
+    extensions: tuple[ExtensionEntry, ...] = Field(
+        default=(),
+        description="Extensions: `use`, `name`, `enabled`, `role` (`frontend`, `worker` or `both`), and keys of the plugin.",
+    )
     discovery: DiscoverySection = Field(default_factory=DiscoverySection)
     client: ClientSettings = Field(default_factory=ClientSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from dynamo_core import Extension, ExtensionServices, FrontendView, PluginConfig, RequestEvent, RequestFinished
 from dynamo_core.contracts import request_events
 from dynamo_core.protocol import RequestRecord
 from dynamo_core.telemetry import Metrics
 from dynamo_core.telemetry.metrics import Counter
 from dynamo_core.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
-from pytest import CaptureFixture
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "extensions.md").read_text()
 
@@ -46,7 +46,7 @@ def test_every_event_has_a_row_with_its_tag_and_its_fields() -> None:
         assert fields <= set(re.findall(r"`(\w+)`", text)), cls.__name__
 
 
-async def test_the_example_runs(capsys: CaptureFixture[str]) -> None:
+async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     [source] = re.findall(r"```python\n# file: ledger\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     # The page is ours.

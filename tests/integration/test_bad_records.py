@@ -62,6 +62,20 @@ async def test_a_bad_card_is_left_out_with_one_warning_and_its_neighbours_serve(
     assert warning.isprintable()
 
 
+@pytest.mark.parametrize("value", [b'{"frontend_id":1}', b"\xff"])
+async def test_records_of_a_kind_that_the_view_of_workers_does_not_know_are_ignored_in_silence(
+    house: Any, tokens_of: Any, caplog: pytest.LogCaptureFixture, value: bytes
+) -> None:
+    lease = await house.discovery.lease()
+    for key in ("v1/frontends/dynamo/1", "v1/invented_later/1"):
+        await lease.put(key, value)
+    await house.run(Plain)
+    await lease.aclose()
+
+    assert await tokens_of(await house.generate([1])) == [7]
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Redis]:
     with Redis(tmp_path) as server:

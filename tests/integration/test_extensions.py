@@ -20,11 +20,14 @@ from dynamo_core import (
     RequestRouted,
 )
 from dynamo_core.errors import ConfigError, NotSupported
+from dynamo_core.protocol import FrontendRecord
+from dynamo_core.protocol.records import FRONTENDS
 from dynamo_core.runtime import extensions as runtime_extensions
 from dynamo_core.runtime.application import Application
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import load_settings
 
+from tests.architecture.readers.registry import to_json
 from tests.integration import extension_parts
 from tests.integration.extension_parts import Asker, BesideWorkers, Lame, Recorder, Site, Stuck
 
@@ -385,6 +388,30 @@ async def test_a_frontend_that_was_stopped_is_forgotten(pair: tuple[Application,
     replies = await extension(first, Asker).ask("x")
 
     assert (list(replies.replies), replies.missing) == ([own_id(first)], {})
+
+
+async def test_records_that_are_no_frontends_are_left_out_and_other_deployments_are_not_called(
+    pair: tuple[Application, Application], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = pair
+    discovery, peers = first._plane.discovery, extension(first, Asker).services.peers
+    stranger = FrontendRecord(frontend_id=5, namespace="elsewhere")
+    third = FrontendRecord(frontend_id=6)
+    records = {"dynamo/1": b"\xff", "dynamo/2": to_json(third), stranger.path: to_json(stranger)}
+    async with await discovery.lease() as lease:
+        for path, value in {**records, third.path: to_json(third)}.items():
+            await lease.put(FRONTENDS + path, value)
+        await until(lambda: len(peers.frontends()) == 3)
+
+        replies = await peers.call_all("echo", timeout=10)
+
+    assert len(replies.replies) == 2
+    assert list(replies.missing) == [6]
+    assert "CannotConnect" in replies.missing[6]
+    warned = [record.getMessage() for record in caplog.records if "cannot be read and is left out" in record.message]
+    assert any("v1/frontends/dynamo/1" in one for one in warned)
+    assert any("the record of another frontend than its key says" in one for one in warned)
+    assert not any("elsewhere" in one for one in warned)
 
 
 async def test_a_handler_that_fails_is_named_with_its_error(pair: tuple[Application, Application]) -> None:

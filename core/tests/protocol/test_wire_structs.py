@@ -4,7 +4,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from dynamo_core.protocol.cards import read_frontend
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
+from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol.records import FRONTENDS, FrontendRecord, PeerReplyPart, PeerRequest
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints, StopConditions
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,3 +137,35 @@ def test_hints_of_a_peer_that_tells_no_identity_are_read() -> None:
 
     assert hints == RoutingHints(priority=2)
     assert (hints.tenant, hints.user, hints.session_id, hints.headers) == (None, None, None, None)
+
+
+def test_the_record_of_a_frontend_is_this_json() -> None:
+    record = FrontendRecord(frontend_id=255, address={"tcp": "h:1/0"}, pid=7, host="h", version="1.2", replica=0)
+    text = (
+        b'{"frontend_id":255,"address":{"tcp":"h:1/0"},"pid":7,"host":"h","version":"1.2","replica":0,"lease_ttl":3.0}'
+    )
+
+    assert FRONTENDS + record.path == "v1/frontends/dynamo/ff"
+    assert msgspec.json.encode(msgspec.structs.replace(record, lease_ttl=3.0)) == text
+    assert read_frontend(text[:-1] + b',"invented_later":[1]}') == msgspec.structs.replace(record, lease_ttl=3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b'{"frontend_id":-1}', "its frontend_id is -1"),
+        (b'{"frontend_id":9223372036854775808}', "its frontend_id is 9223372036854775808"),
+        (b'{"frontend_id":1,"proto":7}', "it speaks protocol 7"),
+        (b"{}", "missing required field `frontend_id`"),
+    ],
+)
+def test_the_record_of_a_frontend_that_cannot_be_called_is_refused(text: bytes, reason: str) -> None:
+    with pytest.raises(Unreadable, match=reason):
+        read_frontend(text)
+
+
+def test_a_call_between_frontends_is_these_bytes() -> None:
+    request, part = PeerRequest("feed/state", b"\xc0"), PeerReplyPart(b"\x01")
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request)) == {"name": "feed/state", "payload": b"\xc0"}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(part)) == {"data": b"\x01"}

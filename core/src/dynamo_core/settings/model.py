@@ -574,7 +574,8 @@ class Settings(BaseSettings):
     events: EventsSection = Field(default_factory=EventsSection)
     extensions: tuple[ExtensionEntry, ...] = Field(
         default=(),
-        description="Extensions: `use`, `name`, `enabled`, `role` (`frontend`, `worker` or `both`), and keys of the plugin.",
+        description="Extensions: `use`, `name`, `enabled`, `role` (`frontend`, `worker` or `both`), and keys of the "
+        "plugin.",
     )
     discovery: DiscoverySection = Field(default_factory=DiscoverySection)
     client: ClientSettings = Field(default_factory=ClientSettings)

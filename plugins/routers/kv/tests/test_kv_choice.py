@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from dynamo_core import RouterConfigOverride
 from dynamo_core.kv import Load
-from dynamo_plugin_router_kv.choice import Weights, choose, costs
+from dynamo_plugin_router_kv.choice import Weights, best, choose, costs
 from dynamo_plugin_router_kv.config import KvConfig
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,3 +143,18 @@ def test_a_request_may_weigh_otherwise() -> None:
     assert weights.overridden(RouterConfigOverride()) == weights
     assert (changed.overlap_score_credit, changed.temperature, changed.track_prefill_tokens) == (0.0, 0.7, False)
     assert changed.assume_kv_reuse is True
+
+
+@given(st.lists(st.integers(0, 5).map(float), min_size=1, max_size=20), st.integers(1, 25), st.data())
+def test_the_best_are_the_cheapest_and_the_chosen_one_is_among_them(
+    costs: list[float], count: int, data: st.DataObject
+) -> None:
+    chosen = data.draw(st.integers(0, len(costs) - 1))
+
+    found = best(costs, count, chosen)
+
+    assert chosen in found
+    assert len(found) == len(set(found)) == min(count, len(costs))
+    cheapest = sorted(costs)[: len(found)]
+    assert [costs[index] for index in found[:-1]] == cheapest[:-1]
+    assert costs[found[-1]] == cheapest[-1] or found[-1] == chosen

@@ -1,6 +1,7 @@
 """The project's own suite: `dynamo serve` with the mocker beside the bare probe, both with one model, on this machine.
 
 Frontend and worker are processes of their own, and only the frontend is measured; with `--inproc` one process is both.
+With `--extension` the probe gives way: the frontend with that extension is measured beside one without any.
 """
 
 import argparse
@@ -15,13 +16,14 @@ from typing import Final
 from dynamo_testing.ports import free_port
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
+from benchmarks import extensions
 from benchmarks.children import ChildFailed, Children, accepts, answers_ready, parts_of, pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
 from benchmarks.loops import run_until_sigterm
 from benchmarks.meters import ProcessMeter
 from benchmarks.report import Block
-from benchmarks.runner import chosen_rounds, pin_client, publish, quick, run_plan
+from benchmarks.runner import Plan, chosen_rounds, pin_client, publish, quick, run_plan
 from benchmarks.scenarios import SCENARIOS, Scenario
 
 MODEL: Final = "mock-model"
@@ -35,6 +37,7 @@ router: {{use: round-robin}}
 transport: {{use: {transport}}}
 discovery: {discovery}
 log: {{level: warning}}
+extensions: [{extensions}]
 workers:
   mock:
     model: {{name: {model}, path: {folder}}}
@@ -54,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inproc",
         action="store_true",
         help="one process for everything, on both sides (default: the frontend is a process of its own, and measured)",
+    )
+    parser.add_argument(
+        "--extension",
+        choices=(extensions.Idle.NAME, extensions.Subscriber.NAME),
+        help="compare the frontend with this extension and the one without, in place of the probe",
     )
 
 
@@ -103,8 +111,8 @@ class Bench:
         """The model folder that both sides serve."""
         return self.folder / "model"
 
-    async def ours(self, name: str, engine: str) -> Target:
-        """`dynamo serve`."""
+    async def ours(self, name: str, engine: str, extension: str | None = None) -> Target:
+        """`dynamo serve`, with an extension of this package if one is named."""
         port = free_port()
         records = self.folder / f"{name}-records"
         config = self.folder / f"{name}.yaml"
@@ -114,6 +122,7 @@ class Bench:
                 model=MODEL,
                 folder=self.model,
                 engine=engine,
+                extensions="" if extension is None else f"{{use: {extension}}}",
                 transport="inproc" if self.inproc else "tcp",
                 discovery="{use: memory}" if self.inproc else f"{{use: file, path: {records}}}",
             )
@@ -121,12 +130,16 @@ class Bench:
         command = Path(sys.executable).with_name("dynamo")
         if not command.exists():
             raise ChildFailed(f"{command} is missing: install the distributions into this Python's environment first")
-        pid = await self.children.start(name, [str(command), "serve", str(config)], lambda: answers_ready(port))
+        words = [str(command), "serve", str(config)]
+        if extension is not None:
+            extensions.install(self.folder / "extensions")
+            words = ["env", f"PYTHONPATH={self.folder / 'extensions'}", *words]
+        pid = await self.children.start(name, words, lambda: answers_ready(port))
         if not self.inproc:
             parts = parts_of(pid)
             pid = parts.pop("frontend")
             self._beside_the_clients(*parts.values())
-        return Target("dynamo", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
+        return Target(extension or "dynamo", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
 
     async def probe(self, name: str, step_ms: float) -> Target:
         """The floor."""
@@ -160,9 +173,23 @@ class Bench:
 
 
 async def _measure(options: argparse.Namespace, bench: Bench) -> list[Block]:
-    flat_out = [await bench.ours("dynamo-flood", "speedup_ratio: 0"), await bench.probe("probe-flood", 0.0)]
-    paced = [await bench.ours("dynamo-paced", f"fixed_itl_ms: {PACE_MS}"), await bench.probe("probe-paced", PACE_MS)]
-    plan = [(SCENARIOS[name], flat_out) for name in _FAST] + [(SCENARIOS["paced"], paced)]
+    plan = (
+        await _against_probe(bench) if options.extension is None else await _with_and_without(bench, options.extension)
+    )
     if options.quick:
         plan = [(quick(scenario), targets) for scenario, targets in plan]
     return await run_plan(plan, chosen_rounds(options.rounds, quick=options.quick), bench.seat_client)
+
+
+async def _against_probe(bench: Bench) -> Plan:
+    flat_out = [await bench.ours("dynamo-flood", "speedup_ratio: 0"), await bench.probe("probe-flood", 0.0)]
+    paced = [await bench.ours("dynamo-paced", f"fixed_itl_ms: {PACE_MS}"), await bench.probe("probe-paced", PACE_MS)]
+    return [*((SCENARIOS[name], flat_out) for name in _FAST), (SCENARIOS["paced"], paced)]
+
+
+async def _with_and_without(bench: Bench, extension: str) -> Plan:
+    pair = [
+        await bench.ours("dynamo-with", "speedup_ratio: 0", extension),
+        await bench.ours("dynamo-without", "speedup_ratio: 0"),
+    ]
+    return [(SCENARIOS[name], pair) for name in _FAST]

@@ -159,7 +159,9 @@ async def test_the_accounting_tells_of_the_beginning_the_first_token_and_the_end
     subscription = subscribe(hub)
     requests = RequestTracker(Metrics(), lambda record: None, events=hub)
     headers = {"x-request-id": "mine"}
-    with requests.begin(model="m", endpoint="chat", streaming=True, headers=headers, principal=Principal(key_id="alice")) as request:
+    with requests.begin(
+        model="m", endpoint="chat", streaming=True, headers=headers, principal=Principal(key_id="alice")
+    ) as request:
         for _ in range(3):
             request.output(5)
         request.succeed("stop")

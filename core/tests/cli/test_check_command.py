@@ -3,12 +3,37 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 from dynamo_core.cli.check import exposure
 
 RunCli = Callable[..., Result]
+
+EXTENSION = """
+    from dynamo_core import Extension, PluginConfig, hookimpl
+
+    DYNAMO_API = 2
+
+
+    class FakeConfig(PluginConfig):
+        size: int = 10
+
+        def remarks(self):
+            return [f"{self.size} is small"] if self.size < 5 else []
+
+
+    class Fake(Extension):
+        NAME = "fake"
+        ROLES = ("frontend", "worker")
+        Config = FakeConfig
+
+
+    @hookimpl
+    def dynamo_register_extensions():
+        return [Fake]
+"""
 
 
 def test_check_prints_each_stage_with_its_plugin_and_distribution(dynamo: RunCli, config: Path) -> None:
@@ -43,6 +68,22 @@ def test_check_as_json_is_the_whole_graph(dynamo: RunCli, config: Path) -> None:
         {"listener": "public", "host": "127.0.0.1", "port": 8000, "exposure": "loopback"},
         {"listener": "admin", "host": "0.0.0.0", "port": 9000, "exposure": "exposed to the network"},
     ]
+
+
+def test_check_and_plugins_show_each_extension_by_its_name(dynamo: RunCli, config: Path, site: Any) -> None:
+    site.install("acme-extensions", {"extension-fake": "fake_extension"}, {"fake_extension": EXTENSION})
+    config.write_text(
+        config.read_text() + "extensions: [{use: fake}, {use: fake, name: second, role: both, size: 3}]\n"
+    )
+
+    graph = json.loads(dynamo("check", config, "--json").output)
+    plugins = json.loads(dynamo("plugins", config, "--json").output)["plugins"]
+
+    stages = [(row["stage"], row["plugin"]) for row in graph["stages"] if row["stage"].startswith("extensions.")]
+    assert stages == [("extensions.fake", "fake"), ("extensions.second", "fake")]
+    assert graph["remarks"] == [{"section": "extensions.second", "remark": "3 is small"}]
+    (found,) = [plugin for plugin in plugins if plugin["kind"] == "extension"]
+    assert (found["name"], found["loaded"], found["hooks"]) == ("fake", True, ["dynamo_register_extensions"])
 
 
 def test_check_prints_what_plugins_remark_on_their_settings(dynamo: RunCli, config: Path) -> None:

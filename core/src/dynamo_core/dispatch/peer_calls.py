@@ -190,12 +190,17 @@ class PeerCalls(AsyncResource):
     # Discovery.
 
     async def _register(self) -> None:
+        warned = ""
         while True:
             try:
                 async with await self._discovery.lease() as lease:
                     await self._serve_under(lease)
             except Exception as error:
-                log.warning("this frontend cannot be called by others: %s", error)
+                if str(error) != warned:
+                    log.warning("this frontend cannot be called by others: %s", error)
+                warned = str(error)
+            else:
+                warned = ""
             await asyncio.sleep(jitter(RETRY))
 
     async def _serve_under(self, lease: Lease) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery
@@ -20,6 +20,8 @@ from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.errors import NotSupported
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
+
+ViewT = TypeVar("ViewT")
 
 
 class SettingsReport(Protocol):
@@ -58,7 +60,7 @@ class AdminAccess:
 
 @dataclass(frozen=True, slots=True)
 class FrontendView:
-    """What an extension sees of a frontend; see the properties of `ExtensionServices`."""
+    """What an extension sees of a frontend; see the fields of `ExtensionServices` that are called the same."""
 
     models: ModelDirectory
     pools: Callable[[], Sequence[ObservedPool]]
@@ -67,6 +69,19 @@ class FrontendView:
     peers: FrontendPeers
     thresholds: ThresholdControl
     admin: AdminAccess
+
+
+class _OfFrontend(Generic[ViewT]):
+    """A field of the frontend's view, of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, services: ExtensionServices, owner: type) -> ViewT:
+        if services.frontend is None:
+            raise NotSupported(f"extension {services.name!r} runs beside a worker, where no frontend is")
+        view: ViewT = getattr(services.frontend, self._name)
+        return view
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,44 +107,20 @@ class ExtensionServices:
     #: None in a process that only runs workers.
     frontend: FrontendView | None = None
 
-    @property
-    def models(self) -> ModelDirectory:
-        """The models that are served now."""
-        return self._frontend().models
-
-    def pools(self) -> Sequence[ObservedPool]:
-        """The workers that are there now, by model and role."""
-        return self._frontend().pools()
-
-    @property
-    def loads(self) -> ObservedLoads:
-        """The load of the workers, as this frontend accounts for it."""
-        return self._frontend().loads
-
-    @property
-    def requests(self) -> RequestEvents:
-        """What happens to the requests of this frontend."""
-        return self._frontend().requests
-
-    @property
-    def peers(self) -> FrontendPeers:
-        """All frontends of the deployment."""
-        return self._frontend().peers
-
-    @property
-    def thresholds(self) -> ThresholdControl:
-        """The thresholds of busy workers."""
-        return self._frontend().thresholds
-
-    @property
-    def admin(self) -> AdminAccess:
-        """How operators reach this frontend."""
-        return self._frontend().admin
-
-    def _frontend(self) -> FrontendView:
-        if self.frontend is None:
-            raise NotSupported(f"extension {self.name!r} runs beside a worker, where no frontend is")
-        return self.frontend
+    #: The models that are served now.
+    models = _OfFrontend[ModelDirectory]()
+    #: The workers that are there now, by model and role.
+    pools = _OfFrontend[Callable[[], Sequence[ObservedPool]]]()
+    #: The load of the workers, as this frontend accounts for it.
+    loads = _OfFrontend[ObservedLoads]()
+    #: What happens to the requests of this frontend.
+    requests = _OfFrontend[RequestEvents]()
+    #: All frontends of the deployment.
+    peers = _OfFrontend[FrontendPeers]()
+    #: The thresholds of busy workers.
+    thresholds = _OfFrontend[ThresholdControl]()
+    #: How operators reach this frontend.
+    admin = _OfFrontend[AdminAccess]()
 
 
 class Extension(Plugin, AsyncResource):

@@ -16,6 +16,7 @@ SIGNATURES = {
     "dynamo_register_routers": [],
     "dynamo_register_admission": [],
     "dynamo_register_frontends": [],
+    "dynamo_register_extensions": [],
     "dynamo_register_tool_parsers": [],
     "dynamo_register_reasoning_parsers": [],
     "dynamo_engine_started": ["worker", "engine_config", "worker_id"],

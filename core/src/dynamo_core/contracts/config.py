@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -13,6 +15,14 @@ class PluginConfig(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    #: The fields that `Plugin.reconfigure` changes while the plugin runs; a change of another one needs a restart.
+    LIVE: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        if unknown := cls.LIVE - cls.model_fields.keys():
+            raise TypeError(f"{cls.__name__}.LIVE names {', '.join(sorted(unknown))}, which is no field")
 
     def remarks(self) -> list[str]:
         """Hints for the operator about valid settings, a sentence each; ``dynamo check`` prints them."""

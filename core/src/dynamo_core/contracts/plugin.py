@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.errors import NotSupported
 from dynamo_core.resources import AsyncResource
 
 #: The version of hooks and contracts in this release. A plugin module says which one it was made for.
@@ -39,6 +40,19 @@ class Plugin:
 
     NAME: ClassVar[str] = ""
     Config: ClassVar[type[PluginConfig]] = PluginConfig
+
+    async def reconfigure(self, config: PluginConfig) -> None:
+        """Takes settings that differ from the present ones in fields of `Config.LIVE` only: all of them, or none.
+
+        Called on each object of the class, started or not, while requests run; those go on. It raises if it cannot take
+        them; then it may be called with the former settings too.
+        """
+        raise NotSupported(f"{type(self).__name__} takes no settings while it runs")
+
+    @classmethod
+    def live_keys(cls) -> frozenset[str]:
+        """The keys of its section that it takes while it runs."""
+        return cls.Config.LIVE if cls.reconfigure is not Plugin.reconfigure else frozenset()
 
 
 class ConnectingPlugin(Plugin, AsyncResource):

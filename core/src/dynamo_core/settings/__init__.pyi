@@ -1,3 +1,5 @@
+from dynamo_core.settings.comparison import Change as Change
+from dynamo_core.settings.comparison import changes as changes
 from dynamo_core.settings.flags import FLAGS as FLAGS
 from dynamo_core.settings.flags import PROCESS_NAMES as PROCESS_NAMES
 from dynamo_core.settings.flags import Flag as Flag

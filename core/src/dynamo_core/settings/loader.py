@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,11 +15,11 @@ from dynamo_core.errors import ConfigError
 from dynamo_core.settings.documents import read_document
 from dynamo_core.settings.entries import by_entry_name, settle
 from dynamo_core.settings.layers import check, fill, merge, plugin_choices
-from dynamo_core.settings.model import Settings
-from dynamo_core.settings.redaction import resolve
+from dynamo_core.settings.model import CERTIFICATE_FILES, Settings
+from dynamo_core.settings.redaction import referenced_files, resolve
 from dynamo_core.settings.shape import Shape, shape_of, suggestion
 from dynamo_core.settings.sources import environment_layer, flag_layer, set_layer, worker_names
-from dynamo_core.settings.tree import DEFAULT, Leaf, Table, find, from_plain, leaves, relabelled, to_plain
+from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Table, find, from_plain, leaves, relabelled, to_plain
 from dynamo_core.settings.validation import ValidationSubject, validate, validate_lenient
 
 ConfigT = TypeVar("ConfigT", bound=PluginConfig)
@@ -37,32 +38,60 @@ class SettingsView:
     """The configuration as it is shown, and where each value came from."""
 
     def __init__(self, tree: Table) -> None:
-        self._tree = tree
+        self.tree = tree
 
     def origin(self, key: str) -> str:
         """Where a key was set: ``config.yaml:12``, ``environment DYN_LOG``, …; ``default`` if nowhere."""
-        node = find(self._tree, key.split("."))
+        node = find(self.tree, key.split("."))
         return node.origin if node is not None else DEFAULT
+
+    def shown(self, key: str) -> Any:
+        """The value of a key as dumps show it; None if it is not set."""
+        node = find(self.tree, key.split("."))
+        return None if node is None else to_plain(node, redact=True)
 
     def dump(self, *, redact: bool = True) -> dict[str, Any]:
         """The merged tree with the defaults of core; a new dictionary. Secrets are ``***`` unless `redact` is false.
 
         A plugin's defaults are not in it: they are known to its own model only.
         """
-        dump: dict[str, Any] = copy.deepcopy(to_plain(self._tree, redact=redact))
+        dump: dict[str, Any] = copy.deepcopy(to_plain(self.tree, redact=redact))
         return dump
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """Every value as (key, value without secrets, origin), in the order of the configuration."""
-        return [(".".join(path), leaf.display, leaf.origin) for path, leaf in leaves(self._tree)]
+        return [(".".join(path), leaf.display, leaf.origin) for path, leaf in leaves(self.tree)]
 
 
 class LoadedSettings(SettingsView):
-    """The settings, and where each of them came from."""
+    """The settings, and where each of them came from.
 
-    def __init__(self, settings: Settings, tree: Table) -> None:
+    `again` loads them once more from the same sources; `files` are those that they were read from.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tree: Table,
+        again: Callable[[], LoadedSettings],
+        files: Collection[FilePath] = (),
+    ) -> None:
         super().__init__(tree)
         self.settings = settings
+        self.again = again
+        #: The digests of certificate files by the keys that name them.
+        self.certificates = {key: _digest(path) for key in CERTIFICATE_FILES if (path := self._value(key))}
+        self.files = frozenset(files) | {FilePath(self._value(key)) for key in self.certificates}
+
+    def fingerprint(self, *, without: Collection[str] = ()) -> str:
+        """A digest of all values and certificates, secrets too, except some keys."""
+        values = [(".".join(path), leaf.value) for path, leaf in leaves(self.tree)]
+        kept = [row for row in values if row[0] not in without]
+        return sha256(repr((kept, sorted(self.certificates.items()))).encode()).hexdigest()
+
+    def _value(self, key: str) -> str:
+        leaf = find(self.tree, key.split("."))
+        return str(leaf.value or "") if isinstance(leaf, Leaf) else ""
 
     def plugin_config(self, section_path: str, config_cls: type[ConfigT]) -> ConfigT:
         """Phase two: the plugin keys of a section, such as ``workers.mock.engine``, as the plugin's own model.
@@ -75,7 +104,7 @@ class LoadedSettings(SettingsView):
         """
         path = tuple(section_path.split("."))
         shape = _shape().at(_generic(path))
-        section = find(self._tree, path)
+        section = find(self.tree, path)
         if shape is None or not shape.is_section or not isinstance(section, Table):
             raise KeyError(section_path)
         own = {key: node for key, node in section.children.items() if key not in shape.fields}
@@ -84,7 +113,7 @@ class LoadedSettings(SettingsView):
         # A section that is not in the configuration exists because of the setting that picked the plugin.
         origin = section.origin if section.origin != DEFAULT or use is None else use.origin
         known = replace(shape_of(config_cls), fields={**shape.fields, **shape_of(config_cls).fields})
-        above = find(self._tree, path[:-1])
+        above = find(self.tree, path[:-1])
         kind = path[-2] if isinstance(above, Table) and above.listed else path[-1]
         subject = ValidationSubject(known, path, f"{kind} '{name}'" if name else kind, origin)
         config, _ = validate(lambda values: config_cls.model_validate(values), Table(origin, own), subject)
@@ -103,6 +132,8 @@ def load_settings(
 ) -> LoadedSettings:
     """Merges all layers and validates what belongs to core. Nothing but `env` is read as the environment.
 
+    `LoadedSettings.again` does the same with the same arguments.
+
     Args:
         path: the file; ``DYN_CONFIG`` in `env` if None; the built-in example if that is not set either.
         profile: the profile of the file to lay over it; ``DYN_PROFILE`` in `env` if None.
@@ -115,9 +146,16 @@ def load_settings(
     Raises:
         ConfigError: one line saying where, what, and how to mend it.
     """
-    tree = _merged(path, profile, env, sets, flags, below, above)
-    settings, tree = validate(_build, resolve(tree, env), _subject(path))
-    return LoadedSettings(settings, tree)
+    env = dict(env)
+
+    def load() -> LoadedSettings:
+        merged = _merged(path, profile, env, sets, flags, below, above)
+        settings, tree = validate(_build, resolve(merged, env), _subject(path))
+        named = _NamedSource.by(path, "DYN_CONFIG", env)
+        files = referenced_files(merged) | ({FilePath(named.name)} if named is not None else set())
+        return LoadedSettings(settings, tree, load, files)
+
+    return load()
 
 
 def view_settings(
@@ -136,6 +174,29 @@ def view_settings(
     tree = _merged(path, profile, env, sets, flags)
     _, tree = validate_lenient(_build, resolve(tree, env, lenient=True), _subject(path))
     return SettingsView(tree)
+
+
+def _digest(path: str) -> str:
+    """That of a file; empty if it cannot be read, which is told where it is used."""
+    try:
+        return sha256(FilePath(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def section_of(tree: Table, path: Sequence[str]) -> tuple[str, ...] | None:
+    """The plugin's section that a key of a tree belongs to, if it is one of the plugin's own keys."""
+    shape: Shape | None = _shape()
+    node: Node | None = tree
+    for index, key in enumerate(path):
+        if isinstance(node, Table) and node.listed and shape is not None:
+            shape = shape.entry
+        elif shape is None or (shape.is_section and key not in shape.fields):
+            return None if shape is None else tuple(path[:index])
+        else:
+            shape = shape.child(key)
+        node = node.children.get(key) if isinstance(node, Table) else None
+    return None
 
 
 def _build(values: dict[str, Any]) -> Settings:

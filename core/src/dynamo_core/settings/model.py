@@ -581,6 +581,11 @@ class Settings(BaseSettings):
     client: ClientSettings = Field(default_factory=ClientSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    reload: Literal["manual", "watch"] = Field(
+        default="manual",
+        description="Whether settings are read again only when asked (`manual`), or also when the config file, a file "
+        "that it refers to, or a certificate changes (`watch`).",
+    )
     workers: dict[WorkerName, WorkerSettings] = Field(default_factory=dict, description="Workers by name.")
 
     @property
@@ -614,3 +619,27 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what the loader hands over. It has merged every layer and knows where each value came from."""
         return (init_settings,)
+
+
+#: Keys that `dynamo reload` changes while the process runs, with all keys below them. Plugins name theirs in
+#: `PluginConfig.LIVE`.
+LIVE_KEYS = frozenset(
+    {
+        "auth.keys",
+        "admin.token",
+        "admin.tls",
+        "frontend.tls",
+        *(f"admission.{name}" for name in ThresholdSettings.model_fields),
+        "admission.models",
+        "log.level",
+    }
+)
+
+#: Live keys whose value decides whether there is a guard, or TLS, at all: to switch that on or off needs a restart, so
+#: that no slip in a file opens a server that runs.
+SWITCHES = frozenset({"auth.keys", "admin.token", "admin.tls.cert", "frontend.tls.cert"})
+
+#: Keys that name a file whose content is live as well.
+CERTIFICATE_FILES = tuple(
+    f"{section}.tls.{name}" for section in ("frontend", "admin") for name in ServerTls.model_fields
+)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.tree import Leaf, Path, Table, location
+from dynamo_core.settings.tree import Leaf, Path, Table, leaves, location
 
 HIDDEN = "***"
 
@@ -112,6 +112,19 @@ def resolve(
         else:
             children[key] = _resolve_leaf(node, env, below, secret, lenient)
     return replace(table, children=children)
+
+
+def referenced_files(table: Table) -> set[FilePath]:
+    """The files that ``${file:PATH}`` names anywhere in a tree that has not been resolved."""
+    return {FilePath(name) for _, leaf in leaves(table) for name in _files_of(leaf.value)}
+
+
+def _files_of(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from (match[3] for match in _REFERENCE.finditer(value) if match[2] == "file")
+    elif isinstance(value, list | Mapping):
+        for child in value.values() if isinstance(value, Mapping) else value:
+            yield from _files_of(child)
 
 
 def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path, keys: Path, lenient: bool) -> Leaf:

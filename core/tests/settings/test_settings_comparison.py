@@ -151,7 +151,7 @@ def test_every_live_key_of_core_exists(key: str) -> None:
 
 
 def test_a_plugin_cannot_declare_a_live_key_that_it_has_not() -> None:
-    with pytest.raises(TypeError, match="Slip.LIVE names weigth, which is no field"):
+    with pytest.raises(TypeError, match=r"Slip\.LIVE names weigth, which is no field"):
 
         class Slip(PluginConfig):
             LIVE: ClassVar[frozenset[str]] = frozenset({"weigth"})

@@ -91,18 +91,8 @@ def _stage(stage: str, picked: Picked[Any]) -> dict[str, Any]:
 
 
 def _remarks(resolved: Resolved) -> Iterator[dict[str, Any]]:
-    single = (
-        resolved.frontend,
-        *resolved.admission,
-        resolved.router,
-        resolved.transport,
-        resolved.events,
-        resolved.discovery,
-    )
-    extensions = (extension.plugin for extension in resolved.extensions)
-    for picked in (*single, *extensions, *resolved.workers.values()):
-        if picked is not None:
-            yield from ({"section": picked.section, "remark": remark} for remark in picked.config.remarks())
+    for picked in resolved:
+        yield from ({"section": picked.section, "remark": remark} for remark in picked.config.remarks())
 
 
 def _listeners(settings: Settings) -> Iterator[dict[str, Any]]:

@@ -129,6 +129,10 @@ class ApiKeys(_Guard):
             known[digest] = _Known(digest, principal)
         return cls(tuple(known.values()), failed) if known else None
 
+    def take(self, other: ApiKeys | None) -> None:
+        """Knows the keys of another one from now on, and no others; none if there is none."""
+        self._keys = () if other is None else other._keys
+
     def _identify(self, presented: str) -> Principal | None:
         digest = _digest(presented)
         found = None
@@ -150,11 +154,20 @@ class AdminToken(_Guard):
         self, secret: str, failed: Callable[[str], None] = lambda _: None, *, where: str = "admin.token"
     ) -> None:
         super().__init__(failed)
+        self._where = where
         self._digest = _stored(where, secret)
 
     def opens(self, presented: str) -> bool:
         """Whether a text is the token."""
         return self._identify(presented) is not None
+
+    def take(self, secret: str) -> None:
+        """Asks for another token from now on.
+
+        Raises:
+            ConfigError: it is too short to be one.
+        """
+        self._digest = _stored(self._where, secret)
 
     def _identify(self, presented: str) -> Principal | None:
         return _OPERATOR if hmac.compare_digest(self._digest, _digest(presented)) else None

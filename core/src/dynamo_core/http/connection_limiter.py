@@ -52,7 +52,8 @@ class ConnectionLimiter:
         stalls: Stalls | None = None,
     ) -> None:
         self._make = make
-        self._ssl = ssl
+        #: What new connections shake hands with. It may be replaced, if connections have TLS at all.
+        self.ssl = ssl
         self._stalls = stalls
         self._shutdown_timeout = _SHUTDOWN_TIMEOUT if stalls is None else stalls.deadline
         self._handshakes = TaskSet()
@@ -78,7 +79,7 @@ class ConnectionLimiter:
         connection = _PendingConnection(self)
         # Counted before the transport exists: a crowd may be accepted in one turn of the loop.
         self._waiting.add(connection)
-        return connection if self._ssl is None else _PendingHandshake(self, connection)
+        return connection if self.ssl is None else _PendingHandshake(self, connection)
 
     async def settled(self, timeout: float) -> None:
         """Returns once every connection has begun a request or is gone, or after `timeout` seconds."""
@@ -108,7 +109,7 @@ class ConnectionLimiter:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 sock,
-                ssl=self._ssl,
+                ssl=self.ssl,
                 ssl_handshake_timeout=self._header_timeout,
                 ssl_shutdown_timeout=self._shutdown_timeout,
             )

@@ -196,6 +196,17 @@ class Listener(AsyncResource):
         """Connections closed because no TLS came about."""
         return self._limiter.unsafe if self._limiter is not None else 0
 
+    @property
+    def certificate(self) -> ssl_module.SSLContext | None:
+        """What new connections are made with; None where they have no TLS."""
+        return self._ssl
+
+    def use_certificate(self, ssl: ssl_module.SSLContext | None) -> None:
+        """New connections are made with this context; those that are open keep theirs."""
+        self._ssl = ssl
+        if self._limiter is not None:
+            self._limiter.ssl = ssl
+
     async def start(self, *, accept: bool = True, starting: bool = False) -> None:
         """Binds and begins to serve; without `accept` it only holds the address until `accept` is called.
 

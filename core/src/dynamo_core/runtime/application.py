@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from dynamo_core.errors import ConfigError
 from dynamo_core.resources import AsyncResource, ClosingStack
 from dynamo_core.runtime.frontend_process import FrontendProcess
 from dynamo_core.runtime.plane import Plane
+from dynamo_core.runtime.reload import OneReload, Reload, Reloadable, Reloader, reload_here
 from dynamo_core.runtime.roles import Role, role_of
 from dynamo_core.runtime.worker_process import WorkerProcess
 from dynamo_core.settings import LoadedSettings
@@ -37,8 +39,14 @@ class Application(AsyncResource):
                 + ("where --only has no meaning" if self.role.hosted is None else "where no frontend finds the engine")
                 + ": set it to a transport that reaches other processes, such as tcp"
             )
-        self.frontend_process = FrontendProcess(self._plane, self.role) if self.role.frontend else None
+        self.frontend_process = (
+            FrontendProcess(self._plane, self.role, lambda: self.reload) if self.role.frontend else None
+        )
         self.worker_process = WorkerProcess(self._plane, self.role, stopping=stopping)
+        self.reloader = self._make_reloader(loaded)
+        self._own_reload = OneReload(partial(reload_here, self.reloader, self.role.name))
+        #: What reloads the settings of all processes that belong together; by itself a process reloads its own.
+        self.reload: Reload = self._own_reload
         self._stack = ClosingStack("this process")
         # Taken in reverse, after the listeners and the workers: what is left then belongs to the process.
         self._connected = self._stack.part("Phase 3: disconnecting from discovery and transport")
@@ -46,6 +54,13 @@ class Application(AsyncResource):
         self._asked = self._stack.part("Phase 1: closing what can still be asked")
         self._stopped = False
         self._phase = ""
+
+    def _make_reloader(self, loaded: LoadedSettings) -> Reloader:
+        parts: list[Reloadable] = [self._plane, self.worker_process]
+        frontend = self.frontend_process
+        if frontend is None:
+            return Reloader(loaded, self._plane.resolved, self.role, parts)
+        return Reloader(loaded, self._plane.resolved, self.role, [frontend, *parts], frontend.standing)
 
     @property
     def url(self) -> str | None:
@@ -133,6 +148,7 @@ class Application(AsyncResource):
         if frontend is not None:
             stack.push("close its listeners", frontend.close_listeners)
             stack.push("finish its requests", lambda: self._drain(frontend, grace, hurried))
+        stack.push("end a reload", self._own_reload.aclose)
         try:
             await stack.aclose()
         finally:

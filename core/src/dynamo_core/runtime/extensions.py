@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -18,6 +18,7 @@ from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.errors import ConfigError, Unavailable
 from dynamo_core.resources import AsyncResource
 from dynamo_core.runtime.plane import Plane
+from dynamo_core.runtime.reload import Plan, Step
 from dynamo_core.runtime.resolve import PickedExtension
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Extensions(AsyncResource):
                 namespace=plane.settings.namespace,
                 metrics=plane.metrics,
                 metrics_prefix=plane.settings.http.metrics_prefix,
-                settings=plane.loaded,
+                settings=plane,
                 discovery=plane.discovery,
                 events=plane.events,
                 call=call,
@@ -102,6 +103,11 @@ class Extensions(AsyncResource):
             used.update(keys)
             routes += [self._while_started(name, route) for route in own]
         return routes
+
+    def reload_steps(self, plan: Plan) -> Iterator[Step]:
+        """See `dynamo_core.runtime.reload.Reloadable`."""
+        for name, extension in self._made.items():
+            yield from plan.reconfigured(f"extensions.{name}", [extension])
 
     async def start(self) -> None:
         """Starts those that have not failed yet, all at the same time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from ssl import SSLContext
@@ -15,10 +15,11 @@ from aiohttp.web import Request
 
 from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission, AdmissionServices
+from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.extension import AdminAccess, FrontendView
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
 from dynamo_core.contracts.router import Router, RouterServices
-from dynamo_core.contracts.thresholds import THRESHOLDS, Thresholds
+from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds
 from dynamo_core.dispatch.admission import AdmissionChain
 from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
@@ -43,9 +44,11 @@ from dynamo_core.resources import ClosingStack
 from dynamo_core.runtime.extensions import Extensions, Provided
 from dynamo_core.runtime.health import Health
 from dynamo_core.runtime.plane import Plane
+from dynamo_core.runtime.reload import Plan, Reload, Standing, Step, reload_route, switch
 from dynamo_core.runtime.resolve import load_parsers
 from dynamo_core.runtime.roles import Role
 from dynamo_core.runtime.worker_routes import WorkerRoutes
+from dynamo_core.settings import Settings
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_core.telemetry.loop_lag import LoopLag
@@ -61,8 +64,10 @@ JOIN_WAIT = 10.0
 class FrontendProcess:
     """Made from a plane; `open` before the plane's `start`, `start` after it, the rest before the plane is closed."""
 
-    def __init__(self, plane: Plane, role: Role) -> None:
+    def __init__(self, plane: Plane, role: Role, reload: Callable[[], Reload]) -> None:
+        """`reload` gives what `POST /admin/reload` calls."""
         self._plane = plane
+        self._reload = reload
         self._role = role
         self._settings = plane.settings
         resolved = plane.resolved
@@ -73,6 +78,8 @@ class FrontendProcess:
         self.tracker = LoadTracker()
         self._retry_after = RetryAfterEstimator()
         self._thresholds = self._make_thresholds()
+        #: The admission plugins by their sections, and what asks them all.
+        self._admissions: dict[str, Admission] = {}
         self._admission = self._make_admission()
         self._monitor = self._make_monitor()
         self._caller = Caller(plane.transport)
@@ -93,7 +100,7 @@ class FrontendProcess:
         self._peers = PeerCalls(
             plane.discovery, plane.transport, namespace=self._settings.namespace, replica=role.replica
         )
-        self._guards = self._make_guards()
+        self._keys, self._token = self._make_guards()
         self._extensions = self._make_extensions()
         self._health = Health(self._settings, self.models, lambda: plane.waits_for, lambda: self._extensions.failures)
         self._load_sync = self._make_load_sync()
@@ -191,6 +198,40 @@ class FrontendProcess:
         await public.accept()
         self._joined.set()
 
+    # Reloading.
+
+    def standing(self) -> list[Standing]:
+        """What was set through the API."""
+        return [Standing(f"admission.models.{model}.{name}", value) for model, name, value in self._thresholds.rows()]
+
+    def reload_steps(self, plan: Plan) -> Iterator[Step]:
+        """See `dynamo_core.runtime.reload.Reloadable`."""
+        old, new = plan.before.settings, plan.loaded.settings
+        keys = ApiKeys.load(old.auth, os.environ), ApiKeys.load(new.auth, os.environ)
+        if plan.touches("auth.keys") and self._keys is not None:
+            yield switch("auth.keys", self._keys.take, *keys)
+        if plan.touches("admin.token") and self._token is not None and old.admin.token and new.admin.token:
+            yield switch("admin.token", self._token.take, old.admin.token, new.admin.token)
+        tls = ("frontend.tls", new.frontend.tls, self._listeners[0]), ("admin.tls", new.admin.tls, self._listeners[-1])
+        for section, files, listener in tls:
+            if plan.touches(section):
+                yield switch(section, listener.use_certificate, listener.certificate, server_context(files, section))
+        if _thresholds(old) != _thresholds(new):
+            configure = self._thresholds.configure
+            yield Step("admission", partial(configure, *_thresholds(new)), partial(configure, *_thresholds(old)))
+        for section, admission in self._admissions.items():
+            yield from plan.reconfigured(section, [admission])
+        yield from plan.reconfigured("frontend", [self._frontend])
+        yield from self._extensions.reload_steps(plan)
+        if "router" in plan.configs:
+            yield switch("router", self._reconfigure_routers, *plan.configs["router"])
+
+    async def _reconfigure_routers(self, config: PluginConfig) -> None:
+        # First those that are yet to be made: one may be while the others take it.
+        self._picked_router = replace(self._picked_router, config=config)
+        for router in self.models.routers():
+            await router.reconfigure(config)
+
     # Construction.
 
     def _make_admission(self) -> Admission:
@@ -206,16 +247,16 @@ class FrontendProcess:
                 own = replace(services, metrics=plane.metrics.scope(entry=name))
             else:
                 own = services
-            parts[name] = picked.cls(picked.config, own)
+            self._admissions[picked.section] = parts[name] = picked.cls(picked.config, own)
         return AdmissionChain.of(parts, services, patience=self._settings.client.total_timeout)
 
     def _make_thresholds(self) -> ThresholdBook:
-        section = self._settings.thresholds
+        common, models = _thresholds(self._settings)
         return ThresholdBook(
             self._plane.discovery,
             self._settings.namespace,
-            common=Thresholds(**{name: getattr(section, name) for name in THRESHOLDS}),
-            models={model: own.model_dump(exclude_unset=True) for model, own in section.models.items()},
+            common=common,
+            models=models,
             armed=any(picked.cls.ARMS_THRESHOLDS for picked in self._plane.resolved.admission),
             changed=lambda model: self._monitor.reconsider(model),
         )
@@ -313,7 +354,7 @@ class FrontendProcess:
 
     def _make_extensions(self) -> Extensions:
         plane, prefix = self._plane, self._settings.http.metrics_prefix
-        _, token = self._guards
+        token = self._token
         dropped = plane.metrics.counter(
             f"{prefix}_extension_events_dropped_total",
             "Request events that an extension has lost because it did not read them in time.",
@@ -350,8 +391,9 @@ class FrontendProcess:
             *self._frontend.routes(),
             *WorkerRoutes(self.models, self._caller).routes(),
             metrics_route(self._plane.metrics.render, listener=ListenerName.ADMIN),
+            reload_route(self._reload),
         ]
-        keys, token = self._guards
+        keys, token = self._keys, self._token
         known = [guard for guard in (keys, token) if guard is not None] if keys is not None else []
         health = self._health_routes(known)
         routes += self._extensions.routes([(route.method, route.path) for route in (*routes, *health)])
@@ -456,3 +498,10 @@ class FrontendProcess:
             reuse_port=reuse_port,
             overload_status=http.overload_status,
         )
+
+
+def _thresholds(settings: Settings) -> tuple[Thresholds, dict[str, Changes]]:
+    """What the configuration says of all models, and of some over it."""
+    section = settings.thresholds
+    common = Thresholds(**{name: getattr(section, name) for name in THRESHOLDS})
+    return common, {model: own.model_dump(exclude_unset=True) for model, own in section.models.items()}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.plugin import ConnectingPlugin
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.resources import ClosingStack
+from dynamo_core.runtime.reload import Plan, Step, switch
 from dynamo_core.runtime.resolve import Resolved, resolve
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import LoadedSettings
@@ -23,7 +27,7 @@ class Plane:
     """
 
     def __init__(self, loaded: LoadedSettings, role: Role) -> None:
-        self.loaded = loaded
+        self._shown = loaded
         self.settings = loaded.settings
         self.loader = PluginLoader()
         self.loader.register_builtin(AccessLog(), "access-log")
@@ -53,6 +57,20 @@ class Plane:
             return ""
         section, plugin = self._starting
         return f"waiting for {section} {plugin.NAME}" + (f": {plugin.waits_for}" if plugin.waits_for else "")
+
+    def reload_steps(self, plan: Plan) -> Iterator[Step]:
+        """See `dynamo_core.runtime.reload.Reloadable`."""
+        yield switch("settings", self._show, plan.before, plan.loaded)
+        yield from plan.reconfigured("transport", [self.transport])
+        yield from plan.reconfigured("events", [self._events])
+        yield from plan.reconfigured("discovery", [self.discovery])
+
+    def rows(self) -> Sequence[tuple[str, Any, str]]:
+        """The settings in force; see `dynamo_core.contracts.extension.SettingsReport`."""
+        return self._shown.rows()
+
+    def _show(self, loaded: LoadedSettings) -> None:
+        self._shown = loaded
 
     async def start(self, stack: ClosingStack) -> None:
         """Connects to whatever the planes need; `stack` closes them."""

@@ -89,6 +89,13 @@ class Resolved:
     workers: dict[str, Picked[LLMEngine]]
     extensions: Sequence[PickedExtension] = ()
 
+    def __iter__(self) -> Iterator[Picked[Any]]:
+        """Every plugin that is picked."""
+        single = (self.frontend, *self.admission, self.router, self.transport, self.events, self.discovery)
+        yield from (picked for picked in single if picked is not None)
+        yield from (extension.plugin for extension in self.extensions)
+        yield from self.workers.values()
+
 
 def named_plugins(settings: Settings) -> Iterator[Named]:
     """Every plugin that the settings name, in the order of a request's way, the listeners last."""
@@ -172,7 +179,7 @@ def resolve(
     _check_workers(loaded, resolved)
     if frontend:
         _check_listeners(loaded)
-        _check_access(loaded)
+        check_access(loaded)
     return resolved
 
 
@@ -262,8 +269,12 @@ def _check_listeners(loaded: LoadedSettings) -> None:
         )
 
 
-def _check_access(loaded: LoadedSettings) -> None:
-    """Looks at certificates and keys, so that what is wrong with them is told before anything starts."""
+def check_access(loaded: LoadedSettings) -> None:
+    """Looks at certificates and keys, so that what is wrong with them is told before anything uses them.
+
+    Raises:
+        ConfigError: a file or a key cannot be used, or nothing uses it; the message begins with its location.
+    """
     settings = loaded.settings
     with _placed(loaded):
         server_context(settings.frontend.tls, "frontend.tls")

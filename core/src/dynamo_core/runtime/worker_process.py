@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 
 from dynamo_core.contracts.boundary import make_engine
-from dynamo_core.contracts.engine import DisaggregationMode, WorkerConfig
+from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine, WorkerConfig
 from dynamo_core.http.health import metrics_route, system_routes
 from dynamo_core.http.listener import Listener
 from dynamo_core.resources import ClosingStack
 from dynamo_core.runtime.extensions import Extensions
 from dynamo_core.runtime.plane import Plane
+from dynamo_core.runtime.reload import Plan, Step
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import WorkerSettings
 from dynamo_core.tasks import TaskSet
@@ -38,6 +40,8 @@ class WorkerProcess:
         self._interrupted = False
         self._tasks = TaskSet()
         self._hosted = role.hosted
+        #: The engines that the config picks, by the names of their workers.
+        self._engines: defaultdict[str, list[LLMEngine]] = defaultdict(list)
         self.workers = [
             self._make_worker(name, plane.settings.workers[name], replica)
             for name in role.workers
@@ -120,6 +124,12 @@ class WorkerProcess:
             for task in waiting:
                 task.cancel()
 
+    def reload_steps(self, plan: Plan) -> Iterator[Step]:
+        """See `dynamo_core.runtime.reload.Reloadable`."""
+        for name, engines in self._engines.items():
+            yield from plan.reconfigured(f"workers.{name}.engine", engines)
+        yield from self._extensions.reload_steps(plan)
+
     async def stop(self, grace: bool, *, hurried: bool = False) -> None:
         """Stops all workers at once; being cancelled takes them the patience, not the steps."""
         stopping = [
@@ -147,6 +157,7 @@ class WorkerProcess:
             picked = plane.resolved.workers[name]
             config = worker_config(plane.settings.namespace, name, settings, replica)
             engine = make_engine(picked.cls, picked.config, config)
+            self._engines[name].append(engine)
         scope = plane.metrics.scope(
             **config.metrics_labels,
             dynamo_namespace=config.namespace,

@@ -264,9 +264,7 @@ def configure_logging(level: str, json: bool, stream: TextIO | None = None, *, p
         ConfigError: the level is unknown.
     """
     global _active
-    number = LEVELS.get(level.lower())
-    if number is None:
-        raise ConfigError(f"log.level: {level!r} is not a level; use one of {', '.join(LEVELS)}")
+    number = _number(level)
     shutdown_logging()
     writer = logging.StreamHandler(stream if stream is not None else sys.stderr)
     writer.setFormatter(JsonFormatter(process) if json else TextFormatter(process))
@@ -279,6 +277,22 @@ def configure_logging(level: str, json: bool, stream: TextIO | None = None, *, p
     _active = _Active(handler, listener, root.level)
     root.addHandler(handler)
     root.setLevel(number)
+
+
+def set_level(level: str) -> None:
+    """Changes the level while logging runs.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
+    logging.getLogger().setLevel(_number(level))
+
+
+def _number(level: str) -> int:
+    number = LEVELS.get(level.lower())
+    if number is None:
+        raise ConfigError(f"log.level: {level!r} is not a level; use one of {', '.join(LEVELS)}")
+    return number
 
 
 def shutdown_logging() -> bool:

@@ -109,6 +109,8 @@ class Models(AsyncResource):
         self._loading: dict[str, asyncio.Task[None]] = {}
         #: Roles of models whose routers are being made.
         self._opening: set[tuple[Model, str]] = set()
+        #: Routers that are made and not yet in a model.
+        self._starting: set[Router] = set()
         #: Workers that were left out, so that each is told of once.
         self._left_out: set[str] = set()
         self._unreadable = UnreadableWarner(log, "record")
@@ -151,6 +153,10 @@ class Models(AsyncResource):
         """All models, by name."""
         # In one go, as /metrics asks from another thread.
         return [model for _, model in sorted(self._models.items())]
+
+    def routers(self) -> Sequence[Router]:
+        """The routers of all models, and those that are starting."""
+        return [*(group.router for model in self.list() for group in model.groups.values()), *self._starting]
 
     def missing_roles(self, name: str) -> Sequence[str]:
         """Roles without which this model cannot be asked now; see `ModelDirectory.missing_roles`."""
@@ -383,14 +389,17 @@ class Models(AsyncResource):
         router: Router | None = None
         try:
             router = self._make_router(pool)
+            self._starting.add(router)
             await router.start()
         except BaseException as error:
             if router is not None:
+                self._starting.discard(router)
                 await _close(router)
             if not isinstance(error, Exception):
                 raise
             log.warning("the router of model %r for %s workers cannot be started: %s", name, role, error)
             return None
+        self._starting.discard(router)
         return WorkerGroup(pool, router)
 
     async def _load(self, name: str) -> None:

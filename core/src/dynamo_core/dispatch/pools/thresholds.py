@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from urllib.parse import quote, unquote
 
@@ -85,6 +85,18 @@ class ThresholdBook(AsyncResource):
             known = self._common.with_changes(self._models.get(model, {}))
             known = self._known[model] = known.with_changes(self._set.get(model, {}))
         return known
+
+    def configure(self, common: Thresholds, models: Mapping[str, Changes]) -> None:
+        """Goes by another configuration from now on. What was set at run time still counts over it."""
+        self._common, self._models = common, models
+        known, self._known = list(self._known), {}
+        for model in known:
+            self._changed(model)
+
+    def rows(self) -> Iterator[tuple[str, str, float | int | None]]:
+        """What was set at run time: model, threshold, value."""
+        for model, values in self._set.items():
+            yield from ((model, name, value) for name, value in values.items())
 
     def changed_models(self) -> Iterable[str]:
         """Models of which something was set at run time."""

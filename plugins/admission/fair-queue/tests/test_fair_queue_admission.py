@@ -81,6 +81,9 @@ class House:
         for _ in range(10):
             await asyncio.sleep(0)
 
+    async def reconfigure(self, **changes: Any) -> None:
+        await self.admission.reconfigure(self.admission.config.model_copy(update=changes))
+
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
@@ -463,6 +466,72 @@ def test_metrics_follow_the_queue_and_do_not_grow_without_bound() -> None:
     run(check)
 
 
+def test_more_places_let_in_what_waits_and_fewer_cut_nothing() -> None:
+    async def check(house: House) -> None:
+        asked = [house.asks() for _ in range(6)]
+        await house.after()
+        before = sum(task.done() for task in asked)
+        await house.reconfigure(requests_per_worker=2)
+        await house.after()
+        more = sum(task.done() for task in asked)
+        await house.reconfigure(requests_per_worker=1)
+        await house.after()
+
+        assert (before, more, sum(task.done() for task in asked)) == (2, 4, 4)
+        for task in asked[:4]:
+            (await task).release(1)
+        await house.after()
+        assert sum(task.done() for task in asked) == 6
+
+    run(check, requests_per_worker=1)
+
+
+def test_another_size_and_another_wait_count_for_who_comes_next() -> None:
+    async def check(house: House) -> None:
+        house.load(BUSY)
+        house.asks()
+        await house.after()
+        assert (await refused(house.ask())).retry_after == 7.0
+
+        await house.reconfigure(max_queue=2, max_wait=1.0)
+        asked = house.asks()
+        await house.after()
+        assert not asked.done()
+        await house.after(1.1)
+
+        await refused(asked)
+
+    run(check, max_queue=1)
+
+
+def test_a_rate_begins_with_savings_however_much_the_tenant_had_used_before() -> None:
+    async def check(house: House) -> None:
+        held = await house.ask("a", tokens=5000, wants=0)
+        await house.reconfigure(tenants={"a": TenantSettings(tokens_per_second=10)})
+
+        (await house.ask("a", tokens=50, wants=0)).release(0)
+        held.release(0)
+        assert house.admission.held == 0
+
+    run(check)
+
+
+def test_a_debt_is_paid_at_the_rate_of_its_time() -> None:
+    async def check(house: House) -> None:
+        (await house.ask("a", tokens=100, wants=0)).release(0)
+        # It owes 90, and pays 50 of them before the rate changes.
+        await house.after(5.0)
+        await house.reconfigure(tenants={"a": TenantSettings(tokens_per_second=1, burst_tokens=10)})
+
+        asked = house.asks("a")
+        await house.after(39.0)
+        assert not asked.done()
+        await house.after(1.1)
+        (await asked).release(0)
+
+    run(check, tenants={"a": TenantSettings(tokens_per_second=10, burst_tokens=10)}, max_wait=100)
+
+
 _STEPS = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from(["a", "b", "c"]), st.integers(-1, 1), st.integers(0, 3)),
     st.tuples(st.just("release"), st.integers(0, 50), st.integers(0, 500)),
@@ -470,6 +539,7 @@ _STEPS = st.one_of(
     st.tuples(st.just("load"), st.booleans(), st.sampled_from([(1,), (2,), (1, 2)])),
     st.tuples(st.just("wait"), st.floats(0, 8)),
     st.tuples(st.just("turn")),
+    st.tuples(st.just("reconfigure"), st.floats(0.1, 10), st.none() | st.floats(1, 200), st.floats(0, 0.5)),
 )
 
 
@@ -503,6 +573,12 @@ def test_whatever_happens_limits_hold_and_nothing_is_left(
                 await house.after(values[0])
             elif step == "turn":
                 await house.after()
+            elif step == "reconfigure":
+                weight, rate, headroom = values
+                other = house.admission.config.tenant("c").model_copy(
+                    update={"weight": weight, "tokens_per_second": rate}
+                )
+                await house.reconfigure(tenants={"b": TenantSettings(weight=weight), "c": other}, headroom=headroom)
             running = house.admission._model("m").queue.running
             assert workers is None or running <= workers * 2
             assert len(house.admission._model("m").queue) <= queue

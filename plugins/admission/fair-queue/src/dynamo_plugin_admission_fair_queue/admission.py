@@ -6,9 +6,18 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, cast
 
-from dynamo_core import Admission, AdmissionServices, Permit, PoolView, PreprocessedRequest, Principal, RankLoad
+from dynamo_core import (
+    Admission,
+    AdmissionServices,
+    Permit,
+    PluginConfig,
+    PoolView,
+    PreprocessedRequest,
+    Principal,
+    RankLoad,
+)
 from dynamo_core.errors import ConfigError, ServiceOverloaded
 
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
@@ -115,6 +124,14 @@ class FairQueueAdmission(Admission):
         """Begins to share the limits of tenants, if that is wanted."""
         if self._sharing is not None:
             await self._sharing.start()
+
+    async def reconfigure(self, config: PluginConfig) -> None:
+        """New weights and limits count for what waits too; what runs goes on, and what was spent stays spent."""
+        self.config = cast(FairQueueConfig, config)
+        self._limits.change(self.config.tenant, asyncio.get_running_loop().time())
+        for model in self._models.values():
+            model.queue.resize(self.config.max_queue, self.config.aging)
+        self._wake()
 
     @property
     def held(self) -> int:

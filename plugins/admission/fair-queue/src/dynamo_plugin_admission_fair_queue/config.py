@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from dynamo_core import PluginConfig
 from pydantic import BaseModel, ConfigDict, Field
@@ -33,6 +33,19 @@ class TenantSettings(BaseModel):
 
 class FairQueueConfig(PluginConfig):
     """The bounds of the queue, and the limits of tenants."""
+
+    LIVE: ClassVar[frozenset[str]] = frozenset(
+        {
+            "max_queue",
+            "max_wait",
+            "requests_per_worker",
+            "headroom",
+            "aging",
+            "seniority",
+            "tenants",
+            "default_tenant",
+        }
+    )
 
     max_queue: int = Field(
         default=256, ge=0, le=100_000, description="Requests that may wait for one model; 0 refuses instead."

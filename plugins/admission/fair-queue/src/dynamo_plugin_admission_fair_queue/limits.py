@@ -99,6 +99,17 @@ class TenantLimits:
         if self._settings(tenant).tokens_per_second is None or use.tokens >= self._burst(tenant):
             del self._uses[tenant]
 
+    def change(self, settings: Callable[[str], TenantSettings], now: float) -> None:
+        """Goes by other settings from now on. A debt stays one, but a tenant that had no rate owes nothing."""
+        for tenant, use in self._uses.items():
+            self._refill(tenant, use, now)
+        former, self._settings = self._settings, settings
+        for tenant, use in list(self._uses.items()):
+            burst = self._burst(tenant)
+            use.tokens = burst if former(tenant).tokens_per_second is None else min(use.tokens, burst)
+            if not self._shared:
+                self.tidy(tenant, now)
+
     # Peers.
 
     def report(self, now: float) -> dict[str, TenantUse]:

@@ -59,6 +59,11 @@ class RequestQueue(Generic[ItemT]):
         """All requests that wait, in no order."""
         return (waiter for flow in self._flows.values() for waiter in flow)
 
+    def resize(self, size: int, aging: float) -> None:
+        """Holds so many from now on. Those that wait beyond that keep their places."""
+        self._size = size
+        self._aging = aging
+
     def tenants(self) -> set[str]:
         """The tenants with requests that wait."""
         return {tenant for tenant, _ in self._flows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from dynamo_core import PluginConfig
 from pydantic import Field
@@ -12,6 +12,20 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class KvConfig(PluginConfig):
     """How overlap and load are weighed, and where the router knows of the caches from."""
+
+    LIVE: ClassVar[frozenset[str]] = frozenset(
+        {
+            "overlap_score_credit",
+            "overlap_score_credit_decay",
+            "prefill_load_scale",
+            "decode_active_request_weight",
+            "temperature",
+            "track_active_blocks",
+            "track_prefill_tokens",
+            "assume_kv_reuse",
+            "alarm_secs",
+        }
+    )
 
     overlap_score_credit: Annotated[float, Field(ge=0, le=1)] = Field(
         default=1.0, description="What a block of the prompt that a worker holds is worth; 0 goes by load alone."

@@ -19,6 +19,7 @@ from dynamo_core import (
     KvHistoryPart,
     KvHistoryRequest,
     Phase,
+    PluginConfig,
     PoolView,
     Route,
     Router,
@@ -127,6 +128,11 @@ class KvRouter(Router):
             self._unwatch()
         self._queue.close()
         self._metrics.close()
+
+    async def reconfigure(self, config: PluginConfig) -> None:
+        """The next choice goes by the new weights."""
+        self._settings = self.config = cast(KvConfig, config)
+        self._weights = Weights.of(self._settings)
 
     # Choosing.
 

@@ -127,7 +127,7 @@ async def test_what_needs_a_restart_is_told_as_one_list_and_nothing_is_applied(r
 
     assert (status, report["status"]) == (409, "refused")
     assert report["error"]["code"] == "reload_refused"
-    assert report["message"] == "nothing was applied: a restart is needed for router.use, workers.mock.replicas"
+    assert report["message"] == "nothing was applied, since these need a restart: router.use, workers.mock.replicas"
     assert await running.ask(1) == 200
 
 

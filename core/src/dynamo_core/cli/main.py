@@ -17,6 +17,7 @@ COMMANDS = {
     "key": "Make API keys for clients.",
     "route": "Ask a running frontend where requests go.",
     "workers": "List running workers, and take them out of service.",
+    "reload": "Have a running server read its settings again.",
     "new": "Write a new plugin package to start from.",
 }
 

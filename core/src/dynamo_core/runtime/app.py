@@ -6,8 +6,9 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from dynamo_core.errors import ConfigError, DynamoError
@@ -15,8 +16,12 @@ from dynamo_core.http.binding import SharedPort
 from dynamo_core.runtime.application import Application
 from dynamo_core.runtime.control import ParentPipe, supervised
 from dynamo_core.runtime.plane import Plane
+from dynamo_core.runtime.reload import OneReload, Reload, Reloader
+from dynamo_core.runtime.reload_triggers import ReloadTriggers, has_terminal
+from dynamo_core.runtime.resolve import Resolved
 from dynamo_core.runtime.roles import Hosted, Role, role_for, role_of
 from dynamo_core.runtime.signals import Signals, end_with
+from dynamo_core.runtime.supervised_reload import ChildReload, SupervisedReload, answer_reloads
 from dynamo_core.runtime.supervisor import Supervisor, parts_of, serve_command
 from dynamo_core.settings import LoadedSettings
 from dynamo_core.tasks import TaskSet
@@ -60,8 +65,9 @@ def serve(
     logs.configure_logging(settings.log.level, settings.log.json_lines, process=role.name)
     code = FAILED
     try:
-        if role.whole and Plane(loaded, role).transport.CROSS_PROCESS:
-            code = run(lambda: _supervise(loaded, role, arguments))
+        if role.whole and (plane := Plane(loaded, role)).transport.CROSS_PROCESS:
+            resolved = plane.resolved
+            code = run(lambda: _supervise(loaded, resolved, role, arguments))
         else:
             configure_export(_service_name(role))
             try:
@@ -103,15 +109,20 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _serve(loaded: LoadedSettings, role: Role) -> int:
     descriptor = supervised()
     numbers = (signal.SIGINT, signal.SIGTERM) if descriptor is None else (signal.SIGTERM,)
-    with Signals(patience(loaded, role), numbers, interrupted=INTERRUPTED) as signals:
-        line = None if descriptor is None else ParentPipe(descriptor, signals)
-        if line is not None:
+    async with AsyncExitStack() as stack:
+        signals = stack.enter_context(
+            Signals(patience(loaded, role), numbers, interrupted=INTERRUPTED, hangups=not has_terminal())
+        )
+        line = None
+        if descriptor is not None:
+            line = await stack.enter_async_context(ParentPipe(descriptor, signals))
             line.start()
         signals.doing = lambda: "loading the plugins"
         # Made after the signals are heard: one that comes now ends the process in order, before anything has started.
         try:
             application = Application(loaded, role, stopping=signals.expect_end)
             signals.doing = application.doing
+            await stack.enter_async_context(_reloading(application, signals, line))
             broken = False
             started = await _started(application, signals, _grace(loaded, role))
         except ConfigError as error:
@@ -184,20 +195,47 @@ def _settle_memory() -> None:
     gc.set_threshold(*GC_THRESHOLD)
 
 
-async def _supervise(loaded: LoadedSettings, role: Role, arguments: Sequence[str]) -> int:
+@asynccontextmanager
+async def _reloading(application: Application, signals: Signals, line: ParentPipe | None) -> AsyncIterator[None]:
+    """Where the settings are read again from: here, or, for all processes together, at the supervisor."""
+    if line is not None:
+        application.reload = child = ChildReload(application.reloader, line)
+        line.answer_with(child.answer)
+        yield
+        return
+    async with _triggers(application.reload, application.reloader, signals):
+        yield
+
+
+def _triggers(reload: Reload, reloader: Reloader, signals: Signals) -> ReloadTriggers:
+    watch = reloader.loaded.settings.reload == "watch"
+    triggers = ReloadTriggers(reload, lambda: reloader.loaded.files, watch=watch)
+    signals.hung_up = triggers.hung_up
+    return triggers
+
+
+async def _supervise(loaded: LoadedSettings, resolved: Resolved, role: Role, arguments: Sequence[str]) -> int:
     frontend = loaded.settings.frontend
     # Looked at first, so that a taken port is told before any process starts.
     with SharedPort(frontend.host, frontend.port) as shared:
         if frontend.processes > 1:
-            return await _supervise_parts(loaded, role, arguments, shared.port)
-    return await _supervise_parts(loaded, role, arguments, None)
+            return await _supervise_parts(loaded, resolved, role, arguments, shared.port)
+    return await _supervise_parts(loaded, resolved, role, arguments, None)
 
 
-async def _supervise_parts(loaded: LoadedSettings, role: Role, arguments: Sequence[str], port: int | None) -> int:
+async def _supervise_parts(
+    loaded: LoadedSettings, resolved: Resolved, role: Role, arguments: Sequence[str], port: int | None
+) -> int:
     supervisor = Supervisor(parts_of(loaded.settings, role.workers, port), serve_command(arguments))
+    reloader = Reloader(loaded, resolved, role, [])
+    reload = OneReload(SupervisedReload(reloader, supervisor))
+    supervisor.answerer = partial(answer_reloads, reload)
     longest = patience(loaded, role) + MARGIN
-    with Signals(longest + MARGIN) as signals:
+    async with AsyncExitStack() as stack:
+        signals = stack.enter_context(Signals(longest + MARGIN, hangups=not has_terminal()))
         await supervisor.start()
+        await stack.enter_async_context(reload)
+        await stack.enter_async_context(_triggers(reload, reloader, signals))
         failed = await _first(_keep(supervisor), signals.wait(1))
         if not failed:
             log.info("stopping; a second signal cuts running requests, a third ends everything at once")

@@ -21,6 +21,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import HttpRoute, ListenerName
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument, error_type
+from dynamo_core.resources import AsyncResource
 from dynamo_core.runtime.resolve import Resolved, check_access
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import Change, LoadedSettings, changes
@@ -33,8 +34,8 @@ log = logging.getLogger(__name__)
 
 PATH = "/admin/reload"
 #: Seconds for reading and validating the settings, and for one part to take its new ones.
-PREPARING = 10.0
-APPLYING = 10.0
+PREPARING = 8.0
+APPLYING = 5.0
 #: Sections that only a process with a frontend goes by.
 _FRONTEND_SECTIONS = frozenset({"frontend", "admin", "auth", "admission", "router", "client"})
 _FLAG = {"1": True, "true": True, "0": False, "false": False, "": False}
@@ -122,7 +123,7 @@ class Plan:
         keys = [change.key for change in self.changes if not change.live]
         if not keys:
             return ""
-        return f"nothing was applied: a restart is needed for {', '.join(keys)}"
+        return f"nothing was applied, since these need a restart: {', '.join(keys)}"
 
 
 class Reloadable(Protocol):
@@ -246,7 +247,7 @@ class Reload(Protocol):
         """Checks, and without `dry_run` applies, what the files say now."""
 
 
-class OneReload:
+class OneReload(AsyncResource):
     """Lets one reload run at a time, to its end: a caller that leaves does not cut it."""
 
     def __init__(self, reload: Reload) -> None:
@@ -276,7 +277,7 @@ def tell(report: ReloadReport) -> None:
         keys = ", ".join(change.key for change in report.changes)
         log.info("the settings were read again: %s", f"applied {keys}" if keys else "nothing has changed")
     else:
-        log.warning("the settings were read again and not applied: %s", report.message)
+        log.warning("the settings were read again: %s", report.message)
 
 
 async def reload_here(reloader: Reloader, name: str, dry_run: bool) -> ReloadReport:

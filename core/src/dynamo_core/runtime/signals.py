@@ -13,13 +13,17 @@ from dynamo_core.telemetry import logs
 __all__ = ["OVERDUE", "Signals", "end_with", "give_up"]
 
 
+def _nothing() -> None:
+    pass
+
+
 class Signals:
     """Counts requests to end while it is entered. From the first one on the process has `deadline` seconds.
 
     A third one, or the deadline, ends the process at once with exit code 70: something in it cannot be stopped. The
     deadline holds to the end of the process, for a thread that does not end would keep it too. `numbers` are the
     signals that count; others keep their meaning. With `interrupted` the process is starting until `started` is called,
-    and has that many seconds to end after Ctrl-C.
+    and has that many seconds to end after Ctrl-C. With `hangups` SIGHUP calls `hung_up` and does not end the process.
     """
 
     def __init__(
@@ -28,8 +32,12 @@ class Signals:
         numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
         *,
         interrupted: float | None = None,
+        hangups: bool = False,
     ) -> None:
         self._numbers = numbers
+        self._hangups = hangups
+        #: What SIGHUP does, in the loop's thread.
+        self.hung_up: Callable[[], None] = _nothing
         #: Says what the process is at, for the log; called in any thread. Empty when all has been stopped.
         self.doing: Callable[[], str] = str
         self._watchdog = Watchdog(deadline, interrupted=interrupted, doing=lambda: self.doing() or threads_left())
@@ -43,6 +51,8 @@ class Signals:
         loop = asyncio.get_running_loop()
         for number in self._numbers:
             loop.add_signal_handler(number, self.arrived, number is signal.SIGINT)
+        if self._hangups:
+            loop.add_signal_handler(signal.SIGHUP, lambda: self.hung_up())
         self._watchdog.start()
         self._watchdog.listen_to(self._numbers)
         return self
@@ -50,7 +60,7 @@ class Signals:
     def __exit__(self, *exc: object) -> None:
         self._watchdog.close()
         loop = asyncio.get_running_loop()
-        for number in self._numbers:
+        for number in (*self._numbers, *([signal.SIGHUP] if self._hangups else [])):
             loop.remove_signal_handler(number)
 
     async def wait(self, count: int) -> None:

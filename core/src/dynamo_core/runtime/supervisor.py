@@ -10,11 +10,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from dynamo_core.backoff import pauses
-from dynamo_core.runtime.control import CUT, HURRY, LONGEST_REASON, READY, REASON, VARIABLE
+from dynamo_core.runtime.control import CUT, HURRY, VARIABLE, Answerer, ChildLine
 from dynamo_core.runtime.roles import FRONTEND, WORKERS
 from dynamo_core.runtime.signals import OVERDUE
 from dynamo_core.settings import Settings
@@ -76,40 +76,32 @@ class _Child:
 
     part: Part
     process: asyncio.subprocess.Process
-    line: socket.socket
-    _said: bytes = b""
+    line: ChildLine
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})"
 
     @property
     def name(self) -> str:
-        """Words for logs."""
-        return f"{self.part.name} (pid {self.process.pid})"
+        """That of its part."""
+        return self.part.name
 
-    def has_served(self) -> bool:
-        """Whether it has said that it serves; still known after its end."""
-        self._listen()
-        return self._said.startswith(READY)
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
 
-    def reason(self) -> str:
-        """Why it cannot run with its config, once it has ended, as far as it could say."""
-        self._listen()
-        return self._said.removeprefix(REASON).decode("utf-8", "replace") if self._said.startswith(REASON) else ""
+    async def ask(self, body: Any, timeout: float) -> Any:
+        """What it answers; see `ChildLine.ask`."""
+        return await self.line.ask(body, timeout)
 
-    def _listen(self) -> None:
-        with suppress(OSError):
-            # Does not wait: an error is that it has said nothing more, or is gone.
-            while len(self._said) < LONGEST_REASON and (more := self.line.recv(LONGEST_REASON)):
-                self._said += more
-
-    def say(self, word: bytes) -> None:
-        """Tells it something; a child that is gone does not mind."""
-        try:
-            self.line.send(word)
-        except OSError:
-            log.debug("process %d does not listen any more", self.process.pid)
+    def restart(self) -> None:
+        """Has it end in order, and so start again."""
+        self.end(hurried=False)
 
     def end(self, *, hurried: bool) -> None:
         """Asks it to end in order."""
-        self.say(HURRY) if hurried else self.send(signal.SIGTERM)
+        self.line.say(HURRY) if hurried else self.send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, if the process is still there."""
@@ -131,12 +123,22 @@ class Supervisor:
         self._stopping = asyncio.Event()
         #: Whether a process had to be killed, or ended badly, while everything was stopped.
         self.unclean = False
+        #: What answers questions of the children.
+        self.answerer: Answerer | None = None
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def pids(self) -> dict[str, int]:
         """The running processes by the names of their parts."""
         return {part.name: child.process.pid for part, child in self._children.items()}
+
+    def names(self) -> list[str]:
+        """Those of all parts."""
+        return [part.name for part in self._parts]
+
+    def running(self) -> list[_Child]:
+        """The processes that there are now."""
+        return [child for child in self._children.values() if child.process.returncode is None]
 
     async def start(self) -> None:
         """Starts every part, and goes on to keep each running."""
@@ -155,11 +157,11 @@ class Supervisor:
         self._stopping.set()
         now = asyncio.get_running_loop().time()
         end = now + deadline
-        serving = [child for child in self._children.values() if child.has_served()]
+        serving = [child for child in self._children.values() if child.line.has_served()]
         starting = [child for child in self._children.values() if child not in serving]
         for child in starting:
             child.end(hurried=hurried)
-            log.info("waiting for %s, which is still starting", child.name)
+            log.info("waiting for %s, which is still starting", child)
         try:
             for only in (True, False):
                 group = [child for child in serving if (child.part.only == FRONTEND) is only]
@@ -170,7 +172,7 @@ class Supervisor:
         except asyncio.CancelledError:
             # The second signal: everybody cuts what runs, and has a moment to do so.
             for child in self._children.values():
-                child.say(CUT)
+                child.line.say(CUT)
             await self._ended(list(self._children.values()), asyncio.get_running_loop().time() + 5.0)
             raise
         finally:
@@ -184,7 +186,7 @@ class Supervisor:
     async def _kill(self) -> None:
         for child in list(self._children.values()):
             if child.process.returncode is None:
-                log.error("%s did not end in time and is killed", child.name)
+                log.error("%s did not end in time and is killed", child)
                 child.send(signal.SIGKILL)
                 await child.process.wait()
         await self._tasks.aclose()
@@ -215,17 +217,16 @@ class Supervisor:
             child = await self._spawn(part)
         except OSError as error:
             return f"no process: {error.strerror}", None, False, ""
-        with child.line:
+        async with child.line:
             try:
                 code = await child.process.wait()
             finally:
                 self._children.pop(part, None)
             self.unclean = self.unclean or (self._stopping.is_set() and code != 0)
-            return f"{_cause(code)} (pid {child.process.pid})", code, child.has_served(), child.reason()
+            return f"{_cause(code)} (pid {child.process.pid})", code, child.line.has_served(), child.line.reason()
 
     async def _spawn(self, part: Part) -> _Child:
         theirs, ours = socket.socketpair()
-        ours.setblocking(False)
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -239,7 +240,7 @@ class Supervisor:
             raise
         finally:
             theirs.close()
-        child = self._children[part] = _Child(part, process, ours)
+        child = self._children[part] = _Child(part, process, ChildLine(ours, self.answerer))
         log.info("%s runs as pid %d", part.name, process.pid)
         return child
 

@@ -131,6 +131,33 @@ def test_what_can_change_while_the_process_runs(config_file: ConfigFile, old: st
     assert [change.live for change in rewritten(config_file, old, new)] == live
 
 
+A, B = "{use: a, burst: 1}", "{use: b}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (f"[{A}, {B}]", f"[{{use: a, burst: 2}}, {B}]", {"admission.a.burst": True}),
+        (f"[{A}, {B}]", f"[{A}, {{use: b, burst: 2}}]", {"admission.b.burst": False}),
+        (f"[{A}, {B}]", f"[{A}, {{use: b, active_prefill_tokens_threshold: 2}}]",
+         {"admission.b.active_prefill_tokens_threshold": True}),
+        (f"[{A}, {B}]", f"[{B}, {A}]", {"admission": False}),
+        (f"[{A}]", f"[{A}, {B}]", {"admission.b.use": False}),
+        (f"[{A}, {B}]", f"[{A}, {{use: b, enabled: false}}]", {"admission.b.enabled": False}),
+        (f"[{A}]", A, {"admission.a.use": False, "admission.use": False}),
+    ],
+)  # fmt: skip
+def test_lists_of_plugins_are_compared_by_their_entries(
+    config_file: ConfigFile, old: str, new: str, expected: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIVE, "admission.a", {"burst"})
+
+    found = rewritten(config_file, f"admission: {old}\n", f"admission: {new}\n")
+
+    assert {change.key: change.live for change in found}.items() >= expected.items()
+    assert all(change.live for change in found) is all(expected.values())
+
+
 def test_an_engine_has_live_keys_of_its_own(config_file: ConfigFile) -> None:
     text = "workers: {{mock: {{model: {{name: m}}, engine: {{use: mocker, speedup_ratio: {0}}}, replicas: {0}}}}}"
     found = rewritten(config_file, text.format(1), text.format(2))

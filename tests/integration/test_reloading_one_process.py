@@ -248,8 +248,9 @@ async def test_a_part_that_fails_takes_all_of_it_back(running: Running, monkeypa
     assert await running.ask(1) == 401
 
 
-async def test_two_reloads_at_once_do_not_mix(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    await running.start()
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """A router that takes its time: it has begun to take its settings, and it may go on."""
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(self: KvRouter, config: Any) -> None:
@@ -257,6 +258,12 @@ async def test_two_reloads_at_once_do_not_mix(running: Running, monkeypatch: pyt
         await go_on.wait()
 
     monkeypatch.setattr(KvRouter, "reconfigure", wait)
+    return begun, go_on
+
+
+async def test_two_reloads_at_once_do_not_mix(running: Running, slow: tuple[asyncio.Event, asyncio.Event]) -> None:
+    await running.start()
+    begun, go_on = slow
     first = asyncio.create_task(running.reload(router="kv, temperature: 1"))
     await begun.wait()
 
@@ -267,15 +274,11 @@ async def test_two_reloads_at_once_do_not_mix(running: Running, monkeypatch: pyt
     assert (await first)[1]["status"] == "applied"
 
 
-async def test_a_client_that_leaves_does_not_cut_a_reload(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_does_not_cut_a_reload(
+    running: Running, slow: tuple[asyncio.Event, asyncio.Event]
+) -> None:
     await running.start()
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    async def wait(self: KvRouter, config: Any) -> None:
-        begun.set()
-        await go_on.wait()
-
-    monkeypatch.setattr(KvRouter, "reconfigure", wait)
+    begun, go_on = slow
     asked = asyncio.create_task(running.reload(router="kv, temperature: 1", keys=(0,)))
     await begun.wait()
     asked.cancel()

@@ -32,6 +32,7 @@ class Reloads:
 
 
 Watch = Callable[[Path], Reloads]
+Watched = tuple[Path, Reloads]
 
 
 @pytest.fixture
@@ -80,14 +81,22 @@ async def test_a_mounted_file_that_is_replaced_behind_its_link_is_read_again(tmp
     assert await reloads.next() == "other"
 
 
-async def test_the_same_content_in_a_new_file_is_no_change(tmp_path: Path, watch: Watch) -> None:
+@pytest.fixture
+async def watched(tmp_path: Path, watch: Watch) -> Watched:
+    """A file that was looked at, and holds ``begin``."""
     config = tmp_path / "config.yaml"
     config.write_text("begin")
     reloads = watch(config)
     await looked(config.write_text, reloads)
+    return config, reloads
 
-    (tmp_path / "new").write_text("begin")
-    os.replace(tmp_path / "new", config)
+
+async def test_the_same_content_in_a_new_file_is_no_change(watched: Watched) -> None:
+    config, reloads = watched
+
+    new = config.with_suffix(".new")
+    new.write_text("begin")
+    os.replace(new, config)
     await asyncio.sleep(0.2)
     config.write_text("other")
 
@@ -95,11 +104,8 @@ async def test_the_same_content_in_a_new_file_is_no_change(tmp_path: Path, watch
     assert reloads.found.empty()
 
 
-async def test_a_busy_reload_is_tried_again_and_a_refused_one_is_not(tmp_path: Path, watch: Watch) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("begin")
-    reloads = watch(config)
-    await looked(config.write_text, reloads)
+async def test_a_busy_reload_is_tried_again_and_a_refused_one_is_not(watched: Watched) -> None:
+    config, reloads = watched
     reloads.busy = 2
     config.write_text("new")
 
@@ -108,11 +114,8 @@ async def test_a_busy_reload_is_tried_again_and_a_refused_one_is_not(tmp_path: P
     assert reloads.found.empty()
 
 
-async def test_a_file_that_is_gone_for_a_while_is_told_as_such(tmp_path: Path, watch: Watch) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("begin")
-    reloads = watch(config)
-    await looked(config.write_text, reloads)
+async def test_a_file_that_is_gone_for_a_while_is_told_as_such(watched: Watched) -> None:
+    config, reloads = watched
     config.unlink()
 
     assert await reloads.next() == "-"

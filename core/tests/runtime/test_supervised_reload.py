@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.runtime.reload import OneReload, Plan, Reloader, Step
+from dynamo_core.runtime.reload import OneReload, Plan, Reloader, ReloadReport, Step
 from dynamo_core.runtime.resolve import Resolved, resolve
 from dynamo_core.runtime.roles import role_of
 from dynamo_core.runtime.supervised_reload import ChildReload, SupervisedReload, answer_reloads
@@ -111,11 +111,16 @@ def make(tmp_path: Path) -> Make:
     return lambda *hows: Family(tmp_path, *hows)
 
 
+async def applied(family: Family) -> ReloadReport:
+    """What becomes of a level in the file."""
+    family.write(level="debug")
+    return await family.reload(False)
+
+
 async def test_all_take_it_and_are_told_of(make: Make) -> None:
     family = make("well", "well")
-    family.write(level="debug")
 
-    report = await family.reload(False)
+    report = await applied(family)
 
     assert report.status == "applied"
     assert [(one.name, one.result) for one in report.processes] == [
@@ -153,9 +158,8 @@ async def test_what_needs_a_restart_is_refused_before_a_child_is_asked(make: Mak
 )
 async def test_while_one_cannot_prepare_none_applies(make: Make, how: str, says: str) -> None:
     family = make("well", how)
-    family.write(level="debug")
 
-    report = await family.reload(False)
+    report = await applied(family)
 
     assert (report.status, report.message) == ("busy", f"nothing was applied: {says}")
     assert family.levels() == ["info", "info"]
@@ -165,9 +169,8 @@ async def test_while_one_cannot_prepare_none_applies(make: Make, how: str, says:
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 async def test_one_that_does_not_apply_is_started_again_and_the_others_go_on(make: Make, how: str) -> None:
     family = make("well", how)
-    family.write(level="debug")
 
-    report = await family.reload(False)
+    report = await applied(family)
 
     assert report.status == "failed"
     assert report.message.startswith("started again, on the new settings: p1: ")
@@ -179,9 +182,8 @@ async def test_one_that_does_not_apply_is_started_again_and_the_others_go_on(mak
 @pytest.mark.parametrize("how", ["absent", "dies"])
 async def test_one_that_is_gone_starts_on_the_new_settings_by_itself(make: Make, how: str) -> None:
     family = make("well", how)
-    family.write(level="debug")
 
-    report = await family.reload(False)
+    report = await applied(family)
 
     assert report.status == "applied"
     assert report.processes[-1].result == "absent"
@@ -262,14 +264,14 @@ def test_either_nothing_changes_or_every_process_is_on_the_new_settings_or_start
         family = Family(tmp_path_factory.mktemp("family"), *hows)
         family.write(level=level)
         report = await family.reload(dry_run)
-        applied = family.reloader.loaded.settings.log.level == "debug"
+        in_force = family.reloader.loaded.settings.log.level == "debug"
 
-        assert applied is (report.status in ("applied", "failed"))
-        assert not (dry_run and applied)
+        assert in_force is (report.status in ("applied", "failed"))
+        assert not (dry_run and in_force)
         for child in family.running():
-            assert child.restarted is (applied and child.how in ("fails", "hangs"))
+            assert child.restarted is (in_force and child.how in ("fails", "hangs"))
             if not child.restarted and child.how != "dies":
-                assert (child.part.level == "debug") is applied
+                assert (child.part.level == "debug") is in_force
         await family.reload.aclose()
 
     asyncio.run(check())

@@ -20,6 +20,10 @@ TRUSTED = {
     "dynamo_text.hf:HFTokenizer.__init__ json.loads": "what the library of tokenizers says of itself",
     "dynamo_plugin_discovery_etcd.wire:Keys.name base64.b64decode": "etcd's own encoding of a key",
     "dynamo_plugin_discovery_etcd.wire:record base64.b64decode": "etcd's own encoding of a value",
+    "dynamo_core.runtime.control:_decoder msgspec.json.Decoder": "a pair of sockets of a supervisor and its child",
+    "dynamo_core.runtime.supervised_reload:_requests msgspec.json.Decoder": "over that pair, from the same version",
+    "dynamo_core.runtime.supervised_reload:_replies msgspec.json.Decoder": "over that pair, from the same version",
+    "dynamo_core.runtime.supervised_reload:_reports msgspec.json.Decoder": "over that pair, from the same version",
     "dynamo_plugin_frontend_openai.template_child:main msgspec.json.decode": "a pipe that only its parent writes to",
     "dynamo_plugin_frontend_openai.template_process:TemplateProcesses._exchange msgspec.json.decode": (
         "a pipe of a process that runs our own code, and templates in a sandbox"

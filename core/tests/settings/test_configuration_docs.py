@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from dynamo_core.settings import FLAGS, PROCESS_NAMES, config_schema, load_settings
+from dynamo_core.settings.model import LIVE_KEYS
+from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_router_kv.config import KvConfig
 
@@ -83,6 +85,14 @@ def flag_rows() -> list[tuple[str, str, str, str]]:
 
 def test_the_table_of_settings_is_equal_to_the_code() -> None:
     assert table_under("Every setting") == setting_rows()
+
+
+def test_the_tables_of_live_keys_are_equal_to_the_code() -> None:
+    assert [row[0] for row in table_under("Live keys")] == [f"`{key}`" for key in sorted(LIVE_KEYS)]
+    assert table_under("Live keys of plugins") == [
+        (f"`{name}`", ", ".join(f"`{key}`" for key in sorted(config.LIVE)))
+        for name, config in (("fair-queue", FairQueueConfig), ("kv", KvConfig))
+    ]
 
 
 def test_the_table_of_flags_is_equal_to_the_code() -> None:

@@ -15,6 +15,8 @@ import pytest
 from dynamo_core.http.auth import hash_of
 from dynamo_core.runtime.application import Application
 from dynamo_core.settings import load_settings
+from dynamo_plugin_engine_mocker.config import MockerConfig
+from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_testing.certificates import make_certificates
 
@@ -26,7 +28,7 @@ admin: {{port: 0, token: "${{file:{folder}/token}}"}}
 auth: {{keys: [{keys}]}}
 log: {{level: {level}}}
 router: {{use: {router}}}
-admission: {{use: {admission}}}
+admission: {admission}
 workers:
   mock: {{model: {{name: m}}, engine: {{use: mocker, speedup_ratio: 0}}, replicas: {replicas}}}
 """
@@ -36,7 +38,7 @@ PARTS = {
     "keys": (0, 1),
     "level": "info",
     "router": "kv",
-    "admission": "none",
+    "admission": "{use: none}",
     "replicas": 1,
 }
 
@@ -199,12 +201,12 @@ async def test_the_log_level_changes(running: Running, caplog: pytest.LogCapture
 
 
 async def test_a_threshold_that_the_api_has_set_stands_and_the_file_counts_for_the_rest(running: Running) -> None:
-    await running.start(admission="token-capacity")
+    await running.start(admission="{use: token-capacity}")
     change = {"model": "m", "active_prefill_tokens_threshold": 10}
     assert (await running.admin_asks("POST", "/busy_threshold", body=change))[0] == 200
 
     _, report = await running.reload(
-        admission="token-capacity, active_prefill_tokens_threshold: 99, active_decode_blocks_threshold: 0.5"
+        admission="{use: token-capacity, active_prefill_tokens_threshold: 99, active_decode_blocks_threshold: 0.5}"
     )
 
     assert report["standing"] == [
@@ -218,9 +220,9 @@ async def test_a_threshold_that_the_api_has_set_stands_and_the_file_counts_for_t
 
 
 async def test_tenants_of_the_fair_queue_change(running: Running) -> None:
-    await running.start(admission="fair-queue")
+    await running.start(admission="{use: fair-queue}")
 
-    status, report = await running.reload(admission="fair-queue, tenants: {a: {concurrency: 3}}, max_queue: 7")
+    status, report = await running.reload(admission="{use: fair-queue, tenants: {a: {concurrency: 3}}, max_queue: 7}")
 
     assert status == 200
     assert [row["key"] for row in report["changes"]] == ["admission.tenants.a.concurrency", "admission.max_queue"]
@@ -331,3 +333,37 @@ async def test_a_dry_run_is_not_guessed_from_a_word_that_may_mean_either(running
 
     assert (status, answer["error"]["param"]) == (400, "dry_run")
     assert await running.ask(1) == 200
+
+
+async def test_every_entry_of_a_list_of_admissions_takes_its_own(running: Running) -> None:
+    both = "[{{use: fair-queue, max_queue: {0}}}, {{use: token-capacity, active_prefill_tokens_threshold: {1}}}]"
+    await running.start(admission=both.format(5, 10))
+
+    status, report = await running.reload(admission=both.format(7, 20))
+
+    assert (status, [row["key"] for row in report["changes"]]) == (
+        200, ["admission.fair-queue.max_queue", "admission.token-capacity.active_prefill_tokens_threshold"]
+    )  # fmt: skip
+    frontend = running.application.frontend_process
+    assert frontend is not None
+    assert frontend._admissions["admission.fair-queue"].config.max_queue == 7  # type: ignore[attr-defined]
+    assert frontend._thresholds.of("m").active_prefill_tokens_threshold == 20
+    assert await running.ask() == 200
+
+
+async def test_an_engine_takes_what_it_declares(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[float] = []
+
+    async def reconfigure(self: MockerEngine, config: Any) -> None:
+        taken.append(config.speedup_ratio)
+
+    monkeypatch.setattr(MockerEngine, "reconfigure", reconfigure)
+    monkeypatch.setattr(MockerConfig, "LIVE", frozenset({"speedup_ratio"}))
+    await running.start(replicas=2)
+    config = running.folder / "config.yaml"
+    config.write_text(config.read_text().replace("speedup_ratio: 0", "speedup_ratio: 3"))
+
+    status, report = await running.admin_asks("POST", "/admin/reload")
+
+    assert (status, report["status"]) == (200, "applied")
+    assert taken == [3, 3]

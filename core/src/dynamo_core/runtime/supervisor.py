@@ -78,13 +78,13 @@ class _Child:
     process: asyncio.subprocess.Process
     line: ChildLine
 
-    def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid})"
-
     @property
     def name(self) -> str:
         """That of its part."""
         return self.part.name
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})"
 
     @property
     def pid(self) -> int:

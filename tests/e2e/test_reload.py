@@ -40,7 +40,7 @@ workers:
     replicas: {replicas}
     grace_period: 0
 """
-PARTS = {
+PARTS: dict[str, Any] = {
     "processes": 2, "replicas": 2, "keys": (STAYS, OTHERS[0]), "temperature": 0.5, "weight": 1.0, "level": "info",
     "retries": 2,
 }  # fmt: skip
@@ -185,7 +185,7 @@ def many_reloads(site: Site, rounds: int) -> None:
     assert site.server.until(lambda: site.held() > 0, 10)
     for number in range(1, rounds + 1):
         keys = [STAYS, *choice.sample(OTHERS, choice.randint(0, 2))]
-        parts = {"keys": keys, "temperature": choice.random(), "weight": choice.uniform(0.5, 5)}
+        parts: dict[str, Any] = {"keys": keys, "temperature": choice.random(), "weight": choice.uniform(0.5, 5)}
         before = list(site.parts["keys"])
         good = dict(site.parts)
         frontend = number % 2
@@ -237,7 +237,7 @@ def test_some_reloads_under_load(site: Site) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_hundred_reloads_under_load(site: Site) -> None:
     many_reloads(site, 100)
 
@@ -306,6 +306,7 @@ def test_the_command_shows_a_dry_run_and_applies(site: Site) -> None:
     assert json.loads(again.stdout)["status"] == "unchanged"
 
 
+@pytest.mark.timeout(180)
 def test_a_watched_file_is_read_when_its_mount_changes_and_a_hang_up_reads_it_too(serve: Any, tmp_path: Path) -> None:
     site = Site(tmp_path, serve, "--set", "reload=watch")
 

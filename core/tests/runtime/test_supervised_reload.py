@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ class Part:
         self.fails = fails
         self.level = "info"
 
-    def reload_steps(self, plan: Plan) -> Sequence[Step]:
+    def reload_steps(self, plan: Plan) -> Iterator[Step]:
         def take() -> None:
             if self.fails:
                 raise ValueError("no")
             self.level = plan.loaded.settings.log.level
 
-        return [Step("part", take, lambda: None)]
+        yield Step("part", take, lambda: None)
 
 
 class Process:
@@ -77,8 +78,7 @@ class Family:
         self.write()
         self.loaded = load_settings(self.path, env={})
         self.role = role_of(self.loaded.settings, None)
-        self.resolved: Resolved = RESOLVED.setdefault("", None) or resolve(self.loaded, PluginLoader())
-        RESOLVED[""] = self.resolved
+        self.resolved = resolved()
         self.children = [Process(f"p{number}", self, how) for number, how in enumerate(hows)]
         self.reloader = Reloader(self.loaded, self.resolved, self.role, [])
         self.reload = OneReload(SupervisedReload(self.reloader, self))
@@ -96,7 +96,12 @@ class Family:
         return [child.part.level for child in self.children]
 
 
-RESOLVED: dict[str, Any] = {}
+@cache
+def resolved() -> Resolved:
+    """The plugins, which are the same for every test."""
+    return resolve(load_settings(env={}, sets=["transport.use=tcp", "discovery.use=file"]), PluginLoader())
+
+
 Make = Callable[..., Family]
 
 

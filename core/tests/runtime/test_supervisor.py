@@ -122,3 +122,17 @@ def test_ctrl_c_is_left_to_the_supervisor_from_the_first_import_of_a_child_on(tm
     done = subprocess.run(serve_command([]), env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=30)
 
     assert done.returncode == 7
+
+
+async def test_a_part_that_is_to_take_new_settings_by_a_restart_ends_and_lives_again(
+    make: Make, tmp_path: Path
+) -> None:
+    supervisor = make(f"{SERVE}{UNTIL_TOLD}")
+    assert supervisor.names() == ["workers.mock-0"]
+
+    await supervisor.start()
+    await lives(tmp_path, 1)
+    for child in supervisor.running():
+        child.restart()
+
+    await lives(tmp_path, 2)

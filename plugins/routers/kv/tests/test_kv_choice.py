@@ -159,6 +159,7 @@ def test_the_best_are_the_cheapest_and_the_chosen_one_is_among_them(
     assert [costs[index] for index in found[:-1]] == cheapest[:-1]
     assert costs[found[-1]] == cheapest[-1] or found[-1] == chosen
 
+
 def test_every_weight_can_change_while_the_router_runs_and_nothing_that_is_read_once() -> None:
     weights = set(Weights.__slots__)
 

@@ -41,7 +41,7 @@ def test_yaml_keys_keep_their_lines(config_file: ConfigFile) -> None:
         """
     )
 
-    assert origins(read_document(path)) == {
+    assert origins(read_document(path).tree) == {
         "namespace": "config.yaml:2",
         "frontend.use": "config.yaml:4",
         "frontend.port": "config.yaml:5",
@@ -61,7 +61,7 @@ def test_yaml_anchors_and_merge_keys_work_as_usual(config_file: ConfigFile) -> N
         """
     )
 
-    document = to_plain(read_document(path))
+    document = to_plain(read_document(path).tree)
 
     assert document["c"] == {"x": 5, "y": 2, "z": 4}
     assert document["d"] == {"x": 1, "y": 2}
@@ -70,14 +70,14 @@ def test_yaml_anchors_and_merge_keys_work_as_usual(config_file: ConfigFile) -> N
 def test_an_empty_file_sets_nothing(config_file: ConfigFile) -> None:
     path = config_file("# nothing\n")
 
-    assert to_plain(read_document(path)) == {}
+    assert to_plain(read_document(path).tree) == {}
     assert load_settings(path, env={}).settings.workers == {}
 
 
 def test_what_looks_like_a_date_but_is_none_stays_a_text(config_file: ConfigFile) -> None:
     path = config_file("a: 2024-13-99")
 
-    assert to_plain(read_document(path)) == {"a": "2024-13-99"}
+    assert to_plain(read_document(path).tree) == {"a": "2024-13-99"}
 
 
 def test_toml_keys_keep_their_lines(config_file: ConfigFile) -> None:
@@ -102,7 +102,7 @@ def test_toml_keys_keep_their_lines(config_file: ConfigFile) -> None:
         "config.toml",
     )
 
-    assert origins(read_document(path)) == {
+    assert origins(read_document(path).tree) == {
         "namespace": "config.toml:1",
         "hooks": "config.toml:2",
         "client.retries": "config.toml:5",

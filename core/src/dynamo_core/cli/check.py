@@ -36,7 +36,7 @@ def command(as_json: bool, **options: Any) -> None:
     from dynamo_core.runtime.resolve import resolve
 
     loaded = load(**options)
-    loader = PluginLoader()
+    loader = PluginLoader(loaded.plugin_files)
     graph = describe(loaded.settings, resolve(loaded, loader), loader)
     click.echo(json.dumps(graph, indent=2) if as_json else _as_text(graph))
 

@@ -64,7 +64,7 @@ def plugin_models(loaded: LoadedSettings) -> dict[str, type[PluginConfig]]:
     from dynamo_core.plugins.loader import PluginLoader
     from dynamo_core.runtime.resolve import load_plugin, named_plugins
 
-    loader = PluginLoader()
+    loader = PluginLoader(loaded.plugin_files)
     found: dict[str, set[type[PluginConfig] | None]] = {}
     for named in named_plugins(loaded.settings):
         section = "workers.*.engine" if named.kind == "engine" else named.section

@@ -32,7 +32,7 @@ def command(as_json: bool, **options: Any) -> None:
     from dynamo_core.plugins.loader import PluginLoader
 
     loaded = load(**options)
-    loader = PluginLoader()
+    loader = PluginLoader(loaded.plugin_files)
     problems = load_named(loaded, loader)
     plugins = Catalog(loader).installed()
     if as_json:

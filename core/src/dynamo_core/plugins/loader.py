@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
+import zlib
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.abc import ExecutionLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import decode_source, module_from_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dynamo_core.contracts.admission import NO_ADMISSION
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.plugin import DYNAMO_API, Plugin
-from dynamo_core.errors import PluginError
+from dynamo_core.errors import ConfigError, PluginError
 from dynamo_core.plugins.hooks import HookError, Hooks
-from dynamo_core.plugins.metadata import PluginEntry, find_plugins
+from dynamo_core.plugins.metadata import BY_NAME, PluginEntry, find_plugins
+from dynamo_core.single_file import NO_FILES, FileName, PluginFiles, read_trusted
 
 #: The kind of plugins that offer no class and only listen.
 LISTENER_KIND = "hook"
@@ -54,12 +61,14 @@ CONTRACTS = {
 class PluginLoader:
     """Knows what is installed, loads plugins by kind and name, and holds the hooks they listen to.
 
-    The application makes one and hands it down. Making it reads metadata; it imports no plugin.
+    The application makes one and hands it down. Making it reads metadata; it imports no plugin. `files` are the plugins
+    of one file that may be loaded: those that the config file of this process names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, files: PluginFiles = NO_FILES) -> None:
         #: The listeners. Announce with ``loader.hooks.announce("dynamo_…", …)``.
         self.hooks = Hooks()
+        self._files = files
         self._entries = find_plugins()
         self._modules: dict[str, ModuleType] = {}
         self._classes: dict[tuple[str, str], dict[str, type[Plugin]]] = {}
@@ -67,8 +76,8 @@ class PluginLoader:
 
     @property
     def entries(self) -> list[PluginEntry]:
-        """All that is installed, by kind and name."""
-        return list(self._entries)
+        """All that is installed, by kind and name, and the plugins of one file that were asked for."""
+        return sorted(self._entries, key=BY_NAME)
 
     def is_loaded(self, entry: PluginEntry) -> bool:
         """Whether this plugin was asked for and loaded without an error."""
@@ -90,12 +99,14 @@ class PluginLoader:
             raise PluginError(f"built-in listener {name}: {error}", cause=error) from error
 
     def find(self, kind: str, name: str) -> PluginEntry:
-        """The installed plugin of this kind and name, from metadata alone.
+        """The plugin of this kind and name, from metadata alone, or the file that a name stands for.
 
         Raises:
-            PluginError: there is none, or more than one distribution offers it.
+            PluginError: there is none, or more than one distribution offers it, or the file is not to be trusted.
         """
         found = [entry for entry in self._entries if (entry.kind, entry.name) == (kind, name)]
+        if not found and FileName.parse(name) is not None:
+            found = [self._add_file(kind, name)]
         if not found:
             raise PluginError(self._missing(kind, name))
         if len(found) > 1:
@@ -116,13 +127,7 @@ class PluginLoader:
             raise ValueError(f"plugins of kind {kind!r} have no class")
         entry = self.find(kind, name)
         module = self._module(entry)
-        classes = self._classes.get((kind, entry.target))
-        if classes is None:
-            classes = self._classes[kind, entry.target] = self._offered_classes(entry, module, contract)
-        cls = classes.get(name)
-        if cls is None:
-            names = ", ".join(sorted(classes)) or "none"
-            raise _plugin_error(entry, f"{contract.hook} offers no class with NAME = {name!r} (it offers: {names})")
+        cls = _class_in_file(entry, module, contract) if entry.is_file else self._offered(entry, module, contract)
         _check_class(entry, cls)
         self._loaded.add(entry)
         return cls
@@ -134,12 +139,22 @@ class PluginLoader:
             PluginError: as `load`, or the module implements no hook.
         """
         entry = self.find(LISTENER_KIND, name)
+        if entry.is_file and not name.endswith(".py"):
+            raise _plugin_error(entry, "the name is that of the file alone, without a class")
         module = self._module(entry)
         if not self.hooks.implemented_by(module):
             raise _plugin_error(
                 entry, f"module {entry.target} implements no hook; is a function marked with @hookimpl?"
             )
         self._loaded.add(entry)
+
+    def _add_file(self, kind: str, name: str) -> PluginEntry:
+        try:
+            entry = PluginEntry.of_file(kind, name, self._files.locate(name))
+        except ConfigError as error:
+            raise PluginError(f"{kind.replace('_', ' ')} {name!r}: {error}", cause=error) from error
+        self._entries.append(entry)
+        return entry
 
     def _missing(self, kind: str, name: str) -> str:
         names = sorted({entry.name for entry in self._entries if entry.kind == kind})
@@ -158,20 +173,23 @@ class PluginLoader:
         known = self._modules.get(entry.target)
         if known is not None:
             return known
-        if ":" in entry.target:
+        if ":" in entry.target and not entry.is_file:
             raise _plugin_error(entry, f"its entry point must name a module, not {entry.target!r}")
         try:
-            module = import_module(entry.target)
+            module = _import_file(entry) if entry.is_file else import_module(entry.target)
+        except PluginError:
+            raise
         except (Exception, SystemExit) as error:
             raise _plugin_error(entry, f"cannot be imported: {_cause(error)}", error) from error
         made_for = getattr(module, "DYNAMO_API", None)
         if made_for is None:
             raise _plugin_error(entry, f"module {entry.target} does not say which DYNAMO_API it was made for")
         if made_for != DYNAMO_API:
+            remedy = f"install versions of {entry.distribution} and dynamo-core that go together"
             raise _plugin_error(
                 entry,
                 f"was made for DYNAMO_API {made_for}, but this dynamo-core has {DYNAMO_API}: "
-                f"install versions of {entry.distribution} and dynamo-core that go together{_migration(made_for)}",
+                f"{'bring the file up to date' if entry.is_file else remedy}{_migration(made_for)}",
             )
         try:
             self.hooks.add(module, entry.target)
@@ -179,6 +197,18 @@ class PluginLoader:
             raise _plugin_error(entry, str(error), error) from error
         self._modules[entry.target] = module
         return module
+
+    def _offered(self, entry: PluginEntry, module: ModuleType, contract: Contract) -> type[Plugin]:
+        classes = self._classes.get((entry.kind, entry.target))
+        if classes is None:
+            classes = self._classes[entry.kind, entry.target] = self._offered_classes(entry, module, contract)
+        cls = classes.get(entry.name)
+        if cls is None:
+            names = ", ".join(sorted(classes)) or "none"
+            raise _plugin_error(
+                entry, f"{contract.hook} offers no class with NAME = {entry.name!r} (it offers: {names})"
+            )
+        return cls
 
     def _offered_classes(self, entry: PluginEntry, module: ModuleType, contract: Contract) -> dict[str, type[Plugin]]:
         register = self.hooks.implementation(contract.hook, module)
@@ -201,6 +231,53 @@ class PluginLoader:
                 )
             classes[cls.NAME] = cls
         return classes
+
+
+class _TrustedFile(ExecutionLoader):
+    """Imports a plugin of one file. Compiled files beside it are ignored: their owner is not checked."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def get_filename(self, fullname: str) -> str:
+        return self._path
+
+    def get_source(self, fullname: str) -> str:
+        return decode_source(read_trusted(Path(self._path)))
+
+
+def _import_file(entry: PluginEntry) -> ModuleType:
+    """Runs a plugin of one file as a module, whose name is the same in every process."""
+    loader = _TrustedFile(entry.target)
+    name = f"dynamo_file_{zlib.crc32(entry.target.encode()):08x}_{Path(entry.target).stem}"
+    module = module_from_spec(ModuleSpec(name, loader, origin=entry.target))
+    # Dataclasses and pydantic look up annotations in the module of a class.
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, ConfigError):
+            raise _plugin_error(entry, str(error), error) from error
+        raise
+    return module
+
+
+def _class_in_file(entry: PluginEntry, module: ModuleType, contract: Contract) -> type[Plugin]:
+    parsed = FileName.parse(entry.name)
+    name = "" if parsed is None else parsed.class_name
+    base = contract.load()
+    if not name:
+        raise _plugin_error(entry, f"the name needs the class too: {entry.name}:CLASS")
+    item = getattr(module, name, None)
+    if item is None:
+        known = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, base)]
+        close = difflib.get_close_matches(name, known, n=1)
+        raise _plugin_error(entry, f"there is no class {name}" + (f"; did you mean {close[0]}?" if close else ""))
+    cls = _checked_type(entry, item, base)
+    if not cls.NAME:
+        raise _plugin_error(entry, f"{name} has no NAME")
+    return cls
 
 
 def _checked_type(entry: PluginEntry, item: Any, base: type[Plugin]) -> type[Plugin]:

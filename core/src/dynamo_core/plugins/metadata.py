@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
 
 from importlib_metadata import EntryPoint, entry_points
 
 from dynamo_core.contracts.plugin import KINDS
 
 GROUP = "dynamo"
+#: Stands for the distribution of a plugin of one file. No distribution can be called so.
+ONE_FILE = "(file)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,8 @@ class PluginEntry:
     """One entry point of the group ``dynamo``.
 
     `kind` is empty if the entry point's name does not begin with a known kind; `name` is then the whole name.
-    `target` is what the entry point names, which should be a module.
+    `target` is what the entry point names, which should be a module. A plugin of one file has none of this: its `name`
+    is the one in the config file, its `target` the path of the file, and it has no version.
     """
 
     kind: str
@@ -25,10 +30,24 @@ class PluginEntry:
     version: str
     target: str
 
+    @classmethod
+    def of_file(cls, kind: str, name: str, path: Path) -> PluginEntry:
+        """The entry of a plugin of one file."""
+        return cls(kind, name, ONE_FILE, "", str(path))
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a plugin of one file."""
+        return self.distribution == ONE_FILE
+
     @property
     def origin(self) -> str:
-        """The distribution and its version, for messages."""
-        return f"{self.distribution} {self.version}"
+        """The distribution and its version, or the file, for messages."""
+        return self.target if self.is_file else f"{self.distribution} {self.version}"
+
+
+#: The order in which plugins are listed.
+BY_NAME = attrgetter("kind", "name", "distribution")
 
 
 def find_plugins() -> list[PluginEntry]:
@@ -37,7 +56,7 @@ def find_plugins() -> list[PluginEntry]:
     A distribution that lies twice on the path counts once, where it is found first, as for an import.
     """
     entries = {_plugin_entry(entry) for entry in entry_points(group=GROUP)}
-    return sorted(entries, key=lambda entry: (entry.kind, entry.name, entry.distribution))
+    return sorted(entries, key=BY_NAME)
 
 
 def _plugin_entry(entry: EntryPoint) -> PluginEntry:

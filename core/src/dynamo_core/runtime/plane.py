@@ -29,7 +29,7 @@ class Plane:
     def __init__(self, loaded: LoadedSettings, role: Role) -> None:
         self._shown = loaded
         self.settings = loaded.settings
-        self.loader = PluginLoader()
+        self.loader = PluginLoader(loaded.plugin_files)
         self.loader.register_builtin(AccessLog(), "access-log")
         self.resolved: Resolved = resolve(loaded, self.loader, frontend=role.frontend, workers=_picked(role))
         self.metrics = Metrics()

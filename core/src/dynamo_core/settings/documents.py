@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections import Counter
@@ -19,22 +20,30 @@ from dynamo_core.settings.tree import Leaf, Node, Path, Table, from_plain, to_pl
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
-def read_document(path: FilePath, named_by: str = "") -> Table:
+class Document(NamedTuple):
+    """A file that was read: its tree, and who owned it then."""
+
+    tree: Table
+    status: os.stat_result
+
+
+def read_document(path: FilePath, named_by: str = "") -> Document:
     """The file as a tree with origins ``path:line``. `named_by` says what names the file, if not the caller.
 
     Raises:
         ConfigError: it cannot be read, is not valid, has a key twice, or does not hold a mapping.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            text = file.read().decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{named_by}{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not a UTF-8 text file") from None
     try:
-        if path.suffix.lower() == ".toml":
-            return _read_toml(text, str(path))
-        return _read_yaml(text, str(path))
+        read = _read_toml if path.suffix.lower() == ".toml" else _read_yaml
+        return Document(read(text, str(path)), status)
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
 

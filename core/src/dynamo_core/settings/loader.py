@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.documents import read_document
+from dynamo_core.settings.documents import Document, read_document
 from dynamo_core.settings.entries import by_entry_name, settle
 from dynamo_core.settings.layers import check, fill, merge, plugin_choices
 from dynamo_core.settings.model import CERTIFICATE_FILES, Settings
@@ -21,6 +21,7 @@ from dynamo_core.settings.shape import Shape, shape_of, suggestion
 from dynamo_core.settings.sources import environment_layer, flag_layer, set_layer, worker_names
 from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Table, find, from_plain, leaves, relabelled, to_plain
 from dynamo_core.settings.validation import ValidationSubject, validate, validate_lenient
+from dynamo_core.single_file import NO_FILES, PluginFiles, names_in
 
 ConfigT = TypeVar("ConfigT", bound=PluginConfig)
 
@@ -66,7 +67,8 @@ class SettingsView:
 class LoadedSettings(SettingsView):
     """The settings, and where each of them came from.
 
-    `again` loads them once more from the same sources; `files` are those that they were read from.
+    `again` loads them once more from the same sources; `files` are those that they were read from. `plugin_files` are
+    the plugins of one file that the config file names.
     """
 
     def __init__(
@@ -75,10 +77,12 @@ class LoadedSettings(SettingsView):
         tree: Table,
         again: Callable[[], LoadedSettings],
         files: Collection[FilePath] = (),
+        plugin_files: PluginFiles = NO_FILES,
     ) -> None:
         super().__init__(tree)
         self.settings = settings
         self.again = again
+        self.plugin_files = plugin_files
         #: The digests of certificate files by the keys that name them.
         self.certificates = {key: _digest(path) for key in CERTIFICATE_FILES if (path := self._value(key))}
         self.files = frozenset(files) | {FilePath(self._value(key)) for key in self.certificates}
@@ -149,11 +153,13 @@ def load_settings(
     env = dict(env)
 
     def load() -> LoadedSettings:
-        merged = _merged(path, profile, env, sets, flags, below, above)
+        file = _NamedFile.read(path, env)
+        merged = _merged(file, profile, env, sets, flags, below, above)
         settings, tree = validate(_build, resolve(merged, env), _subject(path))
-        named = _NamedSource.by(path, "DYN_CONFIG", env)
-        files = referenced_files(merged) | ({FilePath(named.name)} if named is not None else set())
-        return LoadedSettings(settings, tree, load, files)
+        files = referenced_files(merged)
+        if file is None:
+            return LoadedSettings(settings, tree, load, files)
+        return LoadedSettings(settings, tree, load, files | {file.path}, file.plugin_files())
 
     return load()
 
@@ -171,7 +177,7 @@ def view_settings(
     Raises:
         ConfigError: something else is wrong.
     """
-    tree = _merged(path, profile, env, sets, flags)
+    tree = _merged(_NamedFile.read(path, env), profile, env, sets, flags)
     _, tree = validate_lenient(_build, resolve(tree, env, lenient=True), _subject(path))
     return SettingsView(tree)
 
@@ -208,7 +214,7 @@ def _subject(path: FilePath | None) -> ValidationSubject:
 
 
 def _merged(
-    path: FilePath | None,
+    file: _NamedFile | None,
     profile: str | None,
     env: Mapping[str, str],
     sets: Sequence[str],
@@ -218,9 +224,7 @@ def _merged(
 ) -> Table:
     """All layers, one over the other, with the defaults below them."""
     shape = _shape()
-    tree = _file_layers(
-        _NamedSource.by(path, "DYN_CONFIG", env), _NamedSource.by(profile, "DYN_PROFILE", env), shape, below, flags
-    )
+    tree = _file_layers(file, _NamedSource.by(profile, "DYN_PROFILE", env), shape, below, flags)
     written = worker_names(tree)
     tree = merge(tree, by_entry_name(environment_layer(env, shape, tree), tree, shape, merge), shape)
     # A flag that picks a plugin picks it for the keys that --set gives on the same command line too.
@@ -246,6 +250,26 @@ class _NamedSource(NamedTuple):
         return cls(env[variable], f"environment {variable}: ") if env.get(variable) else None
 
 
+class _NamedFile(NamedTuple):
+    """The config file, as it was read."""
+
+    path: FilePath
+    document: Document
+
+    @classmethod
+    def read(cls, path: FilePath | None, env: Mapping[str, str]) -> _NamedFile | None:
+        source = _NamedSource.by(path, "DYN_CONFIG", env)
+        if source is None:
+            return None
+        found = FilePath(source.name)
+        return cls(found, read_document(found, source.prefix))
+
+    def plugin_files(self) -> PluginFiles:
+        """The plugins that the text of the file names, before any variable is filled in."""
+        names = names_in(to_plain(self.document.tree))
+        return PluginFiles(names, self.path.absolute().parent, self.path, self.document.status)
+
+
 def _shape() -> Shape:
     return shape_of(Settings)
 
@@ -263,7 +287,7 @@ def _example(engine: object) -> dict[str, Any]:
 
 
 def _file_layers(
-    file: _NamedSource | None,
+    file: _NamedFile | None,
     profile: _NamedSource | None,
     shape: Shape,
     below: Table | None,
@@ -278,7 +302,7 @@ def _file_layers(
             return below
         workers = from_plain(_example((flags or {}).get("--engine")), EXAMPLE_ORIGIN)
         return Table(DEFAULT, workers.children if isinstance(workers, Table) else {})
-    document = read_document(FilePath(file.name), file.prefix)
+    document = file.document.tree
     profiles = _profiles(document, shape)
     settings = Table(document.origin, {key: node for key, node in document.children.items() if key != "profiles"})
     check(settings, shape)
@@ -287,7 +311,7 @@ def _file_layers(
         return tree
     if profile.name not in profiles:
         hint = suggestion(profile.name, profiles)
-        raise ConfigError(f"{profile.prefix}{file.name}: profile '{profile.name}' is not in the file{hint}")
+        raise ConfigError(f"{profile.prefix}{file.path}: profile '{profile.name}' is not in the file{hint}")
     return merge(tree, profiles[profile.name], shape)
 
 

@@ -9,6 +9,6 @@ import pytest
 def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little where a failure is expected, so that the other checks can have plenty on a busy machine."""
     part = request.cls
-    if hasattr(part, "FAILS"):
+    if hasattr(part, "PATIENCE"):
         hurried, patient = part.PATIENCE
         monkeypatch.setattr(part, "WAIT", hurried if request.node.originalname in part.FAILS else patient)

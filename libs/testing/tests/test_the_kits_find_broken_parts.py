@@ -15,6 +15,7 @@ from dynamo_testing.admission_kit import AdmissionKit
 from dynamo_testing.brokered_kit import BrokeredTransportKit
 from dynamo_testing.discovery_kit import DiscoveryKit
 from dynamo_testing.events_kit import EventsKit
+from dynamo_testing.parser_kit import ReasoningParserKit, ToolParserKit
 from dynamo_testing.router_kit import RouterKit
 from dynamo_testing.transport.damage import DamageChecks
 from dynamo_testing.transport_kit import TransportKit
@@ -32,6 +33,8 @@ KITS: dict[type, list[str]] = {
     DamageChecks: ["broken_damage"],
     AdmissionKit: ["broken_admissions"],
     RouterKit: ["broken_routers"],
+    ToolParserKit: ["broken_parsers"],
+    ReasoningParserKit: ["broken_reasoning_parsers"],
 }
 FILES = [name for names in KITS.values() for name in names]
 

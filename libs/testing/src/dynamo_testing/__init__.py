@@ -10,7 +10,8 @@ The other kits are base classes of tests; the author's whole test file is a subc
 real thing: `dynamo_testing.transport_kit.TransportKit` and `dynamo_testing.events_kit.EventsKit` for
 transports, `dynamo_testing.discovery_kit.DiscoveryKit` for discovery,
 `dynamo_testing.admission_kit.AdmissionKit` for admission,
-`dynamo_testing.router_kit.RouterKit` for routers. `dynamo_testing.strategies` makes
+`dynamo_testing.router_kit.RouterKit` for routers,
+`dynamo_testing.parser_kit.ToolParserKit` and `ReasoningParserKit` for parsers. `dynamo_testing.strategies` makes
 requests and outputs for tests with hypothesis.
 
 Classes of tests need the extra ``testing``, the functions do not. The names below are loaded when first used.
@@ -37,6 +38,8 @@ if "pytest" in sys.modules:
         "dynamo_testing.router_kit",
         "dynamo_testing.discovery",
         "dynamo_testing.discovery_kit",
+        "dynamo_testing.parser",
+        "dynamo_testing.parser_kit",
         "dynamo_testing.brokered",
         "dynamo_testing.brokered_kit",
         "dynamo_testing.settings",

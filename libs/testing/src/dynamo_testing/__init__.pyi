@@ -49,6 +49,12 @@ from dynamo_testing.engine_kit import EngineConformance as EngineConformance
 from dynamo_testing.events.harness import EventPlanes as EventPlanes
 from dynamo_testing.events_kit import EventsKit as EventsKit
 from dynamo_testing.faults import FaultProxy as FaultProxy
+from dynamo_testing.parser_kit import Answer as Answer
+from dynamo_testing.parser_kit import Call as Call
+from dynamo_testing.parser_kit import ReasoningParserFactory as ReasoningParserFactory
+from dynamo_testing.parser_kit import ReasoningParserKit as ReasoningParserKit
+from dynamo_testing.parser_kit import ToolParserFactory as ToolParserFactory
+from dynamo_testing.parser_kit import ToolParserKit as ToolParserKit
 from dynamo_testing.router.harness import RouterFactory as RouterFactory
 from dynamo_testing.router_kit import RouterKit as RouterKit
 from dynamo_testing.tiny_model import make_tokenizer_folder as make_tokenizer_folder

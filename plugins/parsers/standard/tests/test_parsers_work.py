@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import tracemalloc
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
 from dynamo_plugin_parsers_standard.mistral import MistralParser
 from dynamo_plugin_parsers_standard.pythonic import PythonicParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
+from dynamo_testing.parser.cost import Lines, allocated_by, longest_text
 
 MB = 1024 * 1024
 #: Characters in a piece of text.
@@ -51,57 +48,6 @@ CASES: dict[str, tuple[Make, str, str]] = {
     "think, content": (lambda tools: ThinkParser(""), "So ", "the quick brown fox "),
     "think, nothing but space": (lambda tools: ThinkParser(""), "", " \n"),
 }
-
-
-class Lines:
-    """Counts the lines of Python that run inside of ``with``.
-
-    Nothing is collected meanwhile: what other tests have left behind would be finalized here, and counted.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> Lines:
-        gc.disable()
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        sys.settrace(self._before)
-        gc.enable()
-
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line":
-            self.count += 1
-        return self._trace
-
-
-def longest_text(root: object) -> int:
-    """The length of the longest text that an object holds, however deep."""
-    longest, seen, left = 0, {id(root)}, [root]
-    while left:
-        each = left.pop()
-        if isinstance(each, str):
-            longest = max(longest, len(each))
-        elif type(each).__module__.startswith(("dynamo_", "builtins")) and not isinstance(each, type):
-            for other in gc.get_referents(each):
-                if id(other) not in seen and not isinstance(other, type) and not hasattr(other, "__globals__"):
-                    seen.add(id(other))
-                    left.append(other)
-    return longest
-
-
-def allocated_by(parser: Parser, piece: str) -> int:
-    """The most bytes that were held more than before while a piece was fed."""
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        parser.feed(piece)
-        return tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,1 @@
+"""What the kits for parsers are made of."""

@@ -1,0 +1,97 @@
+"""Every parser keeps what parsers promise."""
+
+from __future__ import annotations
+
+import pytest
+from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
+from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.pythonic import PythonicParser
+from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
+from dynamo_testing import (
+    Answer,
+    Call,
+    ReasoningParserFactory,
+    ReasoningParserKit,
+    ToolParserFactory,
+    ToolParserKit,
+)
+
+F, G = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "arguments": {}}'
+CALL_F, CALL_G = Call("f", {"a": 1}), Call("g", {})
+
+
+class TestHermes(ToolParserKit):
+    CALLS = (
+        (f"Well.\n<tool_call>\n{F}\n</tool_call>\n<tool_call>{G}</tool_call>", ["Well.\n", CALL_F, CALL_G]),
+        (f"<tool_call>{F}</tool_call> So.", [CALL_F, " So."]),
+    )
+    UNSOUND = ("<tool_call></tool_call>", "<tool_call>f(a=1)</tool_call>", "<tool_call>\n{", "<tool")
+    OPENINGS = ('<tool_call>{"name": "f", "arguments": {"a": "', "<tool_call>", f"<tool_call>{F}")
+
+    @pytest.fixture
+    def make_parser(self) -> ToolParserFactory:
+        return HermesParser
+
+
+class TestLlama3Json(ToolParserKit):
+    CALLS = (
+        ('{"name": "f", "parameters": {"a": 1}}', [CALL_F]),
+        (f" <|python_tag|> {F}; {G}\n", [CALL_F, CALL_G]),
+    )
+    UNSOUND = ('{"name": "Bob"}', "<|python_tag|>print(1)", f"[{F}]")
+    OPENINGS = ('{"name": "f", "parameters": {"a": "', '{"answer": "')
+
+    @pytest.fixture
+    def make_parser(self) -> ToolParserFactory:
+        return Llama3JsonParser
+
+
+class TestMistral(ToolParserKit):
+    CALLS = (
+        (f"Well. [TOOL_CALLS] [{F}, {G}] ", ["Well. ", CALL_F, CALL_G]),
+        ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', [CALL_F, CALL_G]),
+    )
+    UNSOUND = ("[TOOL_CALLS] hello", "[TOOL_CALLS] []", "[TOOL_CALLS]f[ARGS]5")
+    OPENINGS = ('[TOOL_CALLS]f[ARGS]{"a": "', "[TOOL_CALLS] ")
+
+    @pytest.fixture
+    def make_parser(self) -> ToolParserFactory:
+        return MistralParser
+
+
+class TestPythonic(ToolParserKit):
+    CALLS = ((" [f(a=1), g()] \n", [CALL_F, CALL_G]), ("[f(a=1)] and so", [CALL_F, " and so"]))
+    UNSOUND = ("[f(1)]", "[f(a=b)]", "[f(a=1", "[h(a=1)]")
+    OPENINGS = ('[f(a="',)
+
+    @pytest.fixture
+    def make_parser(self) -> ToolParserFactory:
+        return PythonicParser
+
+
+@pytest.mark.parametrize("parser", [ThinkParser, Qwen3Parser], scope="class")
+class TestThink(ReasoningParserKit):
+    ANSWERS = (
+        Answer("<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+        Answer("Hm.</think>Yes.", "Hm.", "Yes.", prompt="<think>\n"),
+        Answer("Yes.", "", "Yes.", prompt="<think>\n\n</think>\n\n"),
+        Answer("Yes <think>no</think>.", "", "Yes <think>no</think>."),
+    )
+    OPENINGS = ("<think>", "So ")
+
+    @pytest.fixture
+    def make_parser(self, parser: type[ThinkParser]) -> ReasoningParserFactory:
+        return parser
+
+
+class TestDeepSeekR1(ReasoningParserKit):
+    ANSWERS = (
+        Answer("Hm.</think>Yes.", "Hm.", "Yes."),
+        Answer("Yes.", "", "Yes.", prompt="<think>\n\n</think>\n\n"),
+    )
+    OPENINGS = ("<think>", "Hm.</think>")
+
+    @pytest.fixture
+    def make_parser(self) -> ReasoningParserFactory:
+        return DeepSeekR1Parser

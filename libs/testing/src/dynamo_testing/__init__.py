@@ -11,6 +11,7 @@ real thing: `dynamo_testing.transport_kit.TransportKit` and `dynamo_testing.even
 transports, `dynamo_testing.discovery_kit.DiscoveryKit` for discovery,
 `dynamo_testing.admission_kit.AdmissionKit` for admission,
 `dynamo_testing.router_kit.RouterKit` for routers,
+`dynamo_testing.frontend_kit.FrontendKit` for frontends,
 `dynamo_testing.parser_kit.ToolParserKit` and `ReasoningParserKit` for parsers. `dynamo_testing.strategies` makes
 requests and outputs for tests with hypothesis.
 
@@ -38,6 +39,8 @@ if "pytest" in sys.modules:
         "dynamo_testing.router_kit",
         "dynamo_testing.discovery",
         "dynamo_testing.discovery_kit",
+        "dynamo_testing.frontend",
+        "dynamo_testing.frontend_kit",
         "dynamo_testing.parser",
         "dynamo_testing.parser_kit",
         "dynamo_testing.brokered",

@@ -1,4 +1,5 @@
 from dynamo_testing.admission.harness import AdmissionFactory as AdmissionFactory
+from dynamo_testing.admission.harness import Hall as Hall
 from dynamo_testing.admission_kit import AdmissionKit as AdmissionKit
 from dynamo_testing.discovery.harness import Directories as Directories
 from dynamo_testing.discovery_kit import DiscoveryKit as DiscoveryKit
@@ -47,14 +48,20 @@ from dynamo_testing.engine.report import Report as Report
 from dynamo_testing.engine.run import run_conformance as run_conformance
 from dynamo_testing.engine_kit import EngineConformance as EngineConformance
 from dynamo_testing.events.harness import EventPlanes as EventPlanes
+from dynamo_testing.events.harness import LoneDirectory as LoneDirectory
 from dynamo_testing.events_kit import EventsKit as EventsKit
 from dynamo_testing.faults import FaultProxy as FaultProxy
+from dynamo_testing.frontend.house import House as House
+from dynamo_testing.frontend_kit import Asked as Asked
+from dynamo_testing.frontend_kit import FrontendFactory as FrontendFactory
+from dynamo_testing.frontend_kit import FrontendKit as FrontendKit
 from dynamo_testing.parser_kit import Answer as Answer
 from dynamo_testing.parser_kit import Call as Call
 from dynamo_testing.parser_kit import ReasoningParserFactory as ReasoningParserFactory
 from dynamo_testing.parser_kit import ReasoningParserKit as ReasoningParserKit
 from dynamo_testing.parser_kit import ToolParserFactory as ToolParserFactory
 from dynamo_testing.parser_kit import ToolParserKit as ToolParserKit
+from dynamo_testing.router.harness import Fleet as Fleet
 from dynamo_testing.router.harness import RouterFactory as RouterFactory
 from dynamo_testing.router_kit import RouterKit as RouterKit
 from dynamo_testing.tiny_model import make_tokenizer_folder as make_tokenizer_folder

@@ -14,6 +14,7 @@ from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
 from dynamo_core.tasks import TaskSet
 
+from dynamo_testing.router.world import EmptyDirectory
 from dynamo_testing.waiting import News
 
 PROBE = b"probe"
@@ -31,6 +32,38 @@ class EventPlanes:
     directory: Discovery
     close_sender: Callable[[], Awaitable[None]] | None = None
     close_receiver: Callable[[], Awaitable[None]] | None = None
+
+
+class LoneDirectory(EmptyDirectory):
+    """A directory for planes whose publishers need no record: it gives leases, and shows nothing."""
+
+    async def lease(self, ttl: float | None = None) -> Lease:
+        return _LoneLease()
+
+
+class _LoneLease(Lease):
+    """The lease of one publisher."""
+
+    def __init__(self) -> None:
+        self._id = secrets.randbits(62) + 1
+        self._lost = asyncio.Event()
+
+    @property
+    def id(self) -> int:
+        return self._id
+
+    @property
+    def lost(self) -> asyncio.Event:
+        return self._lost
+
+    async def put(self, key: str, value: bytes) -> None:
+        raise NotImplementedError(f"{key} is put: PEER_TO_PEER, which says so, needs a real directory")
+
+    async def remove(self, key: str) -> None:
+        """There is no record."""
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)

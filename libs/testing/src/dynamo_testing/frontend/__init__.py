@@ -1,0 +1,1 @@
+"""What the kit for frontends is made of."""

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
-from dynamo_core.cli.new import render
+from dynamo_core.cli.new import TEMPLATES, render
+from dynamo_core.plugins.loader import CONTRACTS
 
 RunCli = Callable[..., Result]
 
@@ -19,31 +22,102 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "engine-echo"
 LITTER = {"__pycache__", ".pytest_cache", ".venv", "dist"}
 
 
-def test_a_new_engine_passes_its_own_tests(dynamo: RunCli, tmp_path: Path) -> None:
-    result = dynamo("new", "engine", "far-away", "--path", tmp_path)
-    package = tmp_path / "dynamo-plugin-engine-far-away"
-    paths = os.pathsep.join([str(package / "src"), *sys.path])
+#: The words of the command for each kind, and the skipped tests of its template: what the plugin does not claim to do.
+KINDS = {
+    "engine": (["engine"], 4),
+    "router": (["router"], 5),
+    "admission": (["admission"], 0),
+    "transport": (["transport"], 21),
+    "discovery": (["discovery"], 5),
+    "frontend": (["frontend"], 2),
+    "tool_parser": (["parser"], 0),
+    "reasoning_parser": (["parser", "--reasoning"], 0),
+}
 
+
+def outcome_of_its_tests(folder: Path, *paths: Path) -> str:
+    """The last line of pytest, run as the plugin's author would. The plugin need not be installed."""
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"],
-        cwd=package,
-        env=os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*paths, *sys.path])), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
+    assert tests.returncode == 0, tests.stdout + tests.stderr
+    return tests.stdout.splitlines()[-1]
+
+
+def install(package: Path) -> Path:
+    """Makes a package known as an editable install does; the folder that belongs on the path."""
+    manifest = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    info = package / "src" / f"{manifest['name'].replace('-', '_')}-{manifest['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {manifest['name']}\nVersion: {manifest['version']}\n")
+    lines = [f"{name} = {module}" for name, module in manifest["entry-points"]["dynamo"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[dynamo]", *lines, ""]))
+    return package / "src"
+
+
+def test_every_kind_with_classes_has_a_template() -> None:
+    assert set(TEMPLATES) == set(KINDS) == set(CONTRACTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_package_installs_and_passes_its_own_tests(
+    dynamo: RunCli, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, skipped = KINDS[kind]
+    result = dynamo("new", *words, "far-away", "--path", tmp_path)
+    package = tmp_path / f"dynamo-plugin-{kind.replace('_', '-')}-far-away"
+
+    outcome = outcome_of_its_tests(package, package / "src")
 
     assert result.exit_code == 0
-    assert tests.returncode == 0, tests.stdout + tests.stderr
-    assert "20 passed, 4 skipped" in tests.stdout
+    found = re.match(r"(\d+) passed(?:, (\d+) skipped)? in", outcome)
+    assert found is not None, outcome
+    assert int(found[1]) > 7
+    assert int(found[2] or 0) == skipped
+    monkeypatch.syspath_prepend(str(install(package)))
+    checked = dynamo("check", package / "far-away.yaml")
+    assert "The config is sound." in checked.output, checked.output
+    listed = [line.split()[:2] for line in dynamo("plugins", package / "far-away.yaml").output.splitlines()]
+    assert [kind, "far-away"] in listed
 
 
-def test_nothing_of_the_template_is_left_unfilled() -> None:
-    for path, text in render("engine", "far-away").items():
-        for word in ("@name@", "@module@", "@class@", "@distribution@", "@worker@", "@core@", ".tmpl"):
-            assert word not in text
-            assert word not in str(path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_plugin_of_one_file_passes_its_own_tests_and_can_be_served(
+    dynamo: RunCli, tmp_path: Path, kind: str
+) -> None:
+    words, _ = KINDS[kind]
+    umask = os.umask(0o002)
+    try:
+        result = dynamo("new", *words, "far-away", "--single-file", "--path", tmp_path)
+    finally:
+        os.umask(umask)
+    folder = tmp_path / "far-away"
+
+    assert result.exit_code == 0
+    assert {path.name for path in folder.iterdir()} == {
+        "far_away.py",
+        "far-away.yaml",
+        "pytest.ini",
+        "test_far_away.py",
+    }
+    checked = dynamo("check", folder / "far-away.yaml")
+    assert "The config is sound." in checked.output, checked.output
+    # What the tests say of the plugin is the same as in a package.
+    if kind in ("engine", "tool_parser"):
+        assert " passed" in outcome_of_its_tests(folder)
+
+
+@pytest.mark.parametrize("single_file", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_template_is_left_unfilled(kind: str, single_file: bool) -> None:
+    for path, text in render(kind, "far-away", single_file=single_file).items():
+        assert re.findall(r"@[a-z]+@|\.tmpl", f"{path} {text}") == []
 
 
 def test_names_of_the_new_package_agree() -> None:
@@ -90,6 +164,23 @@ def test_a_name_that_an_installed_engine_has_is_refused(dynamo: RunCli, tmp_path
     assert result.exit_code == 2
     assert "there is an engine 'fake' already (acme-stages 1.2.3)" in result.stderr
     assert list(tmp_path.glob("dynamo-*")) == []
+
+
+def test_a_name_is_taken_per_kind(dynamo: RunCli, tmp_path: Path) -> None:
+    taken = dynamo("new", "router", "fake", "--path", tmp_path)
+
+    assert "there is a router 'fake' already (acme-stages 1.2.3)" in taken.stderr
+    assert dynamo("new", "parser", "fake", "--path", tmp_path).exit_code == 0
+
+
+def test_a_plugin_of_one_file_says_how_to_serve_and_test_it(dynamo: RunCli, tmp_path: Path) -> None:
+    output = dynamo("new", "router", "far-away", "--single-file", "--path", tmp_path).output
+
+    programs, folder = Path(sys.executable).parent, tmp_path / "far-away"
+    assert [shlex.split(line) for line in output.splitlines()[1:]] == [
+        [str(programs / "dynamo"), "serve", str(folder / "far-away.yaml")],
+        [str(programs / "python"), "-m", "pytest", str(folder)],
+    ]
 
 
 def test_help_says_which_names_are_allowed(dynamo: RunCli) -> None:

@@ -6,7 +6,6 @@ What stands below `TestContract` is what an echo promises: replace it with what 
 import asyncio
 from collections.abc import AsyncIterator
 
-import dynamo_plugin_engine_echo
 import pytest
 from dynamo_core import FinishReason, LLMEngineOutput, PreprocessedRequest, StopConditions, WorkerConfig
 from dynamo_plugin_engine_echo.engine import EchoConfig, EchoEngine
@@ -43,10 +42,6 @@ async def answer(engine: EchoEngine, prompt: list[int], max_tokens: int | None =
 
 def tokens(items: list[LLMEngineOutput]) -> list[int]:
     return [token for item in items for token in item.token_ids]
-
-
-def test_the_package_offers_the_engine() -> None:
-    assert dynamo_plugin_engine_echo.dynamo_register_engines() == [EchoEngine]
 
 
 async def test_the_prompt_comes_back(engine: EchoEngine) -> None:

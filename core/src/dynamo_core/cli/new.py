@@ -1,4 +1,4 @@
-"""``dynamo new``: writes a plugin package to start from."""
+"""``dynamo new``: writes a new plugin to start from, as a package or as one file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
@@ -23,40 +24,148 @@ SUFFIX = ".tmpl"
 ALLOWED = "begins with a small letter and holds small letters and digits, with single dashes between"
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+#: Divides the parts of a README that differ from kind to kind.
+_PART = "---\n"
+_USUAL = """`dynamo serve` also needs a plugin for each other stage; the usual ones are @usual@. Then, from another
+terminal, ask it something; Ctrl-C stops the server:
+
+```sh
+curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
+  -d '{"model": "mock-model", "prompt": "Hello", "max_tokens": 16}'
+```"""
+#: The plugins beside which a new one runs.
+_STAGES = {
+    "frontend": "openai",
+    "router": "round-robin",
+    "transport": "inproc",
+    "discovery": "memory",
+    "engine": "mocker",
+}
 
 
-def template_variables(kind: str, name: str, bin_folder: str = "") -> dict[str, str]:
-    """What stands for what in the templates, in file names too.
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What a kind's template needs to be told: how the plugin is picked, and which of its settings an example sets."""
+
+    kind: str
+    example: str = ""
+    picks: str = "use: @name@"
+    #: What the class's name ends with, and the name of its module; the kind's last word.
+    word: str = ""
+    dependency: str = ""
+
+    @property
+    def last_word(self) -> str:
+        """The kind in one word."""
+        return self.word or self.kind
+
+    @property
+    def phrase(self) -> str:
+        """The kind in messages and pages."""
+        return self.kind.replace("_", " ")
+
+
+TEMPLATES = {
+    template.kind: template
+    for template in (
+        Template("engine", "delay=0.01"),
+        Template("router", "token_weight=0.01"),
+        Template("admission", "limit=8"),
+        Template("transport"),
+        Template("discovery"),
+        Template("frontend", "max_tokens=8", dependency="dynamo-text"),
+        Template("tool_parser", picks="tool_call_parser: @name@", word="parser"),
+        Template("reasoning_parser", picks="reasoning_parser: @name@", word="parser"),
+    )
+}
+
+
+def template_variables(kind: str, name: str, bin_folder: str = "", *, single_file: bool = False) -> dict[str, str]:
+    """What stands for what in the templates, in file names too. A value may hold words that come after it.
 
     `bin_folder` is where the README finds `python` and `dynamo`; without it, beside the running interpreter.
 
     Raises:
         ConfigError: `name` cannot be the name of a plugin.
     """
+    from dynamo_core.contracts.plugin import DYNAMO_API
+    from dynamo_core.plugins.loader import CONTRACTS
+
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot be the name of a plugin: it {ALLOWED}, such as my-engine")
-    distribution = f"dynamo-plugin-{kind}-{name}"
+        raise ConfigError(f"{name!r} cannot be the name of a plugin: it {ALLOWED}, such as my-{_dashed(kind)}")
+    template, contract = TEMPLATES[kind], CONTRACTS[kind]
+    about = (files("dynamo_core.cli") / "_template" / kind / f"about.md{SUFFIX}").read_text("utf-8")
+    intro, serve, settings = (part.strip() for part in about.split(_PART, 2))
+    distribution = f"dynamo-plugin-{_dashed(kind)}-{name}"
+    module = distribution.replace("-", "_")
+    file = name.replace("-", "_") if single_file else template.last_word
+    class_name = "".join(part.capitalize() for part in name.split("-")) + template.last_word.capitalize()
+    dependencies = ["dynamo-core", *([template.dependency] if template.dependency else [])]
+    others = [f"`dynamo-plugin-{other}-{plugin}`" for other, plugin in _STAGES.items() if other != kind]
     major, minor = version("dynamo-core").split(".")[:2]
     return {
+        "@intro@": intro,
+        "@serve@": serve.replace("@usual@", _USUAL).replace("@usual@", f"{', '.join(others[:-1])} and {others[-1]}"),
+        "@settings@": settings,
+        "@set@": f" --set {template.example}" if template.example else "",
+        "@choice@": ", with the\nsettings of your choice" if template.example else "",
+        "@command@": " ".join([*command_words(kind)[:1], name, *command_words(kind)[1:]]),
+        "@dependencies@": ", ".join(f'"{one}~=@core@"' for one in dependencies),
+        "@declare@": f"\nDYNAMO_API = {DYNAMO_API}\n" if single_file else "",
+        "@picks@": template.picks,
+        "@use@": f"./{file}.py:{class_name}" if single_file else name,
+        "@entry@": f"{kind}-{name}",
+        "@from@": file if single_file else f"{module}.{file}",
+        "@file@": file,
+        "@plugin@": class_name,
+        "@base@": contract.class_name,
+        "@hook@": contract.hook,
+        "@api@": str(DYNAMO_API),
+        "@kind@": template.phrase,
+        "@word@": template.last_word,
         "@name@": name,
         "@distribution@": distribution,
-        "@module@": distribution.replace("-", "_"),
-        "@class@": "".join(part.capitalize() for part in name.split("-")),
+        "@module@": module,
+        "@class@": class_name.removesuffix(template.last_word.capitalize()),
         "@worker@": name.replace("-", "_"),
         "@core@": f"{major}.{minor}.0",
         "@bin@": shlex.quote(bin_folder or str(Path(sys.executable).parent)),
     }
 
 
-def render(kind: str, name: str, bin_folder: str = "") -> dict[PurePosixPath, str]:
-    """The files of a new plugin of this kind: their paths inside the package's folder, and what is in them."""
-    variables = template_variables(kind, name, bin_folder)
-    rendered = {}
-    for path, template in _templates(files("dynamo_core.cli") / "_template" / kind, PurePosixPath()):
-        rendered[PurePosixPath(_substitute(str(path), variables).removesuffix(SUFFIX))] = _substitute(
-            template, variables
-        )
-    return rendered
+def _dashed(kind: str) -> str:
+    return kind.replace("_", "-")
+
+
+def command_words(kind: str) -> list[str]:
+    """How a kind is spelt on the command line: both kinds of parsers are `parser`, one with an option."""
+    return {"tool_parser": ["parser"], "reasoning_parser": ["parser", "--reasoning"]}.get(kind, [kind])
+
+
+#: Where the files of a kind's template go.
+_IN_PACKAGE = {
+    "plugin.py": "src/@module@/@file@.py",
+    "main.py": "src/@module@/__main__.py",
+    "test.py": "tests/test_@module@.py",
+    "config.yaml": "@name@.yaml",
+}
+_AS_ONE_FILE = {"plugin.py": "@file@.py", "test.py": "test_@file@.py", "config.yaml": "@name@.yaml"}
+
+
+def render(kind: str, name: str, bin_folder: str = "", *, single_file: bool = False) -> dict[PurePosixPath, str]:
+    """The files of a new plugin of this kind: their paths inside its folder, and what is in them."""
+    variables = template_variables(kind, name, bin_folder, single_file=single_file)
+    templates = files("dynamo_core.cli") / "_template"
+    places = _AS_ONE_FILE if single_file else _IN_PACKAGE
+    found = dict(_templates(templates / ("single" if single_file else "package"), PurePosixPath()))
+    for path, text in _templates(templates / kind, PurePosixPath()):
+        place = places.get(str(path).removesuffix(SUFFIX))
+        if place is not None:
+            found[PurePosixPath(place)] = text
+    return {
+        PurePosixPath(_substitute(str(path), variables).removesuffix(SUFFIX)): _substitute(text, variables)
+        for path, text in found.items()
+    }
 
 
 def _templates(folder: Traversable, above: PurePosixPath) -> Iterator[tuple[PurePosixPath, str]]:
@@ -85,6 +194,8 @@ def write_all(target: Path, files: Mapping[PurePosixPath, str]) -> None:
             file = target / relative
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, "utf-8")
+            # Whatever the umask is: a plugin of one file is loaded only if its owner alone may write to it.
+            file.chmod(0o644)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
@@ -92,7 +203,11 @@ def write_all(target: Path, files: Mapping[PurePosixPath, str]) -> None:
 
 @click.group()
 def command() -> None:
-    """Write a new plugin package to start from."""
+    """Write a new plugin to start from: a package that installs, or one file beside a config file.
+
+    It runs, and passes its own tests and the kit of its kind. Kinds that connect other processes, or speak to clients,
+    begin with something small in the place of the connection or the API.
+    """
 
 
 def reject_installed(kind: str, name: str) -> None:
@@ -105,41 +220,82 @@ def reject_installed(kind: str, name: str) -> None:
 
     for entry in find_plugins():
         if (entry.kind, entry.name) == (kind, name):
+            phrase = TEMPLATES[kind].phrase
+            article = "an" if phrase[0] in "aeiou" else "a"
             raise ConfigError(
-                f"there is an {kind} {name!r} already ({entry.origin}): choose another name, or uninstall that one"
+                f"there is {article} {phrase} {name!r} already ({entry.origin}): choose another name, or uninstall "
+                "that one"
             )
 
 
-@command.command(
-    "engine",
-    help=f"""Write an engine plugin that installs, serves, and passes its own tests.
+def write_plugin(kind: str, name: str, path: Path, *, single_file: bool) -> None:
+    """Writes a plugin, and says what to do next.
 
-NAME is what `use:` will say in config files. It {ALLOWED}, such as my-engine, and is not that of an engine that is
-installed.
-""",
-)
-@click.argument("name")
-@click.option(
-    "--path",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(),
-    show_default="the current folder",
-    help="The folder in which to make the package's own folder.",
-)
-def engine(name: str, path: Path) -> None:
-    """Writes the package and says what to do next."""
-    variables = template_variables("engine", name)
-    reject_installed("engine", name)
-    target = path / variables["@distribution@"]
+    Raises:
+        ConfigError: the name is taken or cannot be one, or the files cannot be written.
+    """
+    variables = template_variables(kind, name, single_file=single_file)
+    if not single_file:
+        reject_installed(kind, name)
+    target = path / (name if single_file else variables["@distribution@"])
     if target.exists():
         raise ConfigError(f"{target} is there already: remove it, or choose another name or --path")
     try:
-        write_all(target, render("engine", name))
+        write_all(target, render(kind, name, single_file=single_file))
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}", cause=error) from error
     click.echo(f"Wrote {target}. Next:")
     # In full, so that the lines work in a shell in which no environment is active.
     programs = variables["@bin@"]
-    click.echo(f"  {programs}/python -m pip install -e {shlex.quote(f'{target}[test]')}")
+    if not single_file:
+        click.echo(f"  {programs}/python -m pip install -e {shlex.quote(f'{target}[test]')}")
     click.echo(f"  {programs}/dynamo serve {shlex.quote(str(target / f'{name}.yaml'))}")
     click.echo(f"  {programs}/python -m pytest {shlex.quote(str(target))}")
+
+
+def _add_command(word: str, phrase: str) -> None:
+    """Adds the command that writes plugins of a kind."""
+
+    def write(name: str, path: Path, single_file: bool, reasoning: bool = False) -> None:
+        kind = {False: "tool_parser", True: "reasoning_parser"}[reasoning] if word == "parser" else word
+        write_plugin(kind, name, path, single_file=single_file)
+
+    article = "an" if phrase[0] in "aeiou" else "a"
+    parameters: list[click.Parameter] = [
+        click.Argument(["name"]),
+        click.Option(
+            ["--path"],
+            type=click.Path(path_type=Path, file_okay=False),
+            default=Path(),
+            show_default="the current folder",
+            help="The folder in which to make the plugin's own folder.",
+        ),
+        click.Option(
+            ["--single-file"],
+            is_flag=True,
+            help="Write one Python file, its tests and a config that names the file, instead of a package.",
+        ),
+    ]
+    if word == "parser":
+        parameters.append(
+            click.Option(["--reasoning"], is_flag=True, help="A parser of reasoning, instead of one of tool calls.")
+        )
+    command.add_command(
+        click.Command(
+            word,
+            callback=write,
+            params=parameters,
+            help=f"""Write {article} {phrase} plugin that installs, serves, and passes its own tests.
+
+NAME is what `use:` will say in config files. It {ALLOWED}, such as my-{word}, and is not that of {article} {phrase}
+that is installed.
+""",
+            short_help=f"Write {article} {phrase} plugin.",
+        )
+    )
+
+
+for _kind in TEMPLATES:
+    if command_words(_kind) == [_kind]:
+        _add_command(_kind, TEMPLATES[_kind].phrase)
+_add_command("parser", "parser")

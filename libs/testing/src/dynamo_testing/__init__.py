@@ -27,24 +27,7 @@ __getattr__, __dir__, __all__ = _exports(__name__, __file__)
 if "pytest" in sys.modules:
     import pytest
 
-    # Before any of them is imported: without it a check that fails would say no more than "AssertionError".
-    pytest.register_assert_rewrite(
-        "dynamo_testing.transport",
-        "dynamo_testing.transport_kit",
-        "dynamo_testing.events",
-        "dynamo_testing.events_kit",
-        "dynamo_testing.admission",
-        "dynamo_testing.admission_kit",
-        "dynamo_testing.router",
-        "dynamo_testing.router_kit",
-        "dynamo_testing.discovery",
-        "dynamo_testing.discovery_kit",
-        "dynamo_testing.frontend",
-        "dynamo_testing.frontend_kit",
-        "dynamo_testing.parser",
-        "dynamo_testing.parser_kit",
-        "dynamo_testing.brokered",
-        "dynamo_testing.brokered_kit",
-        "dynamo_testing.settings",
-        "dynamo_testing.server_process",
-    )
+    from dynamo_testing.rewritten import REWRITTEN as _REWRITTEN
+
+    # Before any of them is imported.
+    pytest.register_assert_rewrite(*_REWRITTEN)

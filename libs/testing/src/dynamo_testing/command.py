@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from dynamo_core.cli.options import json_option
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dynamo_core.contracts.config import PluginConfig
     from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
+    from dynamo_core.contracts.plugin import Plugin
     from dynamo_core.plugins.metadata import PluginEntry
 
     from dynamo_testing.engine.bench import Prefill
@@ -36,16 +37,9 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 
 @click.group()
 def command() -> None:
-    """Hold an installed plugin to its contract.
+    """Hold a plugin to its contract, with the kit of its kind.
 
-    Engines have a command. Plugins of other kinds are held to theirs by classes of tests, for a test file of theirs:
-
-    \b
-    transport  dynamo_testing.transport_kit.TransportKit
-    events     dynamo_testing.events_kit.EventsKit
-    discovery  dynamo_testing.discovery_kit.DiscoveryKit
-    router     dynamo_testing.router_kit.RouterKit
-    admission  dynamo_testing.admission_kit.AdmissionKit
+    NAME is what `use:` says in a config file, or a plugin of one file: ./sticky.py:StickyRouter.
     """
 
 
@@ -116,7 +110,8 @@ class _Trial:
         self._token_ids = _token_ids(token_ids)
         self._start_timeout = start_timeout
         self._request_timeout = request_timeout
-        self._cls, self._config, self._plugin_entry = _load(name, sets)
+        cls, self._config, self._plugin_entry = _load("engine", name, sets)
+        self._cls = cast("type[LLMEngine]", cls)
         self._model_name = model_name or name
         self._model_path = _folder(model_path)
         self._watchdog = Watchdog(self._stuck)
@@ -248,29 +243,30 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _load(name: str, sets: Sequence[str]) -> tuple[type[LLMEngine], PluginConfig, PluginEntry]:
-    """The class of an installed engine with its settings, and where it comes from.
+def _load(kind: str, name: str, sets: Sequence[str]) -> tuple[type[Plugin], PluginConfig, PluginEntry]:
+    """The class of a plugin with its settings, and where it comes from.
 
     Raises:
         ConfigError: it cannot be loaded, or a setting is wrong.
     """
     from dataclasses import replace
-    from typing import cast
 
     from dynamo_core.plugins.loader import PluginLoader
     from dynamo_core.settings.redaction import resolve
     from dynamo_core.settings.shape import shape_of
     from dynamo_core.settings.sources import set_layer
     from dynamo_core.settings.validation import ValidationSubject, validate
+    from dynamo_core.single_file import PluginFiles, names_in
 
-    loader = PluginLoader()
-    cls = cast("type[LLMEngine]", loader.load("engine", name))
-    # As in the engine's section of a config file: what is not known is told by the engine's own settings.
+    # The command line names the file, and is the operator's own.
+    loader = PluginLoader(PluginFiles(names_in(name)))
+    cls = loader.load(kind, name)
+    # As in the plugin's section of a config file: what is not known is told by the plugin's own settings.
     shape = replace(shape_of(cls.Config), is_section=True)
     layer = resolve(set_layer(sets, shape), os.environ)
-    subject = ValidationSubject(shape, owner=f"engine {name!r}", origin="--set")
+    subject = ValidationSubject(shape, owner=f"{kind.replace('_', ' ')} {name!r}", origin="--set")
     config, _ = validate(cls.Config.model_validate, layer, subject)
-    return cls, config, loader.find("engine", name)
+    return cls, config, loader.find(kind, name)
 
 
 def _mode(text: str) -> DisaggregationMode:
@@ -313,3 +309,91 @@ def _prefill_result(text: str | None) -> Prefill:
         raise ConfigError(f"--prefill-result: is not what a decode engine is given: {error}") from None
     fields: dict[str, Any] = msgspec.to_builtins(result)
     return fields
+
+
+#: The kinds whose kits are classes of tests, by the word of the command.
+_KITS = {
+    "router": "the candidates, accounting and cost of a router",
+    "admission": "letting in, refusing and giving back",
+    "transport": "calls, streams and events; a broker has to run, whose address --set gives",
+    "discovery": "leases, records and watches; a store has to run, whose address --set gives",
+    "frontend": "routes, tokenizers and, with --request, what becomes of a request",
+    "parser": "what comes out of a text, however it is cut; with --reasoning a reasoning parser",
+}
+
+
+def _attributes(given: Sequence[str]) -> dict[str, Any]:
+    """Attributes of a kit, as the command line has them."""
+    attributes = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        try:
+            attributes[name] = json.loads(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name.isupper():
+            raise ConfigError(f"--kit {text}: expected ATTRIBUTE=VALUE with a JSON value, such as --kit CAN_PIN=true")
+    return attributes
+
+
+def _add_command(word: str, about: str) -> None:
+    def check(name: str, sets: tuple[str, ...], as_json: bool, start_timeout: float, **more: Any) -> None:
+        from dynamo_testing.installed.subject import Subject
+        from dynamo_testing.installed.trial import Trial
+
+        kind = word
+        if word == "parser":
+            kind = "reasoning_parser" if more.pop("reasoning") else "tool_parser"
+        cls, config, entry = _load(kind, name, sets)
+        subject = Subject(entry, cls, config, attributes=_attributes(more.pop("attributes")), **more)
+        trial = Trial(subject, as_json=as_json, start_timeout=start_timeout)
+        click.get_current_context().exit(trial.run())
+
+    parameters: list[click.Parameter] = [
+        click.Argument(["name"]),
+        click.Option(
+            ["--set", "sets"], multiple=True, metavar="KEY=VALUE", help="Set one key of the plugin; repeatable."
+        ),
+        click.Option(
+            ["--kit", "attributes"],
+            multiple=True,
+            metavar="ATTRIBUTE=VALUE",
+            help="Tell the kit what its harness can do, such as CAN_PIN=true; repeatable.",
+        ),
+        click.Option(
+            ["--start-timeout"], type=SECONDS, default=10.0, show_default=True, help="Seconds for the first start."
+        ),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print JSON instead of text."),
+    ]
+    if word == "parser":
+        parameters.append(click.Option(["--reasoning"], is_flag=True, help="It is a parser of reasoning."))
+    if word == "frontend":
+        for option, what in (("--request", "a request"), ("--streaming-request", "a request for a stream")):
+            parameters.append(
+                click.Option(
+                    [option],
+                    default="",
+                    metavar="TEXT",
+                    help=f'The words of {what}: \'POST /path {{"model": "MODEL", "prompt": "PROMPT"}}\'.',
+                )
+            )
+    command.add_command(
+        click.Command(
+            word,
+            callback=check,
+            params=parameters,
+            short_help=f"Hold a {word} to its contract."
+            if word != "admission"
+            else "Hold an admission to its contract.",
+            help=f"""Run a plugin of this kind through the promises of its contract: {about}.
+
+NAME is what `use:` says in a config file, or a plugin of one file: ./mine.py:Mine. Prints one line per check. Exit code
+0: the plugin keeps its contract; 1: it does not, and the lines say what was seen; 2: it could not be tried. Checks that
+need more than the plugin are skipped, and say what they need.
+""",
+        )
+    )
+
+
+for _word, _about in _KITS.items():
+    _add_command(_word, _about)

@@ -1,0 +1,1 @@
+"""The kits, run over a plugin that is installed, for the command ``dynamo conformance``."""

@@ -1,0 +1,127 @@
+"""The kit of each kind, with the fixtures that its author would write, for a plugin that is only known by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+from dynamo_core.contracts.admission import Admission
+from dynamo_core.plugins.loader import PluginLoader
+from dynamo_core.telemetry.metrics import Metrics
+
+from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
+from dynamo_testing.discovery_kit import Directories, DiscoveryKit
+from dynamo_testing.events_kit import EventPlanes, EventsKit
+from dynamo_testing.extra import pytest
+from dynamo_testing.frontend_kit import Asked, FrontendFactory, FrontendKit
+from dynamo_testing.installed.subject import subject
+from dynamo_testing.parser_kit import (
+    ReasoningParserFactory,
+    ReasoningParserKit,
+    ToolParserFactory,
+    ToolParserKit,
+)
+from dynamo_testing.router_kit import RouterFactory, RouterKit
+from dynamo_testing.transport_kit import Planes, TransportKit
+
+
+async def started(stack: AsyncExitStack) -> tuple[Any, Any]:
+    """Two started plugins that meet in a server or a store; one and the same if it serves one process only."""
+    made = []
+    for _ in range(2 if subject().cls.CROSS_PROCESS else 1):
+        plugin = subject().cls(subject().config, Metrics())
+        stack.push_async_callback(plugin.aclose)
+        await plugin.start()
+        made.append(plugin)
+    return made[0], made[-1]
+
+
+class TestRouter(RouterKit):
+    @pytest.fixture
+    def make_router(self) -> RouterFactory:
+        return lambda services: subject().cls(subject().config, services)
+
+
+class TestAdmission(AdmissionKit):
+    @pytest.fixture
+    def make_admission(self) -> AdmissionFactory:
+        return lambda services: subject().cls(subject().config, services)
+
+    def held(self, admission: Admission) -> int:
+        pytest.skip("what an admission holds cannot be known from outside: its own tests write the method `held`")
+
+
+class TestTransport(TransportKit):
+    @pytest.fixture
+    async def planes(self) -> AsyncIterator[Planes]:
+        async with AsyncExitStack() as stack:
+            server, client = await started(stack)
+            yield Planes(server=server, client=client)
+
+
+class TestEvents(EventsKit):
+    @pytest.fixture
+    async def events(self) -> AsyncIterator[EventPlanes]:
+        directory_class: Any = PluginLoader().load("discovery", "memory")
+        async with AsyncExitStack() as stack:
+            sender, receiver = await started(stack)
+            directory = directory_class(directory_class.Config(), Metrics())
+            stack.push_async_callback(directory.aclose)
+            yield EventPlanes(sender.events(), receiver.events(), directory)
+
+
+class TestDiscovery(DiscoveryKit):
+    @pytest.fixture
+    async def directories(self) -> AsyncIterator[Directories]:
+        async with AsyncExitStack() as stack:
+            one, other = await started(stack)
+            yield Directories(one=one, other=other)
+
+
+class TestFrontend(FrontendKit):
+    @pytest.fixture
+    def make_frontend(self) -> FrontendFactory:
+        return lambda services: subject().cls(subject().config, services)
+
+    def ask(self, model: str, prompt: str) -> Asked:
+        return worded(subject().request, model, prompt, "--request")
+
+    def ask_streaming(self, model: str, prompt: str) -> Asked:
+        return worded(subject().streaming_request, model, prompt, "--streaming-request")
+
+
+class TestToolParser(ToolParserKit):
+    @pytest.fixture
+    def make_parser(self) -> ToolParserFactory:
+        factory: ToolParserFactory = subject().cls
+        return factory
+
+
+class TestReasoningParser(ReasoningParserKit):
+    @pytest.fixture
+    def make_parser(self) -> ReasoningParserFactory:
+        factory: ReasoningParserFactory = subject().cls
+        return factory
+
+
+def worded(template: str, model: str, prompt: str, option: str) -> Asked:
+    """A request in the words of the command line."""
+    if not template:
+        pytest.skip(f"{option} is not given: the kit has no words for a request")
+    method, path, body = template.split(maxsplit=2)
+    filled = body.replace("MODEL", json.dumps(model)[1:-1]).replace("PROMPT", json.dumps(prompt)[1:-1])
+    return Asked(method, path, json.loads(filled))
+
+
+#: The classes of checks for each kind.
+CHECKS: dict[str, tuple[type, ...]] = {
+    "router": (TestRouter,),
+    "admission": (TestAdmission,),
+    "transport": (TestTransport, TestEvents),
+    "discovery": (TestDiscovery,),
+    "frontend": (TestFrontend,),
+    "tool_parser": (TestToolParser,),
+    "reasoning_parser": (TestReasoningParser,),
+}

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from click.testing import Result
@@ -16,6 +17,11 @@ from dynamo_core.cli.new import TEMPLATES, render
 from dynamo_core.plugins.loader import CONTRACTS
 
 RunCli = Callable[..., Result]
+
+
+class Site(Protocol):
+    def install(self, distribution: str, entries: dict[str, str], modules: dict[str, str]) -> None: ...
+
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "engine-echo"
 #: Left behind by tools, not part of the package.
@@ -50,24 +56,13 @@ def outcome_of_its_tests(folder: Path, *paths: Path) -> str:
     return tests.stdout.splitlines()[-1]
 
 
-def install(package: Path) -> Path:
-    """Makes a package known as an editable install does; the folder that belongs on the path."""
-    manifest = tomllib.loads((package / "pyproject.toml").read_text())["project"]
-    info = package / "src" / f"{manifest['name'].replace('-', '_')}-{manifest['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {manifest['name']}\nVersion: {manifest['version']}\n")
-    lines = [f"{name} = {module}" for name, module in manifest["entry-points"]["dynamo"].items()]
-    (info / "entry_points.txt").write_text("\n".join(["[dynamo]", *lines, ""]))
-    return package / "src"
-
-
 def test_every_kind_with_classes_has_a_template() -> None:
     assert set(TEMPLATES) == set(KINDS) == set(CONTRACTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_package_installs_and_passes_its_own_tests(
-    dynamo: RunCli, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    dynamo: RunCli, site: Site, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, skipped = KINDS[kind]
     result = dynamo("new", *words, "far-away", "--path", tmp_path)
@@ -80,7 +75,9 @@ def test_a_new_package_installs_and_passes_its_own_tests(
     assert found is not None, outcome
     assert int(found[1]) > 7
     assert int(found[2] or 0) == skipped
-    monkeypatch.syspath_prepend(str(install(package)))
+    manifest = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    site.install(manifest["name"], manifest["entry-points"]["dynamo"], {})
+    monkeypatch.syspath_prepend(str(package / "src"))
     checked = dynamo("check", package / "far-away.yaml")
     assert "The config is sound." in checked.output, checked.output
     listed = [line.split()[:2] for line in dynamo("plugins", package / "far-away.yaml").output.splitlines()]

@@ -136,7 +136,7 @@ def test_the_kit_is_told_what_its_harness_can_do(folder: Path) -> None:
         (["router", "./gone.py:First"], "cannot be read: No such file or directory"),
         (["router", "./broken.py:First", "--set", "share=much"], "--set share=much: expected a number"),
         (["router", "./broken.py:First", "--set", "sahre=1"], "unknown key of router './broken.py:First'"),
-        (["router", "./broken.py:First", "--kit", "can_pin=true"], "expected ATTRIBUTE=VALUE with a JSON value"),
+        (["router", "./broken.py:First", "--kit", "can_pin=true"], "expected ATTRIBUTE=VALUE, such as"),
         (
             ["transport", "./broken.py:Waiting", "--start-timeout", "0.2"],
             "transport './broken.py:Waiting' did not start within 0.2 s: nothing answers at 127.0.0.1:1; if it needs",

@@ -12,6 +12,8 @@ from dynamo_testing.brokered_kit import BrokeredTransportKit
 from dynamo_testing.discovery_kit import DiscoveryKit
 from dynamo_testing.engine_kit import EngineConformance
 from dynamo_testing.events_kit import EventsKit
+from dynamo_testing.frontend_kit import FrontendKit
+from dynamo_testing.parser_kit import ReasoningParserKit, ToolParserKit
 from dynamo_testing.router_kit import RouterKit
 from dynamo_testing.transport.damage import DamageChecks
 from dynamo_testing.transport_kit import TransportKit
@@ -27,6 +29,9 @@ KITS: list[type] = [
     DiscoveryKit,
     AdmissionKit,
     RouterKit,
+    FrontendKit,
+    ToolParserKit,
+    ReasoningParserKit,
 ]
 
 

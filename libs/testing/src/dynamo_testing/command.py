@@ -324,15 +324,15 @@ _KITS = {
 
 def _attributes(given: Sequence[str]) -> dict[str, Any]:
     """Attributes of a kit, as the command line has them."""
+    from dynamo_core.settings.documents import parse_text
+    from dynamo_core.settings.tree import to_plain
+
     attributes = {}
     for text in given:
         name, equals, value = text.partition("=")
-        try:
-            attributes[name] = json.loads(value)
-        except ValueError:
-            equals = ""
         if not equals or not name.isupper():
-            raise ConfigError(f"--kit {text}: expected ATTRIBUTE=VALUE with a JSON value, such as --kit CAN_PIN=true")
+            raise ConfigError(f"--kit {text}: expected ATTRIBUTE=VALUE, such as --kit CAN_PIN=true")
+        attributes[name] = to_plain(parse_text(value, ""))
     return attributes
 
 

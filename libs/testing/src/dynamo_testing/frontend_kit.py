@@ -24,7 +24,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -33,6 +33,7 @@ from dynamo_core.contracts.frontend import Frontend, FrontendServices
 from dynamo_core.errors import ConfigError, DynamoError, EngineShutdown, InvalidArgument, ServiceOverloaded, problem_of
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import RequestRecord
+from dynamo_core.tasks import TaskSet
 
 from dynamo_testing.extra import pytest
 from dynamo_testing.frontend.house import MODEL, OTHER, WORKER, Answering, House
@@ -222,10 +223,11 @@ class FrontendKit:
             assert 400 <= reply.status < 500, f"{body[:20]!r}: {reply}"
 
     async def test_a_client_that_leaves_ends_its_request(self, house: House) -> None:
-        waiting = asyncio.ensure_future(self.reply(house, self.ask(MODEL, "zebra")))
+        tasks = TaskSet()
+        tasks.spawn(self.reply(house, self.ask(MODEL, "zebra")), name="kit-client")
         answering = await self.within(house.get(MODEL).request())
 
-        waiting.cancel()
+        await tasks.aclose()
 
         await self.within(answering.closed.wait())
         assert (await self.record(house)).status == "error"
@@ -267,8 +269,9 @@ class FrontendKit:
     async def streaming(self, house: House) -> AsyncIterator[tuple[aiohttp.ClientResponse, Answering]]:
         """A stream whose first text is on its way. A frontend may send nothing before there is text."""
         asked = self.ask_streaming(MODEL, "zebra")
-        async with self.session(house) as session:
-            opening = asyncio.ensure_future(self.sent(session, asked).__aenter__())
+        tasks = TaskSet()
+        async with self.session(house) as session, aclosing(tasks):
+            opening = tasks.spawn(self.sent(session, asked).__aenter__(), name="kit-client")
             answering = await self.within(house.get(MODEL).request())
             answering.say("quagga")
             response = await self.within(opening)
@@ -285,7 +288,7 @@ class FrontendKit:
 
     async def record(self, house: House) -> RequestRecord:
         """The record of the next request that has ended; it must be the only one."""
-        record = await self.within(house.records.get())
+        record: RequestRecord = await self.within(house.records.get())
         assert house.records.empty(), "one request is recorded twice"
         return record
 

@@ -27,15 +27,15 @@ from dynamo_testing.router_kit import RouterFactory, RouterKit
 from dynamo_testing.transport_kit import Planes, TransportKit
 
 
-async def started(stack: AsyncExitStack) -> tuple[Any, Any]:
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Any, Any]]:
     """Two started plugins that meet in a server or a store; one and the same if it serves one process only."""
-    made = []
-    for _ in range(2 if subject().cls.CROSS_PROCESS else 1):
-        plugin = subject().cls(subject().config, Metrics())
-        stack.push_async_callback(plugin.aclose)
-        await plugin.start()
-        made.append(plugin)
-    return made[0], made[-1]
+    async with AsyncExitStack() as stack:
+        made = []
+        for _ in range(2 if subject().cls.CROSS_PROCESS else 1):
+            made.append(await stack.enter_async_context(subject().cls(subject().config, Metrics())))
+            await made[-1].start()
+        yield made[0], made[-1]
 
 
 class TestRouter(RouterKit):
@@ -55,29 +55,22 @@ class TestAdmission(AdmissionKit):
 
 class TestTransport(TransportKit):
     @pytest.fixture
-    async def planes(self) -> AsyncIterator[Planes]:
-        async with AsyncExitStack() as stack:
-            server, client = await started(stack)
-            yield Planes(server=server, client=client)
+    def planes(self, pair: tuple[Any, Any]) -> Planes:
+        return Planes(*pair)
 
 
 class TestEvents(EventsKit):
     @pytest.fixture
-    async def events(self) -> AsyncIterator[EventPlanes]:
+    async def events(self, pair: tuple[Any, Any]) -> AsyncIterator[EventPlanes]:
         directory_class: Any = PluginLoader().load("discovery", "memory")
-        async with AsyncExitStack() as stack:
-            sender, receiver = await started(stack)
-            directory = directory_class(directory_class.Config(), Metrics())
-            stack.push_async_callback(directory.aclose)
-            yield EventPlanes(sender.events(), receiver.events(), directory)
+        async with directory_class(directory_class.Config(), Metrics()) as directory:
+            yield EventPlanes(pair[0].events(), pair[1].events(), directory)
 
 
 class TestDiscovery(DiscoveryKit):
     @pytest.fixture
-    async def directories(self) -> AsyncIterator[Directories]:
-        async with AsyncExitStack() as stack:
-            one, other = await started(stack)
-            yield Directories(one=one, other=other)
+    def directories(self, pair: tuple[Any, Any]) -> Directories:
+        return Directories(*pair)
 
 
 class TestFrontend(FrontendKit):

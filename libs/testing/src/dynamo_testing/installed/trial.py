@@ -95,8 +95,8 @@ class Trial:
         from dynamo_testing.installed import checks
 
         names = [cls.__name__ for cls in checks.CHECKS[self._subject.entry.kind]]
-        items[:] = [item for item in items if getattr(item, "cls", None) and item.cls.__name__ in names]
-        for cls in {item.cls for item in items}:
+        items[:] = [item for item in items if getattr(getattr(item, "cls", None), "__name__", "") in names]
+        for cls in {getattr(item, "cls", None) for item in items}:
             for name, value in self._subject.attributes.items():
                 if hasattr(cls, name):
                     setattr(cls, name, value)

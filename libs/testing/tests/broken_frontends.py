@@ -64,7 +64,7 @@ class Sound(Frontend):
         ask = self.read(await http.read())
         model = self.model(ask.model, principal)
         with self.services.requests.begin(
-            model=model.name, endpoint="generate", streaming=ask.stream, headers={}, key_id=principal.key_id
+            model=model.name, endpoint="generate", streaming=ask.stream, headers={}, principal=principal
         ) as inflight:
             try:
                 return await self.answer(http, model, ask, inflight)

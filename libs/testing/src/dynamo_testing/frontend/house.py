@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from aiohttp import web
-from dynamo_core.contracts.admission import Permit, Principal
+from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.frontend import PRINCIPAL, Frontend, FrontendServices, HttpRoute
 from dynamo_core.contracts.parsers import Parsers
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import DynamoError, ModelNotFound, NotSupported

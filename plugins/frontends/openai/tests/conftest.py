@@ -39,6 +39,7 @@ from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_parsers_standard.hermes import HermesParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
+from dynamo_testing.frontend.house import QuietOwner
 from dynamo_text import ByteTokenizer
 
 WAIT = 10.0
@@ -65,7 +66,7 @@ class Grip(Source):
         self.resumed.set()
 
 
-class Call:
+class Call(QuietOwner):
     """One accepted request, seen from the worker's side."""
 
     def __init__(self, request: PreprocessedRequest, ctx: EngineContext) -> None:
@@ -76,20 +77,6 @@ class Call:
         self.stream = ResponseStream(merge_outputs, FlushQueue(), owner=self)
         self.sink: Sink = self.stream.begin()
         self.stream.attach(self.grip, 7)
-
-    # As the owner of its stream.
-
-    def first_item(self) -> None:
-        """Nothing is counted."""
-
-    def attempt_failed(self, error: DynamoError) -> DynamoError | None:
-        return error
-
-    def stream_ended(self, error: DynamoError | None) -> None:
-        """Nothing is held."""
-
-    async def settle(self) -> None:
-        """Nothing is under way."""
 
     def stream_closed(self) -> None:
         self.released.set()

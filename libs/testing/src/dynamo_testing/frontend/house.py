@@ -43,7 +43,23 @@ class Grip(Source):
         self.stopped.set()
 
 
-class Answering:
+class QuietOwner:
+    """The owner of a stream that counts nothing, holds nothing and tries nothing again."""
+
+    def first_item(self) -> None:
+        """Nothing is counted."""
+
+    def attempt_failed(self, error: DynamoError) -> DynamoError | None:
+        return error
+
+    def stream_ended(self, error: DynamoError | None) -> None:
+        """Nothing is held."""
+
+    async def settle(self) -> None:
+        """Nothing is under way."""
+
+
+class Answering(QuietOwner):
     """One request that reached a model, as the worker's side sees it. It is the owner of its stream."""
 
     def __init__(self, request: PreprocessedRequest, permit: Permit | None) -> None:
@@ -64,20 +80,6 @@ class Answering:
     def fail(self, error: DynamoError) -> None:
         """Ends the answer with an error."""
         self._sink.event(Annotated.from_error(error))
-
-    # As the owner of the stream.
-
-    def first_item(self) -> None:
-        """Nothing is counted."""
-
-    def attempt_failed(self, error: DynamoError) -> DynamoError | None:
-        return error
-
-    def stream_ended(self, error: DynamoError | None) -> None:
-        """Nothing is held."""
-
-    async def settle(self) -> None:
-        """Nothing is under way."""
 
     def stream_closed(self) -> None:
         if self._permit is not None:

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.timeout(300)
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {
-    "statements of core": 14_700,
+    "statements of core": 14_900,
     "small modules of core": 5,
     "small __init__ files of core": 17,
     "lines of the longest function": 58,
     "long functions of core": 0,
     "long functions elsewhere": 0,
-    "pairs of files that repeat": 54,
-    "pairs among tests": 22,
+    "pairs of files that repeat": 60,
+    "pairs among tests": 24,
     "files of migration": 5,
     "names that plugins import from core": 184,
     "modules of core that they come from": 6,

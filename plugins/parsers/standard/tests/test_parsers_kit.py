@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
+from dynamo_core import ToolCallParser
 from dynamo_plugin_parsers_standard.hermes import HermesParser
 from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
 from dynamo_plugin_parsers_standard.mistral import MistralParser
@@ -21,7 +24,16 @@ F, G = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "arguments": {}}'
 CALL_F, CALL_G = Call("f", {"a": 1}), Call("g", {})
 
 
-class TestHermes(ToolParserKit):
+class _Tools(ToolParserKit):
+    PARSER: ClassVar[type[ToolCallParser]]
+
+    @pytest.fixture
+    def make_parser(self) -> ToolParserFactory:
+        return self.PARSER
+
+
+class TestHermes(_Tools):
+    PARSER = HermesParser
     CALLS = (
         (f"Well.\n<tool_call>\n{F}\n</tool_call>\n<tool_call>{G}</tool_call>", ["Well.\n", CALL_F, CALL_G]),
         (f"<tool_call>{F}</tool_call> So.", [CALL_F, " So."]),
@@ -29,12 +41,9 @@ class TestHermes(ToolParserKit):
     UNSOUND = ("<tool_call></tool_call>", "<tool_call>f(a=1)</tool_call>", "<tool_call>\n{", "<tool")
     OPENINGS = ('<tool_call>{"name": "f", "arguments": {"a": "', "<tool_call>", f"<tool_call>{F}")
 
-    @pytest.fixture
-    def make_parser(self) -> ToolParserFactory:
-        return HermesParser
 
-
-class TestLlama3Json(ToolParserKit):
+class TestLlama3Json(_Tools):
+    PARSER = Llama3JsonParser
     CALLS = (
         ('{"name": "f", "parameters": {"a": 1}}', [CALL_F]),
         (f" <|python_tag|> {F}; {G}\n", [CALL_F, CALL_G]),
@@ -42,12 +51,9 @@ class TestLlama3Json(ToolParserKit):
     UNSOUND = ('{"name": "Bob"}', "<|python_tag|>print(1)", f"[{F}]")
     OPENINGS = ('{"name": "f", "parameters": {"a": "', '{"answer": "')
 
-    @pytest.fixture
-    def make_parser(self) -> ToolParserFactory:
-        return Llama3JsonParser
 
-
-class TestMistral(ToolParserKit):
+class TestMistral(_Tools):
+    PARSER = MistralParser
     CALLS = (
         (f"Well. [TOOL_CALLS] [{F}, {G}] ", ["Well. ", CALL_F, CALL_G]),
         ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', [CALL_F, CALL_G]),
@@ -55,19 +61,12 @@ class TestMistral(ToolParserKit):
     UNSOUND = ("[TOOL_CALLS] hello", "[TOOL_CALLS] []", "[TOOL_CALLS]f[ARGS]5")
     OPENINGS = ('[TOOL_CALLS]f[ARGS]{"a": "', "[TOOL_CALLS] ")
 
-    @pytest.fixture
-    def make_parser(self) -> ToolParserFactory:
-        return MistralParser
 
-
-class TestPythonic(ToolParserKit):
+class TestPythonic(_Tools):
+    PARSER = PythonicParser
     CALLS = ((" [f(a=1), g()] \n", [CALL_F, CALL_G]), ("[f(a=1)] and so", [CALL_F, " and so"]))
     UNSOUND = ("[f(1)]", "[f(a=b)]", "[f(a=1", "[h(a=1)]")
     OPENINGS = ('[f(a="',)
-
-    @pytest.fixture
-    def make_parser(self) -> ToolParserFactory:
-        return PythonicParser
 
 
 @pytest.mark.parametrize("parser", [ThinkParser, Qwen3Parser], scope="class")

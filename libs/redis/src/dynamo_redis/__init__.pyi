@@ -1,3 +1,5 @@
+from dynamo_redis.connect import Command as Command
+from dynamo_redis.connect import ReusedConnection as ReusedConnection
 from dynamo_redis.connect import client_options as client_options
 from dynamo_redis.connect import connection_factory as connection_factory
 from dynamo_redis.errors import Fault as Fault

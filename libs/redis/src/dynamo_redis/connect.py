@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 from dynamo_core import ClientTls, client_context
+from dynamo_core.errors import CannotConnect
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
+from dynamo_redis.errors import config_error, explain
 from dynamo_redis.settings import RedisSettings
+
+#: The name of a command, and its arguments.
+Command: TypeAlias = Sequence[bytes | str | int | float]
 
 
 def client_options(settings: RedisSettings, section: str, *, database: int = 0, timeout: float) -> dict[str, Any]:
@@ -43,6 +50,62 @@ def connection_factory(
         return lambda: Connection(**options)
     options |= _tls_options(settings, section)
     return lambda: SSLConnection(**options)
+
+
+class ReusedConnection:
+    """One connection, made when it is needed, and anew after a failure. For one task at a time.
+
+    Deadlines are the caller's: a cancelled call throws the connection away.
+
+    Raises:
+        ConfigError: a file of `tls` cannot be used.
+    """
+
+    def __init__(self, settings: RedisSettings, section: str, *, database: int = 0, connect_timeout: float) -> None:
+        self._settings = settings
+        self._section = section
+        self._make = connection_factory(settings, section, database=database, connect_timeout=connect_timeout)
+        self._connection: Connection | None = None
+
+    async def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to commands that go out together.
+
+        Raises:
+            CannotConnect: the server cannot be used now; the text names the setting if one is wrong.
+        """
+        done = False
+        try:
+            if self._connection is None:
+                self._connection = self._make()
+            connection = self._connection
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await connection.send_packed_command(connection.pack_commands(commands))
+            answers = [await self.read_answer(connection) for _ in commands]
+            done = True
+        except (RedisError, OSError) as error:
+            failure = explain(self._settings, error)
+            # A wrong setting does not end a process that serves.
+            raise CannotConnect(str(config_error(failure, self._section) or failure), cause=error) from error
+        finally:
+            if not done:
+                await self.aclose()
+        return answers
+
+    async def read_answer(self, connection: Connection) -> Any:
+        """The answer to the next command. A subclass may catch an error that one command may end with."""
+        return await connection.read_response(disable_decoding=True)
+
+    async def aclose(self) -> None:
+        """Ends the connection; another call makes a new one."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        # There is no public way to give up what waits to be sent, for ever on a network that swallows everything.
+        writer = connection._writer
+        if writer is not None:
+            writer.transport.abort()
+        with suppress(Exception):
+            await connection.disconnect(nowait=True)
 
 
 def _options(settings: RedisSettings, database: int, connect_timeout: float) -> dict[str, Any]:

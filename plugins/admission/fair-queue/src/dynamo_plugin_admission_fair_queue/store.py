@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from dynamo_core.errors import CannotConnect
-from dynamo_redis import config_error, connection_factory, explain
+from dynamo_redis import Command, ReusedConnection
 from redis.asyncio.connection import Connection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
 from dynamo_plugin_admission_fair_queue.sharing import Store
@@ -33,32 +31,26 @@ _MOST = 256
 #: Digits of a frontend's name.
 _DIGITS = 16
 
-_Command = tuple[bytes | str | int, ...]
-
 
 class RedisStore(Store):
-    """One connection, made when it is needed, and anew after a failure. For one task at a time.
-
-    Deadlines are the caller's: a cancelled exchange throws the connection away.
+    """The store over one connection. For one task at a time; deadlines are the caller's.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
     """
 
     def __init__(self, config: SharedConfig) -> None:
-        self._config = config
-        self._make = connection_factory(config, SECTION, database=config.database, connect_timeout=config.deadline)
-        self._connection: Connection | None = None
+        self._connection = _Connection(config, SECTION, database=config.database, connect_timeout=config.deadline)
         self._name = secrets.token_hex(_DIGITS // 2)
         self._ttl = max(1, round(config.ttl * 1000))
         self._index = f"{config.prefix}:limits:frontends"
         self._keys = f"{config.prefix}:limits:frontend:"
 
     async def exchange(self, report: bytes | None, known: Mapping[str, int]) -> PeerSnapshot:
-        asked: list[_Command] = [("TIME",), ("ZRANGE", self._index, -_MOST, -1, "WITHSCORES")]
+        asked: list[Command] = [("TIME",), ("ZRANGE", self._index, -_MOST, -1, "WITHSCORES")]
         if report is not None:
             asked.append(self._value(report))
-        time, listed, *_ = await self._ask(asked)
+        time, listed, *_ = await self._connection.ask(asked)
         now = _microseconds(time)
         pairs = zip(listed[::2], listed[1::2], strict=True)
         stamps = {name: stamp for name, stamp in map(_stamped, pairs) if len(name) == _DIGITS and name != self._name}
@@ -66,20 +58,20 @@ class RedisStore(Store):
         noted = [] if report is None else self._note(now)
         # One byte more than it may have shows that it is too long.
         asked = [*noted, *(("GETRANGE", self._keys + name, 0, LARGEST) for name in news)]
-        answers = (await self._ask(asked))[len(noted) :] if asked else []
+        answers = (await self._connection.ask(asked))[len(noted) :] if asked else []
         return PeerSnapshot(now, stamps, dict(zip(news, answers, strict=True)))
 
     async def publish(self, report: bytes) -> None:
-        time, _ = await self._ask([("TIME",), self._value(report)])
-        await self._ask(self._note(_microseconds(time)))
+        time, _ = await self._connection.ask([("TIME",), self._value(report)])
+        await self._connection.ask(self._note(_microseconds(time)))
 
     async def aclose(self) -> None:
-        await self._drop()
+        await self._connection.aclose()
 
-    def _value(self, report: bytes) -> _Command:
+    def _value(self, report: bytes) -> Command:
         return "SET", self._keys + self._name, report, "PX", self._ttl
 
-    def _note(self, now: int) -> list[_Command]:
+    def _note(self, now: int) -> list[Command]:
         """Writes the time of the report, and forgets the frontends whose reports have expired."""
         return [
             ("ZADD", self._index, now, self._name),
@@ -87,46 +79,17 @@ class RedisStore(Store):
             ("PEXPIRE", self._index, self._ttl),
         ]
 
-    async def _ask(self, commands: list[_Command]) -> list[Any]:
-        """The answers to commands that go out together."""
-        done = False
-        try:
-            if self._connection is None:
-                self._connection = self._make()
-            connection = self._connection
-            await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_packed_command(connection.pack_commands(commands))
-            answers = [await self._answer(connection) for _ in commands]
-            done = True
-        except (RedisError, OSError) as error:
-            failure = explain(self._config, error)
-            # A wrong setting does not end a frontend that serves.
-            raise CannotConnect(str(config_error(failure, SECTION) or failure), cause=error) from error
-        finally:
-            if not done:
-                await self._drop()
-        return answers
 
-    @staticmethod
-    async def _answer(connection: Connection) -> Any:
+class _Connection(ReusedConnection):
+    """Reads what another program has put under the key of a frontend as a report that is empty."""
+
+    async def read_answer(self, connection: Connection) -> Any:
         try:
-            return await connection.read_response(disable_decoding=True)
+            return await super().read_answer(connection)
         except ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
-            # Another program has put something else under the key of a frontend: the others still count.
             return b""
-
-    async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        # There is no public way to give up what waits to be sent, for ever on a network that swallows everything.
-        writer = connection._writer
-        if writer is not None:
-            writer.transport.abort()
-        with suppress(Exception):
-            await connection.disconnect(nowait=True)
 
 
 def _stamped(pair: tuple[bytes, bytes]) -> tuple[str, int]:

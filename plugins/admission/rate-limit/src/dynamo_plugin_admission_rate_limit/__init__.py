@@ -1,0 +1,19 @@
+"""Admission by limits of requests, tokens and concurrency."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core import Admission
+
+DYNAMO_API = 2
+
+
+@hookimpl
+def dynamo_register_admission() -> list[type[Admission]]:
+    from dynamo_plugin_admission_rate_limit.admission import RateLimitAdmission
+
+    return [RateLimitAdmission]

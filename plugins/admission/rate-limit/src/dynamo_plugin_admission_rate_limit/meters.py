@@ -1,0 +1,28 @@
+"""What operators see of the limits."""
+
+from __future__ import annotations
+
+from dynamo_core import MetricsScope
+
+#: Refusals because the server that counts does not answer: the rule is none, and so is the limit.
+OUTAGE = "outage"
+
+
+class Meters:
+    """Counts refusals by rule and limit; names of keys, tenants, users and models are no labels."""
+
+    def __init__(self, metrics: MetricsScope) -> None:
+        self._metrics = metrics
+        self._refused = metrics.counter(
+            "dynamo_admission_rate_limited_total", "Requests that were refused, by rule and limit.", ("rule", "limit")
+        )
+
+    def refused(self, rule: str, limit: str) -> None:
+        """A request was refused."""
+        self._refused.labels(rule, limit).inc()
+
+    def stale(self, stale: bool) -> None:
+        """Whether the server that counts for all frontends cannot be asked now."""
+        self._metrics.gauge(
+            "dynamo_admission_rate_limit_stale", "Whether (1) the server that counts cannot be asked for now."
+        ).labels().set(stale)

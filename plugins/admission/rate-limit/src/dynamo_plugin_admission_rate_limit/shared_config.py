@@ -1,0 +1,43 @@
+"""The settings of limits that several frontends share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dynamo_leases import check_times
+from dynamo_redis import RedisSettings
+from pydantic import Field, ValidationInfo, field_validator
+
+
+class SharedConfig(RedisSettings):
+    """The server that counts for all frontends, and what happens without it. Times in seconds."""
+
+    url: str = Field(description="The Redis server, as redis://host:port, or rediss://host:port with TLS.")
+    database: int = Field(default=0, ge=0, description="The number of the database.")
+    prefix: str = Field(
+        default="dynamo",
+        min_length=1,
+        max_length=128,
+        description="What every key begins with. Frontends with the same one share their limits.",
+    )
+    on_outage: Literal["local", "allow", "refuse"] = Field(
+        default="local",
+        description="While the server does not answer: each frontend keeps the limits for itself (`local`), or admits "
+        "every request (`allow`), or none (`refuse`).",
+    )
+    ttl: float = Field(
+        default=3.0,
+        ge=0.5,
+        le=3600,
+        description="Seconds of silence after which the concurrent requests of a frontend no longer count.",
+    )
+    timeout: float = Field(
+        default=0.5, gt=0, le=10, description="Seconds that connecting and asking the server may take, all together."
+    )
+
+    @field_validator("timeout")
+    @classmethod
+    def _fits_the_ttl(cls, value: float, info: ValidationInfo) -> float:
+        if "ttl" in info.data:
+            check_times(info.data["ttl"], 2, timeout=value)
+        return value

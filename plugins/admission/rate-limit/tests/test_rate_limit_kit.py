@@ -1,0 +1,58 @@
+"""The limits keep what every admission promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dynamo_core import Admission
+from dynamo_plugin_admission_rate_limit.admission import RateLimitAdmission
+from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
+from dynamo_plugin_admission_rate_limit.shared_config import SharedConfig
+from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
+
+
+class _Kit(AdmissionKit):
+    CONFIG = RateLimitConfig()
+
+    @pytest.fixture
+    def make_admission(self) -> AdmissionFactory:
+        return lambda services: RateLimitAdmission(self.CONFIG, services)
+
+    def held(self, admission: Admission) -> int:
+        assert isinstance(admission, RateLimitAdmission)
+        return admission.held
+
+
+class TestWithoutALimit(_Kit):
+    """Everything is let in."""
+
+
+class TestRequestsOfAMinute(_Kit):
+    """Ten."""
+
+    CONFIG = RateLimitConfig(requests_per_minute=10)
+    BUDGET = 10
+
+
+class TestTokensOfAMinute(_Kit):
+    """Those of ten prompts."""
+
+    CONFIG = RateLimitConfig(tokens_per_minute=30)
+    BUDGET = 10
+
+
+class TestConcurrentRequests(_Kit):
+    """Three."""
+
+    CONFIG = RateLimitConfig(concurrent_requests=3)
+    LIMIT = 3
+
+
+class TestConcurrentRequestsOfSeveralFrontends(TestConcurrentRequests):
+    """Three, counted by a server."""
+
+    @pytest.fixture
+    def make_admission(self, server: Any) -> AdmissionFactory:
+        config = self.CONFIG.model_copy(update={"shared": SharedConfig(url=server.url, timeout=1.5)})
+        return lambda services: RateLimitAdmission(config, services)

@@ -24,6 +24,10 @@ SETTINGS = {
         "admission: {{use: fair-queue, default: {{concurrency: 1}}, shared: {{url: {}}}}}",
         "redis://{}h:6379",
     ),
+    "admission rate-limit": (
+        "admission: {{use: rate-limit, requests_per_minute: 1, shared: {{url: {}}}}}",
+        "redis://{}h:6379",
+    ),
     "router slot-tracker": ("router: {{use: slot-tracker, url: {}}}", "http://{}h:8091"),
     "engine upstream": (
         "workers: {{w: {{model: {{name: m}}, engine: {{use: upstream, url: {}}}}}}}",

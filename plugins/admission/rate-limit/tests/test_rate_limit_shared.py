@@ -101,7 +101,7 @@ async def test_64_clients_of_two_frontends_are_never_more_at_once_than_the_limit
 
     assert most <= 4
     assert done >= 4
-    permits = []
+    permits: list[Any] = []
     while len(permits) < 4:
         # The server hears of the last releases with the next message.
         try:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +33,9 @@ from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.models.model import Model
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
+from dynamo_core.runtime.application import Application
 from dynamo_core.runtime.resolve import load_parsers
+from dynamo_core.settings import load_settings
 from dynamo_core.telemetry import Metrics
 from dynamo_core.telemetry.request_events import RequestEventHub
 from dynamo_core.worker.canary import HealthCheck
@@ -213,3 +216,24 @@ def tokens_of() -> Collect:
         return tokens
 
     return collect
+
+
+@pytest.fixture
+async def serve_config(tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
+    """Serves a config file of this text, in this process; gives the address."""
+    running = []
+
+    async def run(text: str) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        application = Application(load_settings(path, env={}))
+        running.append(application)
+        await application.start()
+        assert application.frontend_process is not None
+        await application.frontend_process.ready()
+        assert application.url is not None
+        return application.url
+
+    yield run
+    for application in running:
+        await application.stop(grace=False)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 from dynamo_core.http.auth import hash_of, new_key
-from dynamo_core.runtime.application import Application
-from dynamo_core.settings import load_settings
 
 KEYS = {name: new_key() for name in ("chat", "completions", "responses", "messages")}
 CONFIG = f"""
@@ -27,24 +24,9 @@ Serve = Callable[[str], Awaitable[str]]
 
 
 @pytest.fixture
-async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
+def serve(serve_config: Serve) -> Serve:
     """Serves with this admission; gives the address."""
-    running = []
-
-    async def run(admission: str) -> str:
-        path = tmp_path / "config.yaml"
-        path.write_text(f"{CONFIG}{admission}\n")
-        application = Application(load_settings(path, env={}))
-        running.append(application)
-        await application.start()
-        assert application.frontend_process is not None
-        await application.frontend_process.ready()
-        assert application.url is not None
-        return application.url
-
-    yield run
-    for application in running:
-        await application.stop(grace=False)
+    return lambda admission: serve_config(f"{CONFIG}{admission}\n")
 
 
 class Client:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ import openai
 import pytest
 from dynamo_core import QuotaExceeded, RateLimited
 from dynamo_core.http.auth import hash_of, new_key
-from dynamo_core.runtime.application import Application
-from dynamo_core.settings import load_settings
 
 KEY = new_key()
 MODULE = "dynamo_test_noting"
@@ -116,25 +114,10 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-async def serve(tmp_path: Path, noted: Any, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Serve]:
+def serve(noted: Any, serve_config: Serve, caplog: pytest.LogCaptureFixture) -> Serve:
     """Serves the config with this `http` section; gives the address."""
     caplog.set_level(logging.DEBUG)
-    running = []
-
-    async def run(http: str) -> str:
-        path = tmp_path / "config.yaml"
-        path.write_text(f"{CONFIG}http: {{{http}}}\n")
-        application = Application(load_settings(path, env={}))
-        running.append(application)
-        await application.start()
-        assert application.frontend_process is not None
-        await application.frontend_process.ready()
-        assert application.url is not None
-        return application.url
-
-    yield run
-    for application in running:
-        await application.stop(grace=False)
+    return lambda http: serve_config(f"{CONFIG}http: {{{http}}}\n")
 
 
 def client(url: str, **options: Any) -> openai.AsyncOpenAI:

@@ -70,3 +70,16 @@ class RedisSettings(PluginConfig):
     def wants_tls(self) -> bool:
         """Whether connections must be encrypted."""
         return self.tls is not None or SCHEMES[urlsplit(self.url).scheme]
+
+
+class SharedCountSettings(RedisSettings):
+    """Where frontends share what they count of clients. A plugin adds its own keys."""
+
+    url: str = Field(description="The Redis server, as redis://host:port, or rediss://host:port with TLS.")
+    database: int = Field(default=0, ge=0, description="The number of the database.")
+    prefix: str = Field(
+        default="dynamo",
+        min_length=1,
+        max_length=128,
+        description="What every key begins with. Frontends with the same one share their limits.",
+    )

@@ -228,6 +228,35 @@ def test_further_names_share_one_bucket_when_all_are_in_use() -> None:
     assert len(table) <= 3
 
 
+def test_other_limits_count_at_once_and_what_was_spent_stays_spent(run: Run) -> None:
+    async def check(frontend: Any, clock: Any) -> None:
+        held = await frontend.ask(prompt=60)
+        await frontend.refused()
+
+        async def change(**settings: Any) -> None:
+            await frontend.admission.reconfigure(RateLimitConfig.model_validate(settings))
+
+        await change(tokens_per_minute=60, burst_tokens=600, concurrent_requests=1)
+        assert "1 concurrent requests" in str(await frontend.refused())
+        held.release(60)
+        assert (await frontend.refused()).retry_after == pytest.approx(61)
+        await change(tokens_per_minute=600, burst_tokens=600)
+        assert (await frontend.refused()).retry_after == pytest.approx(6.1)
+        await change(by="tenant", requests_per_minute=2)
+        await frontend.answer()
+        await change(by="tenant", requests_per_minute=1)
+        await frontend.answer()
+        await frontend.refused()
+        await change()
+        await frontend.answer()
+
+    run(check, tokens_per_minute=60)
+
+
+def test_all_but_the_server_can_change_while_requests_run() -> None:
+    assert set(RateLimitConfig.model_fields) - RateLimitConfig.LIVE == {"shared"}
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import redis
-from dynamo_core.errors import RateLimited, ServiceOverloaded
+from dynamo_core.errors import ConfigError, RateLimited, ServiceOverloaded
 
 DEADLINE = 15.0
 README = Path(__file__).parents[1] / "README.md"
@@ -289,24 +288,22 @@ async def test_a_server_that_was_emptied_or_lost_its_scripts_is_used_again(make:
 async def test_a_wrong_password_stops_no_request_and_is_told_once(
     make: Make, make_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = make_server("--requirepass", "right").url
-    with caplog.at_level(logging.DEBUG):
-        frontend = await make({"url": url, "password": "hunter2"}, **FEW)
-        await frontend.answer()
-        await until(lambda: frontend.admission._sharing._failures > 2)
-    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    caplog.set_level(logging.DEBUG)
+    strict = make_server("--requirepass", "right")
+    frontend = await make({"url": strict.url, "password": "hunter2"}, **FEW)
+    await frontend.answer()
+    await until(lambda: frontend.admission._sharing._failures > 2)
 
-    assert len(warnings) == 1
-    assert re.search(r"Redis at 127\.0\.0\.1:\d+ refuses the login", warnings[0].getMessage())
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"Redis at 127.0.0.1:{strict.port} refuses the login" in told
     assert "hunter2" not in caplog.text + repr(frontend.admission.config)
 
 
 async def test_the_permissions_that_the_readme_names_are_enough_and_fewer_are_told(
     make: Make, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = re.search(r"ACL SETUSER dynamo (.*?)```", README.read_text(), re.DOTALL)
-    assert found is not None
-    rules = found[1].replace("\\\n", " ").replace("…", "secret").split()
+    _, _, text = README.read_text().partition("ACL SETUSER dynamo ")
+    rules = text.partition("```")[0].replace("\\\n", "").replace("…", "secret").split()
     with redis.Redis(port=server.port) as client:
         client.execute_command("ACL", "SETUSER", "dynamo", *rules)
         client.execute_command("ACL", "SETUSER", "less", *rules, "-hset")
@@ -347,34 +344,18 @@ async def test_what_a_stranger_wrote_harms_nothing(make: Make, server: Any) -> N
         assert client.hget(key, "nstranger") is None
 
 
-ABSENT = """
-import asyncio, sys
-from dynamo_core import AdmissionServices
-from dynamo_core.errors import ConfigError
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_plugin_admission_rate_limit.admission import RateLimitAdmission
-from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
+def test_without_the_library_shared_limits_are_one_clear_error(
+    make_frontend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dynamo_plugin_admission_rate_limit.store", None)
 
-async def main():
-    admission = RateLimitAdmission(RateLimitConfig(requests_per_minute=1), AdmissionServices(Metrics()))
-    await admission.start()
-    await admission.aclose()
-    print("redis" in sys.modules)
-    # As if it were not installed.
-    sys.modules["redis"] = None
-    try:
-        RateLimitAdmission(RateLimitConfig(shared={"url": "redis://host"}), AdmissionServices(Metrics()))
-    except ConfigError as error:
-        print(error)
-
-asyncio.run(main())
-"""
+    with pytest.raises(
+        ConfigError, match=r"admission\.shared: .*pip install 'dynamo-plugin-admission-rate-limit\[redis\]'"
+    ):
+        make_frontend(shared={"url": "redis://host"})
 
 
-def test_the_library_is_needed_only_to_share_and_its_absence_is_one_clear_line() -> None:
-    done = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, timeout=30, check=True)
-    loaded, told = done.stdout.splitlines()
+def test_limits_of_one_frontend_do_not_load_the_library() -> None:
+    program = "import dynamo_plugin_admission_rate_limit.admission, sys; sys.exit('redis' in sys.modules)"
 
-    assert loaded == "False"
-    assert told.startswith("admission.shared: ")
-    assert "pip install 'dynamo-plugin-admission-rate-limit[redis]'" in told
+    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dynamo_leases import check_times
-from dynamo_redis import RedisSettings
+from dynamo_redis import SharedCountSettings
 from pydantic import Field, ValidationInfo, field_validator
 
 
-class SharedConfig(RedisSettings):
+class SharedConfig(SharedCountSettings):
     """Where frontends tell each other what tenants have, and how often. Times in seconds."""
 
-    url: str = Field(description="The Redis server, as redis://host:port, or rediss://host:port with TLS.")
-    database: int = Field(default=0, ge=0, description="The number of the database.")
-    prefix: str = Field(
-        default="dynamo",
-        min_length=1,
-        max_length=128,
-        description="What every key begins with. Frontends with the same one share their limits.",
-    )
     ttl: float = Field(
         default=3.0,
         ge=0.5,

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from dynamo_redis import Command, ReusedConnection
+from dynamo_redis import ReusedConnection
 from redis.asyncio.connection import Connection
 from redis.exceptions import ResponseError
 
@@ -30,6 +30,8 @@ SECTION = "admission.shared"
 _MOST = 256
 #: Digits of a frontend's name.
 _DIGITS = 16
+
+_Command = tuple[bytes | str | int, ...]
 
 
 class RedisStore(Store):
@@ -47,7 +49,7 @@ class RedisStore(Store):
         self._keys = f"{config.prefix}:limits:frontend:"
 
     async def exchange(self, report: bytes | None, known: Mapping[str, int]) -> PeerSnapshot:
-        asked: list[Command] = [("TIME",), ("ZRANGE", self._index, -_MOST, -1, "WITHSCORES")]
+        asked: list[_Command] = [("TIME",), ("ZRANGE", self._index, -_MOST, -1, "WITHSCORES")]
         if report is not None:
             asked.append(self._value(report))
         time, listed, *_ = await self._connection.ask(asked)
@@ -68,10 +70,10 @@ class RedisStore(Store):
     async def aclose(self) -> None:
         await self._connection.aclose()
 
-    def _value(self, report: bytes) -> Command:
+    def _value(self, report: bytes) -> _Command:
         return "SET", self._keys + self._name, report, "PX", self._ttl
 
-    def _note(self, now: int) -> list[Command]:
+    def _note(self, now: int) -> list[_Command]:
         """Writes the time of the report, and forgets the frontends whose reports have expired."""
         return [
             ("ZADD", self._index, now, self._name),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from dynamo_core import Admission, AdmissionServices, Permit, PoolView, PreprocessedRequest, Principal
+from dynamo_core import Admission, AdmissionServices, Permit, PluginConfig, PoolView, PreprocessedRequest, Principal
 from dynamo_core.errors import ConfigError, RateLimited, ServiceOverloaded
 
 from dynamo_plugin_admission_rate_limit.buckets import Bucket, BucketTable, told_limits
@@ -63,6 +63,19 @@ class RateLimitAdmission(Admission):
         """Begins to share the limits, if that is wanted."""
         if self._sharing is not None:
             await self._sharing.start()
+
+    async def reconfigure(self, config: PluginConfig) -> None:
+        """New limits count at once. What a rule of the same name and the same `by` has counted stays counted."""
+        self.config = cast(RateLimitConfig, config)
+        now = asyncio.get_running_loop().time()
+        former = {(table.rule.name, table.rule.by): table for table in self._tables}
+        self._tables = []
+        for rule in map(Rule.of, self.config.rules()):
+            table = former.get((rule.name, rule.by))
+            if table is None:
+                table = BucketTable(rule, shared=self._sharing is not None)
+            table.follow(rule, now)
+            self._tables.append(table)
 
     async def aclose(self) -> None:
         """Ends sharing."""

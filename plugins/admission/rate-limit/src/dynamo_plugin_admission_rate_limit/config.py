@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from dynamo_core import PluginConfig, SettingsMismatch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -95,6 +95,8 @@ class RuleSettings(LimitSettings):
 
 class RateLimitConfig(LimitSettings, PluginConfig):
     """One rule for all requests, further rules, and where the counts are kept."""
+
+    LIVE: ClassVar[frozenset[str]] = frozenset({*LimitSettings.model_fields, "limits"})
 
     limits: tuple[RuleSettings, ...] = Field(
         default=(), max_length=64, description="Further rules. A request must be within all that apply to it."

@@ -206,15 +206,12 @@ class Sharing:
                 try:
                     async with asyncio.timeout(self._config.timeout):
                         await self._round()
+                    self._succeeded()
                 except Exception as error:
                     self._failed(error)
-                    pause = next(self._pauses)
-                else:
-                    self._succeeded()
-                    pause = 0.0
                 self._meters.stale(not self.reached)
                 self._exchanged.set()
-                await (asyncio.sleep(pause) if pause else self._wait())
+                await (self._wait() if self.reached else asyncio.sleep(next(self._pauses)))
         finally:
             self.reached = False
             self._give_up()
@@ -293,10 +290,11 @@ class Sharing:
         self._failures += 1
         if self._failures > 1 or self._closed:
             return
-        text = f"Redis did not answer within {self._config.timeout:g} s" if isinstance(error, TimeoutError) else error
-        known = isinstance(error, (CannotConnect, TimeoutError))
         policy = _POLICIES[self._config.on_outage]
-        log.warning("rate limits are not shared for now, %s: %s", policy, text, exc_info=None if known else error)
+        if isinstance(error, TimeoutError):
+            error = CannotConnect(f"Redis did not answer within {self._config.timeout:g} s")
+        unexpected = None if isinstance(error, CannotConnect) else error
+        log.warning("rate limits are not shared for now, %s: %s", policy, error, exc_info=unexpected)
 
     def _succeeded(self) -> None:
         if self._failures:

@@ -39,8 +39,8 @@ def test_every_method_of_an_engine_is_described() -> None:
 
 
 def test_every_member_of_the_contexts_is_described() -> None:
-    # What a transport and a worker agree on; engines have no use for it.
-    internal = {"coalesce"}
+    # What a transport and a worker agree on, and what request events go by; engines have no use for them.
+    internal = {"coalesce", "root_id"}
     shared = {name for name in dir(EngineContext("r")) if not name.startswith("_")} - internal
     own = {name for name in vars(GenerateContext) if not name.startswith("_")} - shared
 

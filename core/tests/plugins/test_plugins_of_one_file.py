@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynamo_core import (
-    Admission, Discovery, EngineConfig, Frontend, LLMEngine, PluginConfig, ReasoningParser, Router, ToolCallParser,
-    Transport, hookimpl,
+    Admission, Discovery, EngineConfig, Extension, Frontend, LLMEngine, PluginConfig, ReasoningParser, Router,
+    ToolCallParser, Transport, hookimpl,
 )
 
 DYNAMO_API = 2
@@ -53,6 +53,7 @@ discovery = stage(Discovery)
 router = stage(Router)
 admission = stage(Admission)
 frontend = stage(Frontend)
+extension = stage(Extension)
 tool_parser = stage(ToolCallParser)
 reasoning_parser = stage(ReasoningParser)
 
@@ -77,6 +78,7 @@ admission: {use: ./stages.py:admission, limit: 2}
 router: {use: ./stages.py:router, limit: 3}
 transport: {use: ./stages.py:transport}
 discovery: {use: ./stages.py:discovery}
+extensions: [{use: ./stages.py:extension, name: mine}]
 workers:
   one:
     model: {name: a-model, tool_call_parser: ./stages.py:tool_parser, reasoning_parser: ./stages.py:reasoning_parser}

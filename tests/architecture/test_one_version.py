@@ -42,7 +42,7 @@ def test_one_command_sets_the_version_and_the_pins_everywhere(copy: Path) -> Non
     assert versions.version_of(copy) == "4.5.6"
     assert 'appVersion: "4.5.6"' in (copy / "deploy/helm/dynamo/Chart.yaml").read_text()
     assert '"4.5.6"' in (copy / "deploy/kustomize/base/kustomization.yaml").read_text()
-    assert "dynamo-core~=4.5.0" in (copy / "docs/how-to/write-a-plugin.md").read_text()
+    assert "dynamo-core~=4.5.0" in (copy / "docs/how-to/package-a-plugin.md").read_text()
     assert versions.main([], copy) == 0
 
 

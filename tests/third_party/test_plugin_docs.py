@@ -1,4 +1,4 @@
-"""Holds `docs/how-to/write-a-plugin.md` to what the code does."""
+"""Holds the pages for authors of plugins to what the code does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from dynamo_core.plugins.loader import CONTRACTS, PluginLoader
 from dynamo_core.protocol import RequestRecord
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs" / "how-to" / "write-a-plugin.md").read_text()
+PAGES = ("how-to/package-a-plugin.md", "reference/plugins.md")
+PAGE = "".join((REPOSITORY / "docs" / page).read_text() for page in PAGES)
 
 HOOKS = {
     name: list(inspect.signature(function).parameters)

@@ -1,4 +1,4 @@
-"""The router of docs/how-to/write-a-plugin.md: what is written there is a router."""
+"""The router of docs/reference/plugins.md: what is written there is a router."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynamo_core.protocol import Instance, ModelCard
 from dynamo_testing import RouterFactory, RouterKit
 from dynamo_testing.router.harness import MODEL, Fleet
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-plugin.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plugins.md"
 
 
 @pytest.fixture(scope="module")

@@ -154,6 +154,8 @@ from dynamo_core.protocol.output import TopLogprob as TopLogprob
 from dynamo_core.protocol.output import chunk as chunk
 from dynamo_core.protocol.output import merge_outputs as merge_outputs
 from dynamo_core.protocol.output import usage as usage
+from dynamo_core.protocol.records import Instance as Instance
+from dynamo_core.protocol.records import RequestRecord as RequestRecord
 from dynamo_core.protocol.request import BootstrapInfo as BootstrapInfo
 from dynamo_core.protocol.request import EmbedOutput as EmbedOutput
 from dynamo_core.protocol.request import EmbedRequest as EmbedRequest

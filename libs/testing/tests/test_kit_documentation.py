@@ -18,7 +18,7 @@ from dynamo_testing.router_kit import RouterKit
 from dynamo_testing.transport.damage import DamageChecks
 from dynamo_testing.transport_kit import TransportKit
 
-PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "write-a-plugin.md").read_text().split("\n## Kits\n")[1]
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "kits.md").read_text()
 
 KITS: list[type] = [
     EngineConformance,

@@ -32,7 +32,7 @@ def engine_of(page: str, file: str, folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("page", "file"),
     [
-        ("how-to/write-a-plugin.md", "hello/src/dynamo_plugin_engine_hello/engine.py"),
+        ("how-to/package-a-plugin.md", "hello/src/dynamo_plugin_engine_hello/engine.py"),
         ("reference/engine-contract.md", "my_engine.py"),
         ("tutorials/write-an-engine.md", "dynamo-plugin-engine-shout/words.py"),
     ],

@@ -20,6 +20,7 @@ from dynamo_core.contracts.call import Sink as Sink
 from dynamo_core.contracts.call import Source as Source
 from dynamo_core.contracts.client_headers import check_session as check_session
 from dynamo_core.contracts.config import PluginConfig as PluginConfig
+from dynamo_core.contracts.config import PluginRef as PluginRef
 from dynamo_core.contracts.config import SettingsMismatch as SettingsMismatch
 from dynamo_core.contracts.context import EngineContext as EngineContext
 from dynamo_core.contracts.context import GenerateContext as GenerateContext

@@ -12,7 +12,8 @@ from dynamo_core.cli.main import cli
 
 STAGES = """
 from dynamo_core import (
-    Admission, Discovery, EngineConfig, Frontend, LLMEngine, LLMEngineOutput, PluginConfig, Router, Transport, hookimpl
+    Admission, Discovery, EngineConfig, Frontend, LLMEngine, LLMEngineOutput, PluginConfig, PluginRef, Router,
+    Transport, hookimpl
 )
 from pydantic import Field
 
@@ -24,6 +25,10 @@ class Limits(PluginConfig):
 
     def remarks(self):
         return [f"a limit of {self.limit} is large"] if self.limit > 100 else []
+
+
+class Wrapping(PluginConfig):
+    then: PluginRef | None = None
 
 
 def stage(base, name, **members):
@@ -45,7 +50,7 @@ def dynamo_register_discovery():
 
 @hookimpl
 def dynamo_register_routers():
-    return [stage(Router, "fake")]
+    return [stage(Router, "fake", Config=Limits), stage(Router, "sticky", Config=Wrapping)]
 
 @hookimpl
 def dynamo_register_admission():
@@ -67,6 +72,7 @@ NAMES = (
     "discovery-near",
     "discovery-far",
     "router-fake",
+    "router-sticky",
     "admission-fake",
     "frontend-fake",
     "hook-fake",

@@ -95,6 +95,36 @@ def test_check_prints_what_plugins_remark_on_their_settings(dynamo: RunCli, conf
     assert graph["remarks"] == [{"section": "workers.one.engine", "remark": "a limit of 200 is large"}]
 
 
+def test_check_shows_the_router_that_another_one_wraps(dynamo: RunCli, config: Path) -> None:
+    wrapped = "{use: sticky, then: {use: sticky, then: {use: fake, limit: 300}}}"
+    config.write_text(config.read_text().replace("router: {use: fake}", f"router: {wrapped}"))
+
+    graph = json.loads(dynamo("check", config, "--json").output)
+
+    stages = [(row["stage"], row["plugin"]) for row in graph["stages"] if row["stage"].startswith("router")]
+    assert stages == [("router", "sticky"), ("router.then", "sticky"), ("router.then.then", "fake")]
+    assert graph["remarks"] == [{"section": "router.then.then", "remark": "a limit of 300 is large"}]
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        ("{use: fakes}", ["config.yaml:3: router.then.use: there is no router 'fakes'", "did you mean 'fake'?"]),
+        ("{use: fake, limits: 3}", ["router.then.limits: unknown key of router 'fake'; did you mean 'limit'?"]),
+    ],
+    ids=["no such router", "no such key"],
+)
+def test_check_says_what_is_wrong_with_the_router_that_another_one_wraps(
+    dynamo: RunCli, config: Path, then: str, words: list[str]
+) -> None:
+    config.write_text(config.read_text().replace("router: {use: fake}", f"router: {{use: sticky, then: {then}}}"))
+
+    result = dynamo("check", config)
+
+    assert result.exit_code == 2
+    assert all(word in result.output for word in words), result.output
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [

@@ -66,6 +66,15 @@ def test_schema_has_the_keys_of_the_plugins_that_the_config_names(dynamo: RunCli
     assert engine["additionalProperties"] is False
 
 
+def test_schema_has_the_keys_of_a_router_that_another_one_wraps(dynamo: RunCli, config: Path) -> None:
+    wrapped = config.read_text().replace("router: {use: fake}", "router: {use: sticky, then: {use: fake}}")
+    config.write_text(wrapped)
+
+    schema = json.loads(dynamo("config", "schema", config).output)
+
+    assert "limit" in schema["$defs"]["router.PluginRef"]["properties"]
+
+
 def test_schema_leaves_a_section_open_whose_plugin_is_not_installed(dynamo: RunCli, config: Path) -> None:
     result = dynamo("config", "schema", config, "--set", "workers.one.engine.use=missing")
 

@@ -118,6 +118,14 @@ def test_the_same_name_in_two_kinds_is_no_conflict(site: Site, echo: str) -> Non
     assert PluginLoader().load("engine", "echo").NAME == "echo"
 
 
+WRAPPING = """
+from dynamo_core import PluginConfig, PluginRef
+
+class Wrapping(PluginConfig):
+    then: PluginRef
+
+"""
+
 BROKEN: dict[str, tuple[Any, list[str]]] = {
     "an import that fails": (
         lambda _: "import no_such_package",
@@ -186,6 +194,12 @@ BROKEN: dict[str, tuple[Any, list[str]]] = {
     "a Config of another sort": (
         lambda echo: echo.replace('NAME = "echo"', 'NAME = "echo"\n    Config = dict'),
         ["EchoEngine.Config is not made from PluginConfig"],
+    ),
+    "a plugin to wrap, which only routers have": (
+        lambda echo: echo.replace("class EchoEngine", f"{WRAPPING}class EchoEngine").replace(
+            'NAME = "echo"', 'NAME = "echo"\n    Config = Wrapping'
+        ),
+        ["EchoEngine.Config.then is a PluginRef"],
     ),
 }
 

@@ -67,7 +67,7 @@ def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Ite
     if not resolved.admission:
         yield {"stage": "admission", "plugin": "none", "distribution": BUILT_IN, "version": ""}
     if resolved.router is not None:
-        yield _stage("router", resolved.router)
+        yield from (_stage(router.section, router) for router in resolved.router.chain())
     yield _stage("transport", resolved.transport)
     yield _stage("events", resolved.events or resolved.transport)
     yield _stage("discovery", resolved.discovery)

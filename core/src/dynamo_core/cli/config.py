@@ -69,7 +69,7 @@ def plugin_models(loaded: LoadedSettings) -> dict[str, type[PluginConfig]]:
     for named in named_plugins(loaded.settings):
         section = "workers.*.engine" if named.kind == "engine" else named.section
         head, _, entry = section.partition(".")
-        if entry and head != "workers":
+        if entry and isinstance(getattr(loaded.settings, head), tuple):
             section = f"{head}.*.{named.name}"
         try:
             cls = load_plugin(named, loaded, loader)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+#: The key under which a plugin that wraps another one of its kind has the section of that.
+NESTED = "then"
 
 
 class PluginConfig(BaseModel):
@@ -27,6 +30,19 @@ class PluginConfig(BaseModel):
     def remarks(self) -> list[str]:
         """Hints for the operator about valid settings, a sentence each; ``dynamo check`` prints them."""
         return []
+
+
+class PluginRef(BaseModel):
+    """A section inside the section of a router, which picks the router that it wraps.
+
+    A field of a router's `PluginConfig`, called `then`: ``then: PluginRef`` or ``then: PluginRef | None = None``. Core
+    loads the plugin that `use` names and checks the other keys by its model; they are not kept here. The wrapping
+    router gets the router from `RouterServices.inner`.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    use: Annotated[str, StringConstraints(min_length=1)] = Field(description="Name of the plugin.")
 
 
 class SettingsMismatch(ValueError):

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dynamo_core.contracts.call import Endpoint
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import PluginConfig, PluginRef
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
-from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable
+from dynamo_core.errors import DynamoError, PluginError, ServiceOverloaded, Unavailable
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
@@ -177,7 +177,8 @@ class ScoredRank:
     """One rank, as a router rates it for a request. Overlap and load are in blocks, `prefill_tokens` in tokens.
 
     `shared` are blocks of the prompt that running requests hold there. The rank with the lowest `cost` is chosen, or
-    is the likeliest.
+    is the likeliest. A router that goes by more than costs marks what it would choose as `preferred`; then those that
+    are not are not chosen.
     """
 
     instance_id: int
@@ -187,11 +188,20 @@ class ScoredRank:
     blocks: int
     shared: int
     cost: float
+    preferred: bool = False
+
+
+def _wraps_none(ref: PluginRef) -> Router:
+    raise PluginError(f"the section of this router picks no router {ref.use!r} that it could wrap")
 
 
 @dataclass(frozen=True, slots=True)
 class RouterServices:
-    """The services that a router is constructed with."""
+    """The services that a router is constructed with.
+
+    `inner` makes the router that a section such as `then` picks, with the same services. The router that asks for it
+    starts it and closes it.
+    """
 
     pool: PoolView
     tracker: LoadView
@@ -199,6 +209,7 @@ class RouterServices:
     directory: Discovery
     metrics: MetricsScope
     call: EndpointCaller
+    inner: Callable[[PluginRef], Router] = _wraps_none
 
 
 class EndpointCaller(Protocol):
@@ -244,6 +255,11 @@ class Router(Plugin, AsyncResource):
             ServiceOverloaded: workers exist but none may be routed to now.
             Unavailable: there are no workers.
         """
+
+    @property
+    def follows_caches(self) -> bool:
+        """Whether `explain` tells overlaps as the workers report their caches, rather than from what was routed."""
+        return False
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
         """Rates every rank that may be chosen for a request now, without choosing or counting anything.

@@ -13,10 +13,10 @@ from importlib.machinery import ModuleSpec
 from importlib.util import decode_source, module_from_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from dynamo_core.contracts.admission import NO_ADMISSION
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import NESTED, PluginConfig, PluginRef
 from dynamo_core.contracts.plugin import DYNAMO_API, Plugin
 from dynamo_core.errors import ConfigError, PluginError
 from dynamo_core.plugins.hooks import HookError, Hooks
@@ -294,6 +294,16 @@ def _check_class(entry: PluginEntry, cls: type[Plugin]) -> None:
     config: object = cls.Config
     if not inspect.isclass(config) or not issubclass(config, PluginConfig):
         raise _plugin_error(entry, f"{cls.__name__}.Config is not made from PluginConfig")
+    for name, field in config.model_fields.items():
+        if PluginRef in (field.annotation, *get_args(field.annotation)):
+            # Layers are merged before plugins are loaded: they know where another section stands by its name alone.
+            optional = field.is_required() or field.default is None
+            if entry.kind != "router" or name != NESTED or not optional:
+                raise _plugin_error(
+                    entry,
+                    f"{cls.__name__}.Config.{name} is a PluginRef: only routers can have one, which must be called "
+                    f"{NESTED!r} and have no other default than None",
+                )
 
 
 def _plugin_error(entry: PluginEntry, what: str, cause: BaseException | None = None) -> PluginError:

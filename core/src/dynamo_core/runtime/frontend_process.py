@@ -15,7 +15,6 @@ from aiohttp.web import Request
 
 from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission, AdmissionServices
-from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.extension import AdminAccess, FrontendView
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
 from dynamo_core.contracts.router import Router, RouterServices
@@ -47,6 +46,7 @@ from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.reload import Plan, Reload, Standing, Step, reload_route, switch
 from dynamo_core.runtime.resolve import load_parsers
 from dynamo_core.runtime.roles import Role
+from dynamo_core.runtime.routers import RouterMaker
 from dynamo_core.runtime.worker_routes import WorkerRoutes
 from dynamo_core.settings import Settings
 from dynamo_core.tasks import TaskSet
@@ -73,7 +73,7 @@ class FrontendProcess:
         resolved = plane.resolved
         if resolved.frontend is None or resolved.router is None:
             raise ValueError("the plane was made for a role without a frontend")
-        self._picked, self._picked_router = resolved.frontend, resolved.router
+        self._picked, self._routers = resolved.frontend, RouterMaker(resolved.router)
         self._request_events = RequestEventHub()
         self.tracker = LoadTracker()
         self._retry_after = RetryAfterEstimator()
@@ -223,14 +223,7 @@ class FrontendProcess:
             yield from plan.reconfigured(section, [admission])
         yield from plan.reconfigured("frontend", [self._frontend])
         yield from self._extensions.reload_steps(plan)
-        if "router" in plan.configs:
-            yield switch("router", self._reconfigure_routers, *plan.configs["router"])
-
-    async def _reconfigure_routers(self, config: PluginConfig) -> None:
-        # First those that are yet to be made: one may be while the others take it.
-        self._picked_router = replace(self._picked_router, config=config)
-        for router in self.models.routers():
-            await router.reconfigure(config)
+        yield from self._routers.reload_steps(plan, self.models.routers)
 
     # Construction.
 
@@ -298,7 +291,6 @@ class FrontendProcess:
     def _make_router(self, pool: Pool) -> Router:
         plane = self._plane
         self._monitor.take(pool)
-        picked = self._picked_router
         services = RouterServices(
             pool=pool,
             tracker=self.tracker,
@@ -307,7 +299,7 @@ class FrontendProcess:
             metrics=plane.metrics,
             call=self._caller,
         )
-        return picked.cls(picked.config, services)
+        return self._routers.make(services)
 
     def _make_load_sync(self) -> PeerLoadSync | None:
         plane, wanted = self._plane, self._settings.client.share_loads

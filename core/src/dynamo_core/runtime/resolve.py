@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import NESTED, PluginConfig, PluginRef
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.extension import Extension
@@ -53,7 +53,10 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Picked(Generic[PluginT_co]):
-    """A plugin class with its validated settings. `section` is where the config file picks it."""
+    """A plugin class with its validated settings. `section` is where the config file picks it.
+
+    `inner` is the plugin that it wraps, if any.
+    """
 
     cls: type[PluginT_co]
     config: PluginConfig
@@ -61,6 +64,14 @@ class Picked(Generic[PluginT_co]):
     distribution: str
     version: str
     section: str
+    inner: Picked[PluginT_co] | None = None
+
+    def chain(self) -> Iterator[Picked[PluginT_co]]:
+        """The plugin and those that it wraps, from the outside in."""
+        picked: Picked[PluginT_co] | None = self
+        while picked is not None:
+            yield picked
+            picked = picked.inner
 
 
 class PickedExtension(NamedTuple):
@@ -91,7 +102,8 @@ class Resolved:
 
     def __iter__(self) -> Iterator[Picked[Any]]:
         """Every plugin that is picked."""
-        single = (self.frontend, *self.admission, self.router, self.transport, self.events, self.discovery)
+        routers = () if self.router is None else self.router.chain()
+        single = (self.frontend, *self.admission, *routers, self.transport, self.events, self.discovery)
         yield from (picked for picked in single if picked is not None)
         yield from (extension.plugin for extension in self.extensions)
         yield from self.workers.values()
@@ -102,7 +114,7 @@ def named_plugins(settings: Settings) -> Iterator[Named]:
     yield Named("frontend", "frontend", settings.frontend.use)
     for path, section in settings.admissions.items():
         yield Named(path, "admission", section.use)
-    yield Named("router", "router", settings.router.use)
+    yield from _chain(Named("router", "router", settings.router.use), settings.router.options)
     yield Named("transport", "transport", settings.transport.use)
     if settings.events.use is not None:
         yield Named("events", "transport", settings.events.use)
@@ -117,6 +129,14 @@ def named_plugins(settings: Settings) -> Iterator[Named]:
             yield Named(f"workers.{name}.model.reasoning_parser", REASONING_PARSER, worker.model.reasoning_parser)
     for name in settings.hooks:
         yield Named("hooks", LISTENER_KIND, name)
+
+
+def _chain(named: Named, options: Mapping[str, Any]) -> Iterator[Named]:
+    """The plugin of a section and those that it wraps, from the outside in."""
+    yield named
+    below = options.get(NESTED)
+    if isinstance(below, Mapping) and isinstance(below.get("use"), str):
+        yield from _chain(Named(f"{named.section}.{NESTED}", named.kind, below["use"]), below)
 
 
 def resolve(
@@ -146,15 +166,7 @@ def resolve(
             continue
         cls = load_plugin(named, loaded, loader)
         if cls is not None and named.kind not in PARSER_KINDS:
-            offer = loader.find(named.kind, named.name)
-            picks[named.section] = Picked(
-                cls=cls,
-                config=loaded.plugin_config(named.section, cls.Config),
-                name=named.name,
-                distribution=offer.distribution,
-                version=offer.version,
-                section=named.section,
-            )
+            picks[named.section] = _pick(named, cls, loaded, loader)
     admissions = tuple(loaded.settings.admissions) if frontend else ()
     unused = [
         "events",
@@ -181,6 +193,19 @@ def resolve(
         _check_listeners(loaded)
         check_access(loaded)
     return resolved
+
+
+def _pick(named: Named, cls: type[Plugin], loaded: LoadedSettings, loader: PluginLoader) -> Picked[Any]:
+    """The plugin with its settings, and the one that it wraps."""
+    config = loaded.plugin_config(named.section, cls.Config)
+    offer = loader.find(named.kind, named.name)
+    ref, inner = getattr(config, NESTED, None), None
+    if isinstance(ref, PluginRef):
+        below = Named(f"{named.section}.{NESTED}", named.kind, ref.use)
+        wrapped = load_plugin(below, loaded, loader)
+        assert wrapped is not None  # noqa: S101 - only routers wrap others, and they have classes
+        inner = _pick(below, wrapped, loaded, loader)
+    return Picked(cls, config, named.name, offer.distribution, offer.version, named.section, inner)
 
 
 def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> type[Plugin] | None:

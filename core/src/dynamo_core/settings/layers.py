@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dynamo_core.contracts.config import NESTED
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.entries import is_entry_list, merge_entries, read_entries
-from dynamo_core.settings.shape import NESTED, REQUIRED, Shape, suggestion
+from dynamo_core.settings.shape import REQUIRED, Shape, suggestion
 from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Path, Table, find, location, replace_at
 
 
@@ -149,14 +150,18 @@ def plugin_choices(layer: Table) -> Table:
     return Table(layer.origin, children, layer.text)
 
 
-def expand(path: Sequence[str], workers: Sequence[str], tree: Table) -> list[Path]:
-    """The path, with ``*`` replaced by every worker in turn.
+def expand(path: Sequence[str], workers: Sequence[str], tree: Table, value: object) -> list[Path]:
+    """The paths that are set to the value, with ``*`` replaced by every worker in turn.
 
-    A path into a section whose plugin wraps another one leads to the innermost.
+    A path into a section whose plugin wraps another one leads to the innermost. A plugin that wraps others already is
+    picked where it is.
     """
     if "*" not in path:
         *section, key = path
         while isinstance(find(tree, (*section, NESTED, "use")), Leaf):
+            picked = find(tree, (*section, "use"))
+            if key == "use" and isinstance(picked, Leaf) and picked.value == value:
+                break
             section.append(NESTED)
         return [(*section, key)]
     return [tuple(worker if part == "*" else part for part in path) for worker in workers]

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeVar
 
-from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.config import NESTED, PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.settings.documents import Document, read_document
 from dynamo_core.settings.entries import by_entry_name, settle
@@ -100,7 +100,8 @@ class LoadedSettings(SettingsView):
     def plugin_config(self, section_path: str, config_cls: type[ConfigT]) -> ConfigT:
         """Phase two: the plugin keys of a section, such as ``workers.mock.engine``, as the plugin's own model.
 
-        The section may be an entry of a list, such as ``admission.fair-queue``.
+        The section may be an entry of a list, such as ``admission.fair-queue``, or that of a wrapped router, such as
+        ``router.then``.
 
         Raises:
             ConfigError: a key is unknown, missing or wrong; one line with its origin.
@@ -118,7 +119,7 @@ class LoadedSettings(SettingsView):
         origin = section.origin if section.origin != DEFAULT or use is None else use.origin
         known = replace(shape_of(config_cls), fields={**shape.fields, **shape_of(config_cls).fields})
         above = find(self.tree, path[:-1])
-        kind = path[-2] if isinstance(above, Table) and above.listed else path[-1]
+        kind = path[-2] if isinstance(above, Table) and above.listed else [key for key in path if key != NESTED][-1]
         subject = ValidationSubject(known, path, f"{kind} '{name}'" if name else kind, origin)
         config, _ = validate(lambda values: config_cls.model_validate(values), Table(origin, own), subject)
         return config
@@ -197,7 +198,7 @@ def section_of(tree: Table, path: Sequence[str]) -> tuple[str, ...] | None:
     for index, key in enumerate(path):
         if isinstance(node, Table) and node.listed and shape is not None:
             shape = shape.entry
-        elif shape is None or (shape.is_section and key not in shape.fields):
+        elif shape is None or (shape.is_section and shape.child(key) is None):
             return None if shape is None else tuple(path[:index])
         else:
             shape = shape.child(key)

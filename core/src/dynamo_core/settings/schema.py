@@ -93,6 +93,8 @@ def _entry_of(use: str, name: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _follow(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    # Of a section that may be null, the other choice.
+    field = next((choice for choice in field.get("anyOf", ()) if "$ref" in choice), field)
     found: dict[str, Any] = definitions[field["$ref"].rpartition("/")[2]] if "$ref" in field else field
     return found
 

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from dynamo_core.contracts.config import NESTED
+
 #: The default of a key that must be given.
 REQUIRED = PydanticUndefined
 
@@ -47,8 +49,6 @@ class Shape:
         return shape
 
 
-#: The key under which the plugin of a section wraps another one of its kind, with a section of its own.
-NESTED = "then"
 _NESTED_SECTION = Shape(is_table=True, is_section=True, fields={"use": Shape()})
 
 

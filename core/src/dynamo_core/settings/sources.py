@@ -56,7 +56,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, tree: Table) -> Tabl
         text = _lenient_seconds(name, env[name]) if flat[name.upper()].lenient else env[name]
         if text:
             node = parse_text(text, f"environment {name}")
-            for path in expand(flat[name.upper()].path, everyone, tree):
+            for path in expand(flat[name.upper()].path, everyone, tree, to_plain(node)):
                 if find(layer, path) is None:
                     layer = assign(layer, path, node)
     return layer
@@ -114,7 +114,7 @@ def flag_layer(flags: Mapping[str, object], tree: Table) -> Table:
             continue
         if name not in known:
             raise ConfigError(f"flag {name}: unknown flag{_closest(name, known)}")
-        for path in expand(known[name].path, workers, tree):
+        for path in expand(known[name].path, workers, tree, value):
             layer = assign(layer, path, from_plain(value, f"flag {name}"))
     return layer
 

@@ -168,6 +168,11 @@ class KvRouter(Router):
             candidates = [scores.rated(index) for index in best(scores.costs, request.wants_candidates, number)]
         return Route(instance, rank[1], overlap, blocks, scores.weights.track_prefill_tokens, candidates=candidates)
 
+    @property
+    def follows_caches(self) -> bool:
+        """Whether events of the caches come."""
+        return self._predicted is None and not self._silent
+
     def explain(self, request: RoutingRequest, pool: PoolView) -> list[ScoredRank]:
         """How every rank that may be chosen looks to a request now. Nothing is chosen, and nothing counted.
 

@@ -30,6 +30,7 @@ def command() -> None:
 @click.option("--model", metavar="NAME", help="The model; not needed where only one is served.")
 @click.option("--messages", metavar="JSON", help="A conversation instead of a prompt, as a JSON list; @FILE reads it.")
 @click.option("--token-ids", metavar="IDS", help="Tokens instead of a prompt, divided by commas.")
+@click.option("--session", metavar="ID", help="The session of the request, for routers that go by it.")
 @admin_options
 @json_option
 @click.pass_context
@@ -40,6 +41,7 @@ def explain(
     model: str | None,
     messages: str | None,
     token_ids: str | None,
+    session: str | None,
     as_json: bool,
     **frontend: Any,
 ) -> None:
@@ -47,12 +49,14 @@ def explain(
 
     For every worker and rank: what it has to do (requests, prompt tokens to be computed, blocks held), how many blocks
     of the prompt its cache holds (overlap) and running requests hold there (shared), and the cost, where the router
-    goes by such things. The cheapest rank is marked with *. Nothing is reserved. Exit code 1: the frontend refuses;
-    2: it cannot be asked.
+    goes by such things. The rank that the router would choose is marked with *. Nothing is reserved. Exit code 1: the
+    frontend refuses; 2: it cannot be asked.
     """
     body = _body(prompt, messages, token_ids)
     if model is not None:
         body["model"] = model
+    if session is not None:
+        body["nvext"] = {"session_id": session}
     status, answer = asyncio.run(AdminClient.of(ctx, **frontend).ask("POST", PATH, body))
     if status != 200:
         click.echo(f"dynamo: {reason_of(answer)} ({status})", err=True)

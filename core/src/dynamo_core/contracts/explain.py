@@ -25,7 +25,7 @@ class RankView:
     overlap: int | None = None
     shared: int | None = None
     cost: float | None = None
-    #: Whether it costs least. None if the router reports no costs.
+    #: Whether the router would choose it, or one like it. None if the router reports no costs.
     best: bool | None = None
 
 

@@ -238,7 +238,7 @@ class ServedModel(Protocol):
             NotSupported: the engine does not make embeddings.
         """
 
-    def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
+    def explain(self, request: PreprocessedRequest, principal: Principal = ANONYMOUS) -> Sequence[RouteView]:
         """For operators: how the router rates the workers of each role for a request now. Nothing is reserved."""
 
 

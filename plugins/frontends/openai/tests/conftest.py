@@ -125,6 +125,7 @@ class FakeModel:
         #: What `explain` answers, and what it was asked.
         self.views: list[RouteView] = []
         self.explained: list[PreprocessedRequest] = []
+        self.explained_to: list[Principal] = []
         #: Called with each new call at once, for answers that need no test in between.
         self.script: Callable[[Call], None] | None = None
 
@@ -161,8 +162,9 @@ class FakeModel:
         vectors = [[float(len(tokens)), 0.5] for tokens in request.token_ids]
         return EmbedOutput(embeddings=vectors, prompt_tokens=sum(map(len, request.token_ids)))
 
-    def explain(self, request: PreprocessedRequest) -> list[RouteView]:
+    def explain(self, request: PreprocessedRequest, principal: Principal) -> list[RouteView]:
         self.explained.append(request)
+        self.explained_to.append(principal)
         return self.views
 
     async def call(self) -> Call:

@@ -55,6 +55,18 @@ async def test_what_the_router_looks_at_is_told_by_role(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
+    "named", [{"nvext": {"session_id": "s"}}, {"prompt_cache_key": "s"}], ids=lambda named: next(iter(named))
+)
+async def test_the_router_is_told_the_session_that_the_body_names(server: Server, named: dict[str, Any]) -> None:
+    model = server.add_model()
+
+    await server.post(PATH, {"model": "m", "prompt": "Hi", **named})
+    await server.post(PATH, {"model": "m", "messages": CONVERSATION, **named})
+
+    assert [principal.session for principal in model.explained_to] == ["s", "s"]
+
+
+@pytest.mark.parametrize(
     ("asked", "endpoint", "body"),
     [
         ({"prompt": "Hello there"}, "/v1/completions", {"prompt": "Hello there"}),

@@ -10,7 +10,7 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.dispatch.execution.pipeline import Pipeline
 from dynamo_core.dispatch.execution.response_stream import ResponseStream
@@ -135,9 +135,9 @@ class Model:
         finally:
             await stream.aclose()
 
-    def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
+    def explain(self, request: PreprocessedRequest, principal: Principal = ANONYMOUS) -> Sequence[RouteView]:
         """How its workers look to a request now, by role; nothing is reserved."""
-        return [explain_group(group, self._pipeline.tracker, request) for group in self._groups.values()]
+        return [explain_group(group, self._pipeline.tracker, request, principal) for group in self._groups.values()]
 
     # For requests under way, which may outlive the model's workers and find others.
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from dynamo_core.contracts.explain import RankView, RouteView
+from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import Phase, RoutingRequest, ScoredRank, no_worker
 from dynamo_core.dispatch.execution.prefill import decode_override
 from dynamo_core.dispatch.load.tracker import LoadTracker
@@ -24,13 +25,15 @@ _ID = "explain"
 _Rank: TypeAlias = tuple[int, int]
 
 
-def explain_group(group: WorkerGroup, tracker: LoadTracker, request: PreprocessedRequest) -> RouteView:
+def explain_group(
+    group: WorkerGroup, tracker: LoadTracker, request: PreprocessedRequest, principal: Principal
+) -> RouteView:
     """How the workers of one group look to a request."""
     pool = group.pool
     phase = _PHASES.get(pool.role, Phase.AGGREGATED)
     if phase is Phase.DECODE:
         request = msgspec.structs.replace(request, router_config_override=decode_override(request))
-    asked = RoutingRequest(request, _ID, phase=phase)
+    asked = RoutingRequest(request, _ID, phase=phase, principal=principal)
     considered: Sequence[ScoredRank] | None = None
     refusal = None
     try:
@@ -46,7 +49,9 @@ def explain_group(group: WorkerGroup, tracker: LoadTracker, request: Preprocesse
 
 def _ranks(pool: Pool, tracker: LoadTracker, considered: Sequence[ScoredRank] | None) -> list[RankView]:
     known: dict[_Rank, ScoredRank] = {(one.instance_id, one.dp_rank): one for one in considered or ()}
-    least = min((one.cost for one in known.values()), default=None)
+    preferred = [one for one in known.values() if one.preferred] or known.values()
+    least = min((one.cost for one in preferred), default=None)
+    best = {(one.instance_id, one.dp_rank) for one in preferred if one.cost == least}
     found = []
     for instance in pool.instances.values():
         worker_id = instance.instance_id
@@ -65,7 +70,7 @@ def _ranks(pool: Pool, tracker: LoadTracker, considered: Sequence[ScoredRank] | 
                 overlap=one.overlap if one is not None else None,
                 shared=one.shared if one is not None else None,
                 cost=one.cost if one is not None else None,
-                best=(one is not None and one.cost == least) if considered is not None else None,
+                best=(worker_id, rank) in best if considered is not None else None,
             )
             found.append(view)
     return found

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from dynamo_core import HttpFault, HttpRoute, ListenerName
+from dynamo_core import HttpFault, HttpRoute, ListenerName, principal_of
 from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import format_instance_id
 
+from dynamo_plugin_frontend_openai.asking import SESSION, USER, asking
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 from dynamo_plugin_frontend_openai.completions import ParsedCompletion
 from dynamo_plugin_frontend_openai.preprocess import to_engine
@@ -57,7 +58,7 @@ class RouteExplanations:
         large = len(await http.read()) > INLINE
         parsed = await asyncio.to_thread(parse) if large else parse()
         request = await _request(parsed, model)
-        views = model.explain(request)
+        views = model.explain(request, asking(principal_of(http), raw, USER, SESSION))
         routes = msgspec.to_builtins(views)
         for rank in (rank for route in routes for rank in route["ranks"]):
             rank["instance_id"] = format_instance_id(rank["instance_id"])

@@ -1,0 +1,19 @@
+"""The router that keeps sessions with their workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core import Router
+
+DYNAMO_API = 2
+
+
+@hookimpl
+def dynamo_register_routers() -> list[type[Router]]:
+    from dynamo_plugin_router_affinity.router import AffinityRouter
+
+    return [AffinityRouter]

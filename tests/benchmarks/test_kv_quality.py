@@ -41,6 +41,19 @@ def test_where_nothing_is_shared_it_does_no_worse() -> None:
     assert kv.request_imbalance < 1.25
 
 
+def test_sessions_that_stay_with_their_workers_do_no_worse() -> None:
+    sticky, base = quality(SMALL_UNSHARED, "affinity, kv"), quality(SMALL_UNSHARED, "kv")
+
+    assert sticky.ttft_mean < 1.02 * base.ttft_mean
+    assert sticky.request_imbalance < 1.25
+
+
+def test_sessions_that_stay_with_their_workers_find_more_in_caches_that_tell_nothing() -> None:
+    sticky = quality(SMALL_SHARED, "affinity, kv without events")
+
+    assert sticky.hit_rate > quality(SMALL_SHARED, "kv without events").hit_rate
+
+
 @pytest.mark.parametrize("router", ROUTERS)
 def test_the_same_seed_gives_the_same_figures(router: str) -> None:
     traffic = replace(SMALL_SHARED, chats=12)
@@ -152,7 +165,8 @@ def test_the_command_says_what_it_found(
 
     small = {"shared": replace(SMALL_SHARED, chats=10), "nothing shared": replace(SMALL_UNSHARED, chats=10)}
     monkeypatch.setattr(kv_quality, "TRAFFIC", small)
-    monkeypatch.setattr(kv_quality, "LIMITS", {"shared": 9.0, "nothing shared": 0.0})
+    limits = {"shared": 9.0, "nothing shared": 0.0}
+    monkeypatch.setattr(kv_quality, "LIMITS", {name: {("kv", "round-robin"): limit} for name, limit in limits.items()})
     drawn, figures = tmp_path / "plot.svg", tmp_path / "figures.json"
 
     assert main(["kv-quality", "--svg", str(drawn), "--json", str(figures)]) == 1

@@ -25,9 +25,13 @@ class MemoryDiscovery(Discovery):
     async def lease(self, ttl: float | None = None) -> Lease:
         lease_id = 0
         while lease_id == 0 or lease_id in self._leases:
-            lease_id = secrets.randbits(63)
+            lease_id = self.draw_id()
         lease = self._leases[lease_id] = _MemoryLease(self, lease_id)
         return lease
+
+    def draw_id(self) -> int:
+        """A number for a lease, which may be taken."""
+        return secrets.randbits(63)
 
     async def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
         watcher = _Watcher(prefix)

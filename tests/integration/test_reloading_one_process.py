@@ -17,6 +17,7 @@ from dynamo_core.runtime.application import Application
 from dynamo_core.settings import load_settings
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_plugin_router_affinity.router import AffinityRouter
 from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_testing.certificates import make_certificates
 
@@ -174,19 +175,39 @@ async def test_the_last_key_and_the_token_cannot_be_taken_away_from_a_server_tha
     assert await running.ask(2) == 401
 
 
-async def test_router_weights_change_in_the_routers_that_are_there_and_in_those_made_later(running: Running) -> None:
-    await running.start()
+@pytest.mark.parametrize(
+    ("section", "form"), [("router", "{}"), ("router.then", "affinity, then: {{use: {}}}")], ids=["alone", "wrapped"]
+)
+async def test_router_weights_change_in_the_routers_that_are_there_and_in_those_made_later(
+    running: Running, section: str, form: str
+) -> None:
+    await running.start(router=form.format("kv"))
     frontend = running.application.frontend_process
     assert frontend is not None
 
-    status, _ = await running.reload(router="kv, temperature: 0.5, prefill_load_scale: 3")
+    status, report = await running.reload(router=form.format("kv, temperature: 0.5, prefill_load_scale: 3"))
 
     assert status == 200
+    assert [row["key"] for row in report["changes"]] == [f"{section}.temperature", f"{section}.prefill_load_scale"]
     (router,) = frontend.models.routers()
+    if isinstance(router, AffinityRouter):
+        assert router._inner is not None
+        router = router._inner
     assert isinstance(router, KvRouter)
     assert (router._weights.temperature, router._weights.prefill_load_scale) == (0.5, 3)
-    assert frontend._picked_router.config == router.config
+    assert frontend._routers._picked[section].config == router.config
     assert await running.ask() == 200
+
+
+async def test_another_inner_router_needs_a_restart(running: Running) -> None:
+    await running.start(router="affinity, then: {use: kv}")
+
+    status, report = await running.reload(router="affinity, then: {use: round-robin}")
+
+    assert (status, report["status"]) == (409, "refused")
+    assert report["message"] == "nothing was applied, since these need a restart: router.then.use"
+    status, report = await running.reload(router="affinity")
+    assert (status, report["status"]) == (409, "refused")
 
 
 async def test_the_log_level_changes(running: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -104,11 +104,6 @@ class AffinityRouter(Router):
         if self._inner is not None:
             await self._inner.start()
 
-    async def aclose(self) -> None:
-        """Closes the inner router."""
-        if self._inner is not None:
-            await self._inner.aclose()
-
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
         """The worker of the session; see `Router.route`. What the inner router raises is raised."""
         inner, session = self._inner, self._session(request)
@@ -163,6 +158,11 @@ class AffinityRouter(Router):
             ScoredRank(*key, 0, prefill, blocks, shared, places[key])
             for key, (prefill, blocks, shared) in zip(ranks, loads, strict=True)
         ]
+
+    async def aclose(self) -> None:
+        """Closes the inner router."""
+        if self._inner is not None:
+            await self._inner.aclose()
 
     @staticmethod
     def _session(request: RoutingRequest) -> str:

@@ -12,6 +12,7 @@ from dynamo_testing.brokered_kit import BrokeredTransportKit
 from dynamo_testing.discovery_kit import DiscoveryKit
 from dynamo_testing.engine_kit import EngineConformance
 from dynamo_testing.events_kit import EventsKit
+from dynamo_testing.extension_kit import ExtensionKit
 from dynamo_testing.frontend_kit import FrontendKit
 from dynamo_testing.parser_kit import ReasoningParserKit, ToolParserKit
 from dynamo_testing.router_kit import RouterKit
@@ -30,6 +31,7 @@ KITS: list[type] = [
     AdmissionKit,
     RouterKit,
     FrontendKit,
+    ExtensionKit,
     ToolParserKit,
     ReasoningParserKit,
 ]

@@ -15,6 +15,7 @@ from dynamo_testing.admission_kit import AdmissionKit
 from dynamo_testing.brokered_kit import BrokeredTransportKit
 from dynamo_testing.discovery_kit import DiscoveryKit
 from dynamo_testing.events_kit import EventsKit
+from dynamo_testing.extension_kit import ExtensionKit
 from dynamo_testing.frontend_kit import FrontendKit
 from dynamo_testing.parser_kit import ReasoningParserKit, ToolParserKit
 from dynamo_testing.router_kit import RouterKit
@@ -35,6 +36,7 @@ KITS: dict[type, list[str]] = {
     AdmissionKit: ["broken_admissions"],
     RouterKit: ["broken_routers"],
     FrontendKit: ["broken_frontends"],
+    ExtensionKit: ["broken_extensions"],
     ToolParserKit: ["broken_parsers"],
     ReasoningParserKit: ["broken_reasoning_parsers"],
 }

@@ -82,6 +82,11 @@ class BoundedSubscription(Subscription):
     def dropped(self) -> int:
         return self._dropped
 
+    @property
+    def waiting(self) -> int:
+        """How many events it holds."""
+        return len(self._events)
+
     def put(self, event: RequestEvent) -> None:
         """Holds an event, in place of the oldest if there is no room."""
         events = self._events

@@ -50,6 +50,9 @@ from dynamo_testing.engine_kit import EngineConformance as EngineConformance
 from dynamo_testing.events.harness import EventPlanes as EventPlanes
 from dynamo_testing.events.harness import LoneDirectory as LoneDirectory
 from dynamo_testing.events_kit import EventsKit as EventsKit
+from dynamo_testing.extension.host import ExtensionHost as ExtensionHost
+from dynamo_testing.extension_kit import ExtensionFactory as ExtensionFactory
+from dynamo_testing.extension_kit import ExtensionKit as ExtensionKit
 from dynamo_testing.faults import FaultProxy as FaultProxy
 from dynamo_testing.frontend.house import House as House
 from dynamo_testing.frontend_kit import Asked as Asked

@@ -318,6 +318,7 @@ _KITS = {
     "transport": "calls, streams and events; a broker has to run, whose address --set gives",
     "discovery": "leases, records and watches; a store has to run, whose address --set gives",
     "frontend": "routes, tokenizers and, with --request, what becomes of a request",
+    "extension": "routes, events of requests, secrets, and what is left of one that was closed",
     "parser": "what comes out of a text, however it is cut; with --reasoning a reasoning parser",
 }
 
@@ -382,9 +383,7 @@ def _add_command(word: str, about: str) -> None:
             word,
             callback=check,
             params=parameters,
-            short_help=f"Hold a {word} to its contract."
-            if word != "admission"
-            else "Hold an admission to its contract.",
+            short_help=f"Hold {'an' if word[0] in 'aeiou' else 'a'} {word} to its contract.",
             help=f"""Run a plugin of this kind through the promises of its contract: {about}.
 
 NAME is what `use:` says in a config file, or a plugin of one file: ./mine.py:Mine. Prints one line per check. Exit code

@@ -13,6 +13,8 @@ REWRITTEN = (
     "dynamo_testing.discovery_kit",
     "dynamo_testing.frontend",
     "dynamo_testing.frontend_kit",
+    "dynamo_testing.extension",
+    "dynamo_testing.extension_kit",
     "dynamo_testing.parser",
     "dynamo_testing.parser_kit",
     "dynamo_testing.brokered",

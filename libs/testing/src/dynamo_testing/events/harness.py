@@ -38,10 +38,10 @@ class LoneDirectory(EmptyDirectory):
     """A directory for planes whose publishers need no record: it gives leases, and shows nothing."""
 
     async def lease(self, ttl: float | None = None) -> Lease:
-        return _LoneLease()
+        return LoneLease()
 
 
-class _LoneLease(Lease):
+class LoneLease(Lease):
     """The lease of one publisher."""
 
     def __init__(self) -> None:

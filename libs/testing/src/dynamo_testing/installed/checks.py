@@ -14,6 +14,7 @@ from dynamo_core.telemetry.metrics import Metrics
 from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 from dynamo_testing.events_kit import EventPlanes, EventsKit
+from dynamo_testing.extension_kit import ExtensionFactory, ExtensionKit
 from dynamo_testing.extra import pytest
 from dynamo_testing.frontend_kit import Asked, FrontendFactory, FrontendKit
 from dynamo_testing.installed.subject import subject
@@ -85,6 +86,12 @@ class TestFrontend(FrontendKit):
         return worded(subject().streaming_request, model, prompt, "--streaming-request")
 
 
+class TestExtension(ExtensionKit):
+    @pytest.fixture
+    def make_extension(self) -> ExtensionFactory:
+        return lambda services: subject().cls(subject().config, services)
+
+
 class TestToolParser(ToolParserKit):
     @pytest.fixture
     def make_parser(self) -> ToolParserFactory:
@@ -115,6 +122,7 @@ CHECKS: dict[str, tuple[type, ...]] = {
     "transport": (TestTransport, TestEvents),
     "discovery": (TestDiscovery,),
     "frontend": (TestFrontend,),
+    "extension": (TestExtension,),
     "tool_parser": (TestToolParser,),
     "reasoning_parser": (TestReasoningParser,),
 }

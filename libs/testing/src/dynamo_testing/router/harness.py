@@ -45,7 +45,7 @@ class Fleet:
 
     def services(self, pool: KitPool) -> RouterServices:
         """What a router of a pool is made with; all see one load tracker."""
-        return RouterServices(pool, self.tracker, self.events, EmptyDirectory(), Metrics(), _no_worker_answers)
+        return RouterServices(pool, self.tracker, self.events, EmptyDirectory(), Metrics(), no_worker_answers)
 
     # The workers.
 
@@ -156,9 +156,8 @@ class Fleet:
         return found
 
 
-async def _no_worker_answers(
-    instance: Instance, endpoint: Endpoint, request: object, *, timeout: float
-) -> list[object]:
+async def no_worker_answers(instance: Instance, endpoint: Endpoint, request: object, *, timeout: float) -> list[object]:
+    """The caller of a kit; see `EndpointCaller`."""
     raise NotSupported("workers of the kit cannot be asked")
 
 

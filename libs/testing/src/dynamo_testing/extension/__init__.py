@@ -1,0 +1,1 @@
+"""What the kit for extensions is made of."""

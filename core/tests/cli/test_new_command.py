@@ -32,7 +32,7 @@ LITTER = {"__pycache__", ".pytest_cache", ".venv", "dist"}
 KINDS = {
     "engine": (["engine"], 4),
     "router": (["router"], 6),
-    "admission": (["admission"], 0),
+    "admission": (["admission"], 8),
     "transport": (["transport"], 21),
     "discovery": (["discovery"], 5),
     "frontend": (["frontend"], 2),

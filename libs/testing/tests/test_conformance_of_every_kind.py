@@ -14,7 +14,7 @@ import pytest
 BROKEN = '''
 import asyncio
 
-from dynamo_core import PluginConfig, Route, Router, Transport
+from dynamo_core import Extension, HttpRoute, PluginConfig, Route, Router, Transport
 
 DYNAMO_API = 2
 
@@ -45,6 +45,20 @@ class Waiting(Transport):
 
     async def aclose(self):
         pass
+
+
+class Open(Extension):
+    """Serves a route that asks for nothing."""
+
+    NAME = "open"
+
+    def routes(self):
+        return [HttpRoute("GET", "/open", self.show, "Nothing.", guarded=False)]
+
+    async def show(self, http):
+        from aiohttp import web
+
+        return web.Response()
 '''
 
 COMPLETION = 'POST /v1/completions {"model": "MODEL", "prompt": "PROMPT"%s}'
@@ -111,6 +125,14 @@ def test_a_broken_plugin_is_told_check_by_check(folder: Path) -> None:
     failed = lines.index("FAILED   busy workers are left out")
     assert "{1} == {2}" in lines[failed + 1]
     assert re.fullmatch(r"The router does not keep its contract: \d+ of \d+ checks failed\.", lines[-1])
+
+
+def test_an_extension_keeps_its_contract_if_the_routes_for_all_are_meant_to_be(folder: Path) -> None:
+    secretly = conformance(folder, "extension", "./broken.py:Open")
+    openly = conformance(folder, "extension", "./broken.py:Open", "--kit", 'UNGUARDED=["GET /open"]')
+
+    assert "FAILED   routes without a guard are meant to have none" in secretly.stdout.splitlines(), secretly.stdout
+    assert (secretly.returncode, openly.returncode) == (1, 0), openly.stdout + openly.stderr
 
 
 def test_the_result_is_data_if_asked(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the tests share: an admission, models, clients that ask, and a real redis-server."""
+"""What the tests share: an admission, models, and clients that ask."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_rate_limit.admission import RateLimitAdmission
 from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
-from dynamo_testing.redis_server import make_server, redis_binary, server
-
-__all__ = ["make_server", "redis_binary", "server"]
 
 Check = Callable[["Frontend", "ManualClock"], Coroutine[Any, Any, None]]
 

@@ -45,6 +45,10 @@ from dynamo_text import ByteTokenizer
 WAIT = 10.0
 
 
+#: The principal of a request without a key.
+NO_KEY = Principal()
+
+
 class Grip(Source):
     """What the stream can do to the worker of a test."""
 
@@ -162,7 +166,7 @@ class FakeModel:
         vectors = [[float(len(tokens)), 0.5] for tokens in request.token_ids]
         return EmbedOutput(embeddings=vectors, prompt_tokens=sum(map(len, request.token_ids)))
 
-    def explain(self, request: PreprocessedRequest, principal: Principal) -> list[RouteView]:
+    def explain(self, request: PreprocessedRequest, principal: Principal = NO_KEY) -> list[RouteView]:
         self.explained.append(request)
         self.explained_to.append(principal)
         return self.views

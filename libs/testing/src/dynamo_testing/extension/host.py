@@ -28,7 +28,7 @@ from dynamo_core.telemetry.request_events import BoundedSubscription, RequestEve
 
 from dynamo_testing.events.harness import LoneDirectory, LoneLease
 from dynamo_testing.extension.events import MODEL, WORKERS
-from dynamo_testing.frontend.house import KitModel
+from dynamo_testing.frontend.house import KitModel, kit_listener
 from dynamo_testing.router.harness import no_worker_answers
 from dynamo_testing.router.world import KitEvents
 
@@ -191,16 +191,7 @@ class ExtensionHost:
         """Starts it, then its listener, as core does; one listener has the routes of both."""
         self._calls.start()
         await self.extension.start()
-        self._listener = Listener(
-            "kit",
-            host="127.0.0.1",
-            port=0,
-            routes=[] if unserved(self.routes) else [self._guarded(route) for route in self.routes],
-            body_limit=1024 * 1024,
-            max_connections=100,
-            idle_timeout=75,
-            write_stall=5.0,
-        )
+        self._listener = kit_listener([] if unserved(self.routes) else [self._guarded(route) for route in self.routes])
         await self._listener.start()
 
     def _guarded(self, route: HttpRoute) -> HttpRoute:

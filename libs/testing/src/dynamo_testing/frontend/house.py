@@ -13,7 +13,7 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.frontend import PRINCIPAL, Frontend, FrontendServices, HttpRoute
 from dynamo_core.contracts.parsers import Parsers
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import DynamoError, ModelNotFound, NotSupported
@@ -87,6 +87,20 @@ class Answering(QuietOwner):
         self.closed.set()
 
 
+def kit_listener(routes: list[HttpRoute]) -> Listener:
+    """A listener on a free port of the loopback address."""
+    return Listener(
+        "kit",
+        host="127.0.0.1",
+        port=0,
+        routes=routes,
+        body_limit=1024 * 1024,
+        max_connections=100,
+        idle_timeout=75,
+        write_stall=5.0,
+    )
+
+
 class KitModel:
     """A model whose tokens are bytes, answered by a check."""
 
@@ -130,7 +144,7 @@ class KitModel:
     async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
         raise NotSupported("models of the kit make no embeddings")
 
-    def explain(self, request: PreprocessedRequest) -> Sequence[RouteView]:
+    def explain(self, request: PreprocessedRequest, principal: Principal = ANONYMOUS) -> Sequence[RouteView]:
         return ()
 
     def says(self, text: str) -> None:
@@ -187,16 +201,7 @@ class House:
         self.models = {name: KitModel(name, self.frontend.load_tokenizer("bytes", {})) for name in (MODEL, OTHER)}
         await self.frontend.start()
         routes = {(route.method, route.path): route for route in reversed(self.routes)}
-        self._listener = Listener(
-            "kit",
-            host="127.0.0.1",
-            port=0,
-            routes=[self._known(route) for route in routes.values()],
-            body_limit=1024 * 1024,
-            max_connections=100,
-            idle_timeout=75,
-            write_stall=5.0,
-        )
+        self._listener = kit_listener([self._known(route) for route in routes.values()])
         await self._listener.start()
 
     def _known(self, route: HttpRoute) -> HttpRoute:

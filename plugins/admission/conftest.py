@@ -1,4 +1,4 @@
-"""A real redis-server that tests may stop, kill and start anew."""
+"""A real redis-server that tests of plugins with shared counts may stop, kill and start anew."""
 
 from __future__ import annotations
 

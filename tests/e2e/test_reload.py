@@ -325,6 +325,8 @@ def test_on_a_terminal_a_hang_up_ends_the_server(tmp_path: Path) -> None:
     config.write_text("frontend: {port: 0}\nworkers: {mock: {model: {name: m}, engine: {use: mocker}}}\n")
     pid, terminal = pty.fork()
     if pid == 0:
+        # As in a shell: what runs the tests may have the signal ignored, which children inherit.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.execv(sys.executable, [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(config)])
     shown = b""
     while b"ready for requests" not in shown:

@@ -12,6 +12,7 @@ import pytest
 from dynamo_core.settings import FLAGS, PROCESS_NAMES, config_schema, load_settings
 from dynamo_core.settings.model import LIVE_KEYS
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
+from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_router_kv.config import KvConfig
 
@@ -91,7 +92,7 @@ def test_the_tables_of_live_keys_are_equal_to_the_code() -> None:
     assert [row[0] for row in table_under("Live keys")] == [f"`{key}`" for key in sorted(LIVE_KEYS)]
     assert table_under("Live keys of plugins") == [
         (f"`{name}`", ", ".join(f"`{key}`" for key in sorted(config.LIVE)))
-        for name, config in (("fair-queue", FairQueueConfig), ("kv", KvConfig))
+        for name, config in (("fair-queue", FairQueueConfig), ("kv", KvConfig), ("rate-limit", RateLimitConfig))
     ]
 
 

@@ -47,7 +47,12 @@ def outcome_of_its_tests(folder: Path, *paths: Path) -> str:
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*paths, *sys.path])), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(map(str, [*paths, *sys.path])),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_ADDOPTS": "",
+        },
         capture_output=True,
         text=True,
         timeout=120,

@@ -51,7 +51,7 @@ def _for_one_worker(command: Callable[..., Any]) -> Callable[..., Any]:
 @json_option
 @click.pass_context
 def list_workers(ctx: click.Context, /, as_json: bool, **frontend: Any) -> None:
-    """List the workers with their states and running requests, whoever sent them; - if a worker does not answer."""
+    """List the workers with their states and running requests of all frontends; - if a worker does not answer."""
     answer = asyncio.run(_ask(AdminClient.of(ctx, **frontend), "GET", PATH))
     if as_json:
         click.echo(json.dumps(answer, indent=2))

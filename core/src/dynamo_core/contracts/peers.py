@@ -45,7 +45,7 @@ class FrontendPeers(Protocol):
         """
 
     async def call_all(self, name: str, payload: Any = None, *, timeout: float) -> PeerReplies:
-        """Calls `name` in every frontend at the same time. Returns within `timeout` seconds, whoever is silent.
+        """Calls `name` in every frontend at the same time. Returns within `timeout` seconds, also if one is silent.
 
         Raises:
             ValueError: `payload` is no plain value, or larger than `MAX_PAYLOAD`.

@@ -111,7 +111,7 @@ class WorkerStateRequest(msgspec.Struct, frozen=True):
 
 
 class WorkerStateReport(msgspec.Struct, frozen=True):
-    """The state that a worker is in, and its running and queued requests, whoever sent them.
+    """The state that a worker is in, and its running and queued requests of all frontends.
 
     `drained`: it has none, and its state has been out of service for so long that no caller sends it any.
     """

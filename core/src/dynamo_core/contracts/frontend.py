@@ -110,7 +110,8 @@ class HttpRoute:
     `respond_error` words the answers of the listener in place of the handler: to a caller that may not call it, and to
     an error that it raises. Without it core words them. A route with `before_ready` is served while the process still
     starts; other routes answer 503 then. Unless a route is `guarded`, callers need not show the key or the token of its
-    listener: its handler checks who calls.
+    listener: its handler checks who calls. An operators' route that `acts` changes something for all clients: where no
+    token is configured, it serves callers on this host only, and no pages of a browser.
     """
 
     method: str
@@ -121,6 +122,7 @@ class HttpRoute:
     respond_error: ErrorResponse | None = None
     before_ready: bool = False
     guarded: bool = True
+    acts: bool = False
 
     @property
     def display_path(self) -> str:

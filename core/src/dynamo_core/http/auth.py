@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
 
 from aiohttp import web
 
@@ -174,6 +175,38 @@ class AdminToken(_Guard):
 
 
 _OPERATOR = Principal(key_id="admin")
+
+
+def on_this_host(route: HttpRoute) -> HttpRoute:
+    """A route that acts, where no token is configured: for callers on this host, and for none that a page sends.
+
+    A page of another site can have a browser of this host send a request here, and every such request has an ``Origin``.
+    """
+    handler = route.handler
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        if "Origin" in http.headers or not _on_this_host(http.remote):
+            return (route.respond_error or error_response)(_ELSEWHERE)
+        return await handler(http)
+
+    return replace(route, handler=handle)
+
+
+_ELSEWHERE = Problem(
+    HTTPStatus.FORBIDDEN,
+    "Without an admin.token this is for programs on the host of the frontend: set admin.token, and send it as "
+    "`Authorization: Bearer TOKEN`",
+    "forbidden",
+)
+
+
+def _on_this_host(address: str | None) -> bool:
+    try:
+        known = ip_address(address or "")
+    except ValueError:
+        return False
+    mapped = known.ipv4_mapped if isinstance(known, IPv6Address) else None
+    return (mapped or known).is_loopback
 
 
 def _presented(http: web.Request) -> str | None:

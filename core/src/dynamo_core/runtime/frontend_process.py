@@ -33,7 +33,7 @@ from dynamo_core.dispatch.peer_calls import ExtensionPeers, PeerCalls
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import OVERLOAD
-from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys
+from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys, on_this_host
 from dynamo_core.http.client_headers import client_headers, with_client_headers
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route
@@ -398,6 +398,8 @@ class FrontendProcess:
             public = [keys.protect(route) if route.guarded else route for route in public]
         if token is not None:
             admin = [token.protect(route) if route.guarded else route for route in admin]
+        else:
+            admin = [on_this_host(route) if route.acts and route.guarded else route for route in admin]
         frontend, operators = self._settings.frontend, self._settings.admin
         # A client of a shared port cannot choose which process answers, so each process has a port of its own too.
         port = 0 if operators.port is None and self._shared else operators.port

@@ -318,6 +318,7 @@ def reload_route(reload: Callable[[], Reload]) -> HttpRoute:
         handle,
         "reads the settings again and applies what changed; ?dry_run=1 only says what would",
         ListenerName.ADMIN,
+        acts=True,
     )
 
 

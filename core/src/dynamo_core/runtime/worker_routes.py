@@ -55,9 +55,9 @@ class WorkerRoutes:
         return [
             HttpRoute("GET", PATH, self._list, "The workers, their states and what they run", admin),
             HttpRoute("GET", one, self._show, "One worker; {id} is its id or NAME-REPLICA", admin),
-            HttpRoute("POST", f"{one}/cordon", self._set(CORDONED), "Sends a worker no new requests", admin),
-            HttpRoute("POST", f"{one}/uncordon", self._set(SERVING), "Sends a worker requests again", admin),
-            HttpRoute("POST", f"{one}/drain", self._set(DRAINING), "Has a worker finish what it has and stay", admin),
+            HttpRoute("POST", f"{one}/cordon", self._set(CORDONED), "Sends a worker no new requests", admin, acts=True),
+            HttpRoute("POST", f"{one}/uncordon", self._set(SERVING), "Sends a worker requests again", admin, acts=True),
+            HttpRoute("POST", f"{one}/drain", self._set(DRAINING), "Has a worker finish what it has and stay", admin, acts=True),
         ]
 
     async def _list(self, http: web.Request) -> web.Response:

@@ -155,6 +155,7 @@ def test_the_commands_that_are_shown_name_the_new_package_and_the_programs_in_fu
         [str(programs / "python"), "-m", "pip", "install", "-e", f"{package}[test]"],
         [str(programs / "dynamo"), "serve", str(package / "far-away.yaml")],
         [str(programs / "python"), "-m", "pytest", str(package)],
+        [str(programs / "dynamo"), "conformance", "engine", "far-away"],
     ]
     readme = (package / "README.md").read_text()
     assert f"\n{programs / 'dynamo'} serve far-away.yaml\n" in readme
@@ -183,6 +184,7 @@ def test_a_plugin_of_one_file_says_how_to_serve_and_test_it(dynamo: RunCli, tmp_
     assert [shlex.split(line) for line in output.splitlines()[1:]] == [
         [str(programs / "dynamo"), "serve", str(folder / "far-away.yaml")],
         [str(programs / "python"), "-m", "pytest", str(folder)],
+        [str(programs / "dynamo"), "conformance", "router", f"{folder / 'far_away.py'}:FarAwayRouter"],
     ]
 
 

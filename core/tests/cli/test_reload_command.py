@@ -77,6 +77,15 @@ def test_a_refusal_is_told_below_the_changes_with_exit_code_1(run: Answer) -> No
     assert result.stderr == "dynamo: nothing was applied, since these need a restart: namespace (409)\n"
 
 
+def test_wrong_settings_are_told_as_dynamo_check_tells_them(run: Answer) -> None:
+    error = {"error": {"message": "dynamo.yaml:3: unknown key 'rooter'; did you mean 'router'?"}}
+
+    result, _ = run(422, {"status": "invalid", "changes": [], "standing": [], "processes": []} | error)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "dynamo: dynamo.yaml:3: unknown key 'rooter'; did you mean 'router'? (422)\n"
+
+
 def test_a_server_that_knows_no_reload_is_told_with_its_own_words(run: Answer) -> None:
     result, _ = run(404, {"error": {"message": "Route not found: POST /admin/reload"}})
 

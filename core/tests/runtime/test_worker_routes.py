@@ -77,7 +77,7 @@ async def routes() -> AsyncIterator[Asked]:
 
 async def test_all_workers_are_listed_by_name_with_what_they_report(routes: Asked) -> None:
     fleet = routes.fleet
-    fleet.add(3, "b", state=DRAINING, host="far", pid=9, system_url="http://far:1")
+    fleet.add(3, "b", state=DRAINING, host="far", pid=9, system_url="http://far:1", version="0.1.0", started=1.5)
     fleet.add(2, "a", 1)
     fleet.add(1, "a")
     fleet.requests = {3: 4}
@@ -95,7 +95,9 @@ async def test_all_workers_are_listed_by_name_with_what_they_report(routes: Aske
     assert body["workers"][2] == {
         **{"id": f"{3:016x}", "worker": "b", "replica": 0, "model": "m", "role": "aggregated", "state": "draining"},
         **{"requests": 4, "drained": False, "host": "far", "pid": 9, "system_url": "http://far:1"},
+        **{"version": "0.1.0", "started": 1.5},
     }
+    assert (body["workers"][0]["version"], body["workers"][0]["started"]) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["00000000000000ab", "00000000000000AB", "gpu-3", "GPU-3"])
@@ -113,7 +115,18 @@ async def test_a_worker_is_meant_by_its_id_or_its_name_and_replica(
     assert {number for number, _ in routes.fleet.asked} == {0xAB}
 
 
-@pytest.mark.parametrize("name", ["gpu", "gpu-5", "ab", "00000000000000ff", "%1b%5b2J"])
+async def test_a_name_without_a_replica_is_answered_with_the_replicas(routes: Asked) -> None:
+    for number in range(10, 20):
+        routes.fleet.add(number, "gpu", number - 10)
+    routes.fleet.add(5, "cpu")
+
+    status, body = await routes.ask("POST", "/GPU/cordon")
+
+    assert status == 404
+    assert body["message"].endswith("give one of gpu-0, gpu-1, gpu-2, gpu-3, gpu-4, gpu-5, gpu-6, gpu-7")
+
+
+@pytest.mark.parametrize("name", ["gpus", "gpu-5", "ab", "00000000000000ff", "%1b%5b2J"])
 async def test_a_worker_that_is_not_there_is_told_with_the_remedy(routes: Asked, name: str) -> None:
     routes.fleet.add(0xAB, "gpu", 3)
 

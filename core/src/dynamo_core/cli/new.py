@@ -252,6 +252,9 @@ def write_plugin(kind: str, name: str, path: Path, *, single_file: bool) -> None
         click.echo(f"  {programs}/python -m pip install -e {shlex.quote(f'{target}[test]')}")
     click.echo(f"  {programs}/dynamo serve {shlex.quote(str(target / f'{name}.yaml'))}")
     click.echo(f"  {programs}/python -m pytest {shlex.quote(str(target))}")
+    words = " ".join(command_words(kind))
+    subject = f"{target / variables['@file@']}.py:{variables['@plugin@']}" if single_file else name
+    click.echo(f"  {programs}/dynamo conformance {words} {shlex.quote(subject)}")
 
 
 def _add_command(word: str, phrase: str) -> None:

@@ -38,19 +38,19 @@ def command(ctx: click.Context, /, dry_run: bool, as_json: bool, **frontend: Any
     The server reads its config file and the secrets and certificates that it names, with the variables and options that
     it was started with. It checks all of it in every process, and then applies it in every process. A change that needs
     a restart is refused, with all others. Values that were set through the API stand. Exit code 1: the server refuses,
-    or could not apply it; 2: it cannot be asked.
+    or could not apply it; 2: the settings are wrong, as for `dynamo check`, or the server cannot be asked.
     """
     path = f"{PATH}?dry_run=1" if dry_run else PATH
     status, answer = asyncio.run(AdminClient.of(ctx, **frontend).ask("POST", path))
     report = isinstance(answer, dict) and "changes" in answer
     if as_json:
         click.echo(json.dumps(answer, indent=2))
-    elif report:
-        click.echo(_show(answer))
+    elif report and (text := _show(answer)):
+        click.echo(text)
     if status != 200:
         if not as_json:
             click.echo(f"dynamo: {reason_of(answer)} ({status})", err=True)
-        ctx.exit(1)
+        ctx.exit(2 if report and answer["status"] == "invalid" else 1)
 
 
 def _show(report: dict[str, Any]) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from dynamo_core.cli.serve import REPLICA, run, serve_options
+from dynamo_core.errors import ConfigError
+
+#: Commands of `dynamo workers`, which are one letter away.
+_OF_WORKERS: Final = frozenset({"cordon", "uncordon", "drain"})
 
 
 @click.command()
@@ -16,4 +21,7 @@ from dynamo_core.cli.serve import REPLICA, run, serve_options
 @click.pass_context
 def command(ctx: click.Context, /, name: str, dev: bool, replica: int | None, **options: Any) -> None:
     """Run one worker of a config in this process; the same as ``serve --only workers.NAME``."""
+    subject = options.get("config")
+    if name in _OF_WORKERS and subject is not None and not Path(subject).exists():
+        raise ConfigError(f"worker runs a worker; to take one out of service: dynamo workers {name} {subject}")
     run(ctx, dev=dev, worker=name, replica=replica, **options)

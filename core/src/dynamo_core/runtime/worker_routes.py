@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -38,6 +39,10 @@ FOLLOW = 1.0
 #: Workers that are asked at a time.
 ASKED_AT_ONCE = 64
 
+#: Replicas that a message names.
+_NAMED = 8
+_HOW_TO_NAME = "give an id or NAME-REPLICA, as `dynamo workers` lists them"
+
 _Worker = tuple[ModelCard, Instance]
 
 
@@ -52,12 +57,13 @@ class WorkerRoutes:
         """All of them, on the operators' listener."""
         admin = ListenerName.ADMIN
         one = f"{PATH}/{{id}}"
+        act = partial(HttpRoute, "POST", listener=admin, acts=True)
         return [
             HttpRoute("GET", PATH, self._list, "The workers, their states and what they run", admin),
             HttpRoute("GET", one, self._show, "One worker; {id} is its id or NAME-REPLICA", admin),
-            HttpRoute("POST", f"{one}/cordon", self._set(CORDONED), "Sends a worker no new requests", admin, acts=True),
-            HttpRoute("POST", f"{one}/uncordon", self._set(SERVING), "Sends a worker requests again", admin, acts=True),
-            HttpRoute("POST", f"{one}/drain", self._set(DRAINING), "Has a worker finish what it has and stay", admin, acts=True),
+            act(f"{one}/cordon", self._set(CORDONED), "Sends a worker no new requests"),
+            act(f"{one}/uncordon", self._set(SERVING), "Sends a worker requests again"),
+            act(f"{one}/drain", self._set(DRAINING), "Has a worker finish what it has and stay"),
         ]
 
     async def _list(self, http: web.Request) -> web.Response:
@@ -110,7 +116,8 @@ class WorkerRoutes:
         """The worker that is meant by its id, or by its name and the number of its replica."""
         found = [pair for pair in self._workers() if text.lower() in _names(pair[1])]
         if not found:
-            known = "give an id or NAME-REPLICA, as `dynamo workers` lists them"
+            replicas = sorted(_names(one)[1] for _, one in self._workers() if one.worker.lower() == text.lower())
+            known = f"give one of {', '.join(replicas[:_NAMED])}" if replicas else _HOW_TO_NAME
             raise HttpFault(404, f"no worker {shown(text)!r} is registered: {known}")
         if len(found) > 1:
             ids = ", ".join(format_instance_id(instance.instance_id) for _, instance in found)
@@ -144,6 +151,8 @@ def _entry(card: ModelCard, instance: Instance, report: WorkerStateReport | None
         "host": instance.host,
         "pid": instance.pid,
         "system_url": instance.system_url,
+        "version": instance.version or None,
+        "started": instance.started or None,
     }
 
 

@@ -75,7 +75,7 @@ async def test_a_refusal_of_admission_is_told_with_its_reason(make_house: Any) -
     (refused,) = await subscription.batch()
     assert isinstance(refused, RequestRefused)
     assert (refused.request_id, refused.model, refused.stage) == ("mine", "m", "admit")
-    assert (refused.error, refused.retry_after) == ("ServiceOverloaded", 7)
+    assert (refused.error, refused.retry_after, refused.plugin) == ("ServiceOverloaded", 7, "counting")
 
 
 async def test_a_refusal_before_any_work_is_told_of_the_request_that_is_handled(make_house: Any) -> None:

@@ -67,6 +67,8 @@ class DynamoError(Exception):
     def __init__(self, message: str = "", *, cause: BaseException | None = None) -> None:
         super().__init__(message)
         self.message = message
+        #: The plugin that has refused the request, where one has; for operators.
+        self.plugin = ""
         if cause is not None:
             self.__cause__ = cause
 

@@ -278,3 +278,30 @@ async def test_the_plugins_start_in_order_and_all_close_in_reverse(fails: str) -
     await chain.aclose()
 
     assert log == (["start 0"] if fails == "start" else ["start 0", "start 1"]) + ["close 1", "close 0"]
+
+
+@pytest.mark.parametrize("refusing", [0, 1, 2])
+async def test_a_refusal_names_the_plugin_that_has_refused(refusing: int) -> None:
+    ledger = Ledger()
+    does = [Behaviour(REFUSE if number == refusing else GRANT) for number in range(3)]
+    parts = {f"entry-{number}": Scripted(number, behaviour, ledger) for number, behaviour in enumerate(does)}
+    chain = AdmissionChain(parts, SERVICES, patience=PATIENCE)
+
+    with pytest.raises(ServiceOverloaded) as refused:
+        await chain.admit(REQUEST, Principal(), [])
+
+    assert refused.value.plugin == f"entry-{refusing}"
+
+
+def test_a_refusal_before_any_work_names_the_plugin_too() -> None:
+    class Closed(Scripted):
+        def precheck(self, model: str, principal: Principal, pools: Sequence[Any]) -> None:
+            raise ServiceOverloaded("closed")
+
+    ledger = Ledger()
+    parts = {"open": Scripted(0, Behaviour(), ledger), "closed": Closed(1, Behaviour(), ledger)}
+
+    with pytest.raises(ServiceOverloaded) as refused:
+        AdmissionChain(parts, SERVICES, patience=PATIENCE).precheck("m", Principal(), [])
+
+    assert refused.value.plugin == "closed"

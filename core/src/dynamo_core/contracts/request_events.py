@@ -51,7 +51,10 @@ class RequestAdmitted(RequestEvent, frozen=True, gc=False, tag="admitted"):
 
 
 class RequestRefused(RequestEvent, frozen=True, gc=False, tag="refused"):
-    """Admission has refused the request, at its `precheck` or at its `admit`. `error` is the kind of the error."""
+    """Admission has refused the request, at its `precheck` or at its `admit`. `error` is the kind of the error.
+
+    `plugin` is the name of the plugin that has; ``chain`` where several took too long together.
+    """
 
     model: str
     stage: str
@@ -59,6 +62,7 @@ class RequestRefused(RequestEvent, frozen=True, gc=False, tag="refused"):
     reason: str
     retry_after: float | None
     waited: float
+    plugin: str = ""
 
 
 class RequestRouted(RequestEvent, frozen=True, gc=False, tag="routed"):

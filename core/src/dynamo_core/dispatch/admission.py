@@ -11,7 +11,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import PoolView
 from dynamo_core.contracts.thresholds import RankLoad
-from dynamo_core.errors import ServiceOverloaded
+from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.resources import ClosingStack
 
@@ -79,8 +79,12 @@ class AdmissionChain(Admission):
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
         """Asks for the quick check of each plugin in order."""
-        for part in self._parts.values():
-            part.precheck(model, principal, pools)
+        for name, part in self._parts.items():
+            try:
+                part.precheck(model, principal, pools)
+            except DynamoError as error:
+                error.plugin = name
+                raise
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
         """Whether one of the plugins that go by thresholds says so. Each is asked: some follow changes of the load."""
@@ -101,6 +105,8 @@ class AdmissionChain(Admission):
                         # The plugin has kept the cancellation to itself; the next one would wait without an end.
                         raise TimeoutError
         except BaseException as error:
+            if isinstance(error, DynamoError):
+                error.plugin = name
             ChainPermit(permits).release(0)
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise ServiceOverloaded(retry_after=self.services.retry_after(request.model)) from error

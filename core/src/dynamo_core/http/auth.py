@@ -180,12 +180,12 @@ _OPERATOR = Principal(key_id="admin")
 def on_this_host(route: HttpRoute) -> HttpRoute:
     """A route that acts, where no token is configured: for callers on this host, and for none that a page sends.
 
-    A page of another site can have a browser of this host send a request here, and every such request has an ``Origin``.
+    A page of another site can have a browser on this host send a request. Every such request has an ``Origin``.
     """
     handler = route.handler
 
     async def handle(http: web.Request) -> web.StreamResponse:
-        if "Origin" in http.headers or not _on_this_host(http.remote):
+        if "Origin" in http.headers or not is_on_this_host(http.remote):
             return (route.respond_error or error_response)(_ELSEWHERE)
         return await handler(http)
 
@@ -200,7 +200,8 @@ _ELSEWHERE = Problem(
 )
 
 
-def _on_this_host(address: str | None) -> bool:
+def is_on_this_host(address: str | None) -> bool:
+    """Whether the address of a peer is one of the loopback."""
     try:
         known = ip_address(address or "")
     except ValueError:

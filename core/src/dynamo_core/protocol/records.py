@@ -40,7 +40,8 @@ class Instance(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     `address` is what its transport published, by transport name; `worker` is the name in the config file, `replica`
     which of its processes this is; `pid` and `host` tell an operator where it runs. `lease_ttl` is the life of the
     worker's lease in seconds, None if it does not say: callers tolerate its silence for that long. `state` is one of
-    `WORKER_STATES`, as an operator has set it.
+    `WORKER_STATES`, as an operator has set it. `version` is that of the framework, `started` the Unix time since which
+    it serves; empty and 0 if it does not say.
     """
 
     instance_id: int
@@ -56,6 +57,8 @@ class Instance(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     lease_ttl: float | None = None
     replica: int = 0
     state: str = SERVING
+    version: str = ""
+    started: float = 0.0
 
     @property
     def path(self) -> str:

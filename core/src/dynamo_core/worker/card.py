@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import time
 
 import msgspec
+from importlib_metadata import version
 
 from dynamo_core.contracts.engine import EMBED, DisaggregationMode, EngineConfig, WorkerConfig
 from dynamo_core.contracts.model_folder import TOKENIZER
@@ -110,4 +112,6 @@ def make_instance(
         system_url=system_url,
         lease_ttl=lease_ttl,
         replica=worker.replica,
+        version=version("dynamo-core"),
+        started=time.time(),
     )

@@ -168,7 +168,10 @@ class Pipeline(AsyncResource):
         retry_after = getattr(error, "retry_after", None)
         waited = 0.0 if begun is None else now - begun
         reason = shown(error.message)
-        self._events.publish(RequestRefused(request_id, now, model, stage, error.kind, reason, retry_after, waited))
+        plugin = error.plugin or self._admission.NAME
+        self._events.publish(
+            RequestRefused(request_id, now, model, stage, error.kind, reason, retry_after, waited, plugin)
+        )
 
     async def _open(self, execution: RequestExecution) -> ResponseStream:
         """Places the request for the first time."""

@@ -76,6 +76,7 @@ from dynamo_core.contracts.model_folder import TOKENIZER_CONFIG as TOKENIZER_CON
 from dynamo_core.contracts.model_folder import load_folder as load_folder
 from dynamo_core.contracts.parsers import ContentDelta as ContentDelta
 from dynamo_core.contracts.parsers import DeltaWriter as DeltaWriter
+from dynamo_core.contracts.parsers import ModelText as ModelText
 from dynamo_core.contracts.parsers import ParserDelta as ParserDelta
 from dynamo_core.contracts.parsers import Parsers as Parsers
 from dynamo_core.contracts.parsers import ReasoningDelta as ReasoningDelta

@@ -20,6 +20,7 @@ samples are skipped where the class has none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -27,13 +28,25 @@ from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
 
 from dynamo_testing.extra import pytest
 from dynamo_testing.parser.cost import check_cost
-from dynamo_testing.parser.reading import Call, Said, Thought, cuts, parse, scraps, side_by_side, understood
+from dynamo_testing.parser.reading import (
+    Call,
+    Parser,
+    Said,
+    Thought,
+    at_markers,
+    cuts,
+    parse,
+    scraps,
+    side_by_side,
+    understood,
+)
 
 __all__ = [
     "Answer",
     "Call",
     "ReasoningParserFactory",
     "ReasoningParserKit",
+    "Thought",
     "ToolParserFactory",
     "ToolParserKit",
 ]
@@ -59,6 +72,24 @@ FILLERS = ("the quick brown fox ", " \n")
 SCRAPS = 60
 
 
+def check_markers(make: Callable[[], Parser], texts: Sequence[str]) -> None:
+    """Feeds texts whose special tokens come as tokens.
+
+    Raises:
+        AssertionError: a text is not understood as the same one that comes without tokens.
+    """
+    for text in texts:
+        parser = make()
+        pieces = at_markers(text, parser.MARKERS)
+        assert parse(parser, pieces, markers=True) == parse(make(), [text])
+
+
+def malformed(parser: Parser, pieces: Sequence[str]) -> int:
+    """How many malformed calls a parser counts in a text."""
+    parse(parser, pieces)
+    return parser.malformed
+
+
 class ToolParserKit:
     """All checks of a tool parser. Subclass it as ``Test…``, write the fixture `make_parser` and give samples."""
 
@@ -66,8 +97,8 @@ class ToolParserKit:
     TOOLS: ClassVar[Sequence[Mapping[str, Any]]] = tuple(
         {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")
     )
-    #: Texts with calls, and what is in them in order: a plain text is content.
-    CALLS: ClassVar[Sequence[tuple[str, Sequence[str | Call]]]] = ()
+    #: Texts with calls, and what is in them in order: a plain text is content, a `Thought` reasoning.
+    CALLS: ClassVar[Sequence[tuple[str, Sequence[str | Thought | Call]]]] = ()
     #: Texts with broken markup. They are content to the last character.
     UNSOUND: ClassVar[Sequence[str]] = ()
     #: Beginnings of markup after which an answer may go on for long.
@@ -107,6 +138,16 @@ class ToolParserKit:
                 whole = parse(made(buffered), [text])
                 for pieces in cuts(text):
                     assert parse(made(buffered), pieces) == whole
+
+    def test_special_tokens_give_the_same_as_their_texts(self, make_parser: ToolParserFactory) -> None:
+        check_markers(lambda: make_parser(self.TOOLS), [*self._samples(), *scraps(self._samples(), count=SCRAPS)])
+
+    def test_malformed_calls_are_counted(self, make_parser: ToolParserFactory) -> None:
+        """Text without markup and sound calls count nothing, and the cuts of a text change no count."""
+        for text in (*PLAIN, *(text for text, _ in self.CALLS)):
+            assert malformed(make_parser(self.TOOLS), [text]) == 0, f"a call is counted as malformed in {text!r}"
+        for text in (*self._samples(), *scraps(self._samples(), count=SCRAPS)):
+            assert malformed(make_parser(self.TOOLS), list(text)) == malformed(make_parser(self.TOOLS), [text])
 
     def test_no_text_raises_or_is_lost(self, make_parser: ToolParserFactory) -> None:
         """A text without any call comes out whole."""
@@ -176,6 +217,10 @@ class ReasoningParserKit:
             whole = parse(make_parser(prompt), [text])
             for pieces in cuts(text):
                 assert parse(make_parser(prompt), pieces) == whole
+
+    def test_special_tokens_give_the_same_as_their_texts(self, make_parser: ReasoningParserFactory) -> None:
+        for prompt, text in self._asked():
+            check_markers(functools.partial(make_parser, prompt), [text])
 
     def test_no_text_raises(self, make_parser: ReasoningParserFactory) -> None:
         prompts = sorted({prompt for prompt, _ in self._asked()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -44,22 +45,38 @@ class Said(NamedTuple):
 Parsed: TypeAlias = list[str | Thought | Said]
 
 
-def parse(parser: Parser, pieces: Sequence[str]) -> Parsed:
-    """What a parser makes of some text, joined.
+def parse(parser: Parser, pieces: Sequence[str], *, markers: bool = False) -> Parsed:
+    """What a parser makes of some text, joined. With `markers` the special tokens of the format come as tokens.
 
     Raises:
         AssertionError: the parser raised, or its deltas do not go together.
     """
     deltas: list[ParserDelta] = []
+    malformed = 0
     try:
+        if markers:
+            parser.has_marker_tokens(frozenset(parser.MARKERS))
         for piece in pieces:
-            deltas += parser.feed(piece)
+            deltas += parser.feed_marker(piece) if markers and piece in parser.MARKERS else parser.feed(piece)
+            assert malformed <= parser.malformed, "the count of malformed calls falls"
+            malformed = parser.malformed
         deltas += parser.finish()
+        assert malformed <= parser.malformed, "the count of malformed calls falls"
+    except AssertionError:
+        raise
     except Exception as error:
         raise AssertionError(
             f"the parser raised {type(error).__name__}: {error} for {''.join(pieces)!r}; a parser never raises"
         ) from error
     return joined(deltas)
+
+
+def at_markers(text: str, markers: Sequence[str]) -> list[str]:
+    """The text cut before and after each special token of the format, as a model writes it."""
+    if not markers:
+        return [text]
+    pattern = "|".join(map(re.escape, sorted(markers, key=len, reverse=True)))
+    return [piece for piece in re.split(f"({pattern})", text) if piece]
 
 
 def side_by_side(one: Parser, other: Parser, text: str) -> tuple[Parsed, Parsed]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
+
+from click.testing import CliRunner
+from dynamo_core.cli.main import cli
 
 PLUGINS = '''
 import logging
@@ -96,3 +100,22 @@ def test_workers_and_frontend_of_a_supervisor_load_it(serve: Any, tmp_path: Path
 
 def processes_that_say(words: str, server: Any) -> set[int]:
     return {int(pid) for pid in re.findall(rf"{words} in process (\d+)", server.log)}
+
+
+def test_a_new_extension_serves_its_route_as_it_was_written(tmp_path: Path, serve: Any) -> None:
+    written = CliRunner().invoke(cli, ["new", "extension", "recent", "--single-file", "--path", str(tmp_path)])
+    assert written.exit_code == 0, written.output
+    folder = tmp_path / "recent"
+    config = (folder / "recent.yaml").read_text().replace("./recent.py", f"{folder}/recent.py")
+    server = serve(config)
+
+    asked = {"model": "mock-model", "prompt": "Hi", "max_tokens": 3}
+    status, headers, _ = server.request("POST", "/v1/completions", asked)
+
+    def shown() -> Any:
+        return json.loads(server.request("GET", "/recent-requests")[2])["requests"]
+
+    assert status == 200
+    assert server.until(shown, 10)
+    row = {"id": headers["x-request-id"], "model": "mock-model", "status": "success", "output_tokens": 3}
+    assert shown() == [row]

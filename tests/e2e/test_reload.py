@@ -345,3 +345,33 @@ def test_without_a_terminal_a_hang_up_reloads_a_server_of_one_process(serve: Any
 
     assert server.until(lambda: "the settings were read again: nothing has changed" in server.log, 10)
     assert server.request("GET", "/v1/models")[0] == 200
+
+
+def test_a_limit_in_a_list_of_admissions_changes_while_it_counts(tmp_path: Path, serve: Any) -> None:
+    def config(rate: float) -> str:
+        return f"""
+admission:
+  - {{use: token-capacity}}
+  - {{use: rate-limit, requests_per_minute: {rate}, burst_requests: 2}}
+workers:
+  mock: {{model: {{name: mock-model}}, engine: {{use: mocker, speedup_ratio: 0}}, grace_period: 0}}
+"""
+
+    server = serve(config(0.001))
+    path = Path(server.process.args[4])
+
+    def asked() -> int:
+        status: int = server.request("POST", "/v1/chat/completions", ASKED)[0]
+        return status
+
+    assert [asked() for _ in range(3)] == [200, 200, 429]
+    path.write_text(config(60000))
+    status, _, body = server.request("POST", "/admin/reload")
+
+    report = json.loads(body)
+    assert (status, report["status"]) == (200, "applied"), report
+    assert [(change["key"], change["old"], change["new"]) for change in report["changes"]] == [
+        ("admission.rate-limit.requests_per_minute", 0.001, 60000)
+    ]
+    # At the old rate that would take 16 hours.
+    assert server.until(lambda: asked() == 200, 10)

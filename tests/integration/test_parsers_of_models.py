@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from dynamo_core import Parsers
 from dynamo_core.cli.main import cli
-from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
 
 from tests.integration.parts import Plain

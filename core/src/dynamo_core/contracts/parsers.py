@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -141,10 +142,26 @@ class Parsers:
 NO_PARSERS = Parsers()
 
 
-class DeltaWriter:
-    """Collects deltas and joins neighbours of one kind. `new_id` makes the ids of calls that have none."""
+#: An escape of JSON at the end of a text that may go on. A surrogate belongs to the escape of the other one.
+_ESCAPE = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
+_LONGEST_ESCAPE = 11
 
-    __slots__ = ("_deltas", "_make", "_new_id", "_parts", "buffered", "calls")
+
+def _unfinished_escape(text: str) -> int:
+    """How many characters at the end of a part of JSON are an escape that may go on. The part begins with no escape."""
+    at = max(0, len(text) - _LONGEST_ESCAPE)
+    while (at := text.find("\\", at)) >= 0:
+        before = text[:at]
+        if _ESCAPE.match(text, at) and (at - len(before.rstrip("\\"))) % 2 == 0:
+            return len(text) - at
+        at += 1
+    return 0
+
+
+class DeltaWriter:
+    """Collects deltas and joins neighbours of one kind. `new_id` makes the ids of calls that have none of their own."""
+
+    __slots__ = ("_deltas", "_ids", "_make", "_new_id", "_parts", "buffered", "calls")
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         #: How many calls have begun.
@@ -152,6 +169,7 @@ class DeltaWriter:
         #: Whether readers hold a call back until its arguments are complete.
         self.buffered = False
         self._new_id = new_id
+        self._ids: set[str] = set()
         self._deltas: list[ParserDelta] = []
         self._parts: list[str] = []
         self._make: Callable[[str], ParserDelta] = ContentDelta
@@ -165,9 +183,11 @@ class DeltaWriter:
         self._add(ReasoningDelta, text)
 
     def begin_call(self, name: str, id: str | None = None) -> None:
-        """Begins a call; `arguments` belong to it from now on."""
+        """Begins a call; `arguments` belong to it from now on. An `id` that another call has is replaced."""
         self._join()
-        self._deltas.append(ToolCallStart(self.calls, id or self._new_id(), name))
+        call_id = self._new_id() if not id or id in self._ids else id
+        self._ids.add(call_id)
+        self._deltas.append(ToolCallStart(self.calls, call_id, name))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
@@ -178,6 +198,15 @@ class DeltaWriter:
         """All deltas since the last call."""
         self._join()
         deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def take_whole(self) -> list[ParserDelta]:
+        """The same, but for an escape at the end of arguments that is not complete: it waits for the rest."""
+        deltas = self.take()
+        if deltas and isinstance(last := deltas[-1], ToolCallArguments) and (held := _unfinished_escape(last.text)):
+            whole = last.text[:-held]
+            deltas[-1:] = [ToolCallArguments(last.index, whole)] if whole else []
+            self.arguments(last.text[-held:])
         return deltas
 
     def _arguments(self, text: str) -> ParserDelta:

@@ -39,8 +39,12 @@ class CallReader(Protocol):
     #: Whether a call was reported to the sink.
     reported: bool
 
-    def feed(self, text: str, at: int = 0) -> int:
-        """Reads on from `at`; returns where it stopped: at the end, after the markup, or at what breaks it."""
+    def feed(self, text: str, at: int = 0, last: bool = False) -> int:
+        """Reads on from `at`; returns where it stopped: at the end, after the markup, or at what breaks it.
+
+        A reader may leave text that it cannot judge yet. That text must come again with more after it, or with `last`,
+        which says that there is none.
+        """
 
     def unreported(self) -> str:
         """The text that was read and not reported."""
@@ -63,7 +67,7 @@ class CallArguments:
         self._begun = False
         self._before = 0
 
-    def feed(self, text: str, at: int = 0) -> int:
+    def feed(self, text: str, at: int = 0, last: bool = False) -> int:
         """See `CallReader.feed`."""
         if not self._begun:
             start, at = at, skip_space(text, at)
@@ -150,7 +154,7 @@ class CallObject:
         #: Arguments that came before the name.
         self._early: list[str] = []
 
-    def feed(self, text: str, at: int = 0) -> int:
+    def feed(self, text: str, at: int = 0, last: bool = False) -> int:
         """See `CallReader.feed`."""
         end = len(text)
         while at < end and self.progress is Progress.OPEN:
@@ -281,7 +285,7 @@ class CallArray:
         self._comma = False
         self._object: CallObject | None = None
 
-    def feed(self, text: str, at: int = 0) -> int:
+    def feed(self, text: str, at: int = 0, last: bool = False) -> int:
         """See `CallReader.feed`."""
         end = len(text)
         while at < end and self.progress is Progress.OPEN:

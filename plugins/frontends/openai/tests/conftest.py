@@ -37,7 +37,7 @@ from dynamo_core.telemetry import Metrics
 from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
-from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
 from dynamo_testing.frontend.house import QuietOwner
 from dynamo_text import ByteTokenizer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import FinishReason, LLMEngineOutput, Parsers
-from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser
 
 END = 257
 PROMPT = list(b"user: Hi\nassistant: ")

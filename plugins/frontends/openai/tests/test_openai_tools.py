@@ -11,8 +11,7 @@ import pytest
 from dynamo_core import FinishReason, LLMEngineOutput, Parsers, ToolCallArguments, ToolCallStart
 from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.forced import ForcedCalls
-from dynamo_plugin_parsers_standard.hermes import HermesParser
-from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser, MistralParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -6,9 +6,7 @@ from typing import ClassVar
 
 import pytest
 from dynamo_core import ToolCallParser
-from dynamo_plugin_parsers_standard.hermes import HermesParser
-from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
-from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from dynamo_plugin_parsers_standard.pythonic import PythonicParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
 from dynamo_testing import (

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import ReasoningParser, ToolCallParser
-from dynamo_plugin_parsers_standard.hermes import HermesParser
-from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
-from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from dynamo_plugin_parsers_standard.pythonic import PythonicParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
 from dynamo_testing.parser.cost import Lines, allocated_by, longest_text

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import ContentDelta, ToolCallArguments, ToolCallParser, ToolCallStart
-from dynamo_plugin_parsers_standard.hermes import HermesParser
-from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
-from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from dynamo_plugin_parsers_standard.pythonic import PythonicParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,6 +36,9 @@ SOUND: list[tuple[type[ToolCallParser], str, list[tuple[str, ...]]]] = [
     ),
     (HermesParser, f'{OPEN}{{"arguments": {{"a": 1}}, "name": "f"}}{CLOSE}', [CALL_F]),
     (HermesParser, f'{OPEN}{{"name": "unknown"}}{CLOSE}', [("call", "unknown", "{}")]),
+    (HermesParser, f" {OPEN}[{JSON_F}]{CLOSE} ", [CALL_F]),
+    (HermesParser, f"{OPEN}[{JSON_F}, {JSON_G}]{CLOSE}", [CALL_F, CALL_G]),
+    (HermesParser, f"{OPEN}\n{JSON_F}\n{JSON_G}\n{CLOSE}\nSo.", [CALL_F, CALL_G, ("content", "\nSo.")]),
     # Llama 3.
     (Llama3JsonParser, '{"name": "f", "parameters": {"a": 1}}', [CALL_F]),
     (Llama3JsonParser, f" <|python_tag|> {JSON_F}; {JSON_G}\n", [CALL_F, CALL_G]),
@@ -72,7 +73,6 @@ CONTENT: list[tuple[type[ToolCallParser], str]] = [
     ],
     (HermesParser, f"{OPEN}{CLOSE}"),
     (HermesParser, f"{OPEN}\n{JSON_F[:-20]}"),
-    (HermesParser, f" {OPEN}[{JSON_F}]{CLOSE} "),
     (HermesParser, f'{OPEN}{{"name": "f", "arguments": [1]}}{CLOSE}'),
     (HermesParser, f"{OPEN}f(a=1){CLOSE}"),
     (HermesParser, JSON_F),
@@ -234,7 +234,7 @@ def test_the_cuts_of_the_text_change_nothing(
 
 #: What may be missing between the pieces of an answer, by parser: its markup, names and separators.
 MARKUP: dict[type[ToolCallParser], str] = {
-    HermesParser: rf'(?:\s|{OPEN}|{CLOSE}|[{{}}:,]|"(?:name|arguments|f|g)")*+',
+    HermesParser: rf'(?:\s|{OPEN}|{CLOSE}|[\[\]{{}}:,]|"(?:name|arguments|f|g)")*+',
     Llama3JsonParser: r'(?:\s|<\|python_tag\|>|[{}:,;]|"(?:name|arguments|f|g)")*+',
     MistralParser: r'(?:\s|\[TOOL_CALLS\]|\[CALL_ID\]\w+|\[ARGS\]|[\[\]{}:,fgab]|"(?:name|arguments|f|g)")*+',
 }

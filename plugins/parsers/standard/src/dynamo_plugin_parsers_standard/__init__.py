@@ -15,12 +15,10 @@ DYNAMO_API = 2
 @hookimpl
 def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
     """One class for each way in which models write calls."""
-    from dynamo_plugin_parsers_standard.hermes import HermesParser
-    from dynamo_plugin_parsers_standard.llama3_json import Llama3JsonParser
-    from dynamo_plugin_parsers_standard.mistral import MistralParser
+    from dynamo_plugin_parsers_standard.json_formats import JSON_PARSERS
     from dynamo_plugin_parsers_standard.pythonic import PythonicParser
 
-    return [HermesParser, Llama3JsonParser, MistralParser, PythonicParser]
+    return [*JSON_PARSERS, PythonicParser]
 
 
 @hookimpl

@@ -89,7 +89,7 @@ class PythonCall:
         self._quote = ""
         self._escaped = False
 
-    def feed(self, text: str, at: int = 0) -> int:
+    def feed(self, text: str, at: int = 0, last: bool = False) -> int:
         """See `CallReader.feed`."""
         if not self._depth:
             at = self._in_name(text, at)

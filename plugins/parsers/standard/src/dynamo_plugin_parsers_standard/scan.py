@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 #: Looks at a text from a position on and returns how far it came. Returning the same position without going to another
@@ -59,6 +59,44 @@ def find_tag(text: str, at: int, tag: str, *, last: bool) -> int:
             if text.endswith(tag[:length]):
                 return end - length
     return end
+
+
+class Tags:
+    """Several tags that are looked for at once. None may be the beginning of another."""
+
+    __slots__ = ("_firsts", "_longest", "_pattern", "_prefixes", "tags")
+
+    def __init__(self, tags: Iterable[str]) -> None:
+        self.tags = tuple(dict.fromkeys(tags))
+        self._longest = max(map(len, self.tags), default=0)
+        # Without tags the patterns match nowhere.
+        self._pattern = re.compile("|".join(map(re.escape, self.tags)) or r"(?!)")
+        firsts = "".join(sorted({re.escape(tag[0]) for tag in self.tags}))
+        self._firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+        self._prefixes = frozenset(tag[:length] for tag in self.tags for length in range(1, len(tag)))
+
+    def __bool__(self) -> bool:
+        return bool(self.tags)
+
+    def at(self, text: str, at: int) -> str:
+        """The tag that stands at `at`; empty if none does."""
+        match = self._pattern.match(text, at)
+        return "" if match is None else match[0]
+
+    def may_begin(self, text: str, at: int) -> bool:
+        """Whether all that is there from `at` on is the beginning of a tag, and not yet the whole of it."""
+        return len(text) - at < self._longest and text[at:] in self._prefixes
+
+    def find(self, text: str, at: int, *, last: bool) -> int:
+        """Where a tag stands or may begin, from `at` on; the end of the text if nowhere. With `last` none may begin."""
+        found = self._pattern.search(text, at)
+        if found is not None:
+            return found.start()
+        if not last:
+            for first in self._firsts.finditer(text, max(at, len(text) - self._longest + 1)):
+                if text[first.start() :] in self._prefixes:
+                    return first.start()
+        return len(text)
 
 
 def skip_white(text: str, at: int) -> int:

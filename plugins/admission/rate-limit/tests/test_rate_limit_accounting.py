@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 
 from dynamo_core import Permit
 from dynamo_core.errors import RateLimited
+from dynamo_plugin_admission_rate_limit.buckets import Bucket
+from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
+from dynamo_plugin_admission_rate_limit.rules import Rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,3 +131,33 @@ def test_with_several_rules_a_request_must_be_within_all_of_them(run: Run, asks:
 
     rule = {"by": [], "tokens_per_minute": TOKENS}
     run(check, requests_per_minute=REQUESTS, burst_requests=BURST, limits=[rule])
+
+
+def a_rule(requests: float, burst: int) -> Rule:
+    return Rule.of(next(iter(RateLimitConfig(requests_per_minute=requests, burst_requests=burst).rules())))
+
+
+def test_a_time_that_was_read_earlier_takes_nothing_away() -> None:
+    bucket = Bucket(a_rule(60, 5), ("k",), 10.0, shared=False)
+    bucket.spend(3, 0, 10.0)
+
+    bucket.refill(8.0)
+
+    assert bucket.requests == 2
+
+
+def test_a_smaller_burst_holds_at_once() -> None:
+    bucket = Bucket(a_rule(60, 5), ("k",), 0.0, shared=False)
+
+    bucket.follow(a_rule(60, 2), 0.0)
+
+    assert bucket.requests == 2
+
+
+def test_a_bucket_that_is_being_asked_for_is_not_idle() -> None:
+    bucket = Bucket(a_rule(60, 5), ("k",), 0.0, shared=True)
+    assert bucket.idle(0.0)
+
+    bucket.pinned = 1
+
+    assert not bucket.idle(0.0)

@@ -48,8 +48,11 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; ids that are not in the vocabulary are left out."""
 
-    def stream(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
-        """A decoder for one stream of output."""
+    def stream(self, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> StreamDecoder:
+        """A decoder for one stream of output. Special tokens in `keep` are never skipped.
+
+        A tokenizer may lack the parameter `keep`: parsers of answers then see all special tokens, or none.
+        """
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for; empty if the id is not in the vocabulary."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dynamo_core import BYTES_VOCAB_SIZE
 
@@ -44,11 +44,11 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD, ids that are not in the vocabulary are left out."""
-        return _join(token_ids, skip_special_tokens).decode(errors="replace")
+        return _join(token_ids, {} if skip_special_tokens else _SPECIAL).decode(errors="replace")
 
-    def stream(self, *, skip_special_tokens: bool = True) -> ByteStream:
-        """A decoder for one stream of output."""
-        return ByteStream(skip_special_tokens)
+    def stream(self, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> ByteStream:
+        """A decoder for one stream of output. Special tokens in `keep` are never skipped."""
+        return ByteStream(skip_special_tokens, keep)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The byte itself, or the name of a special id; empty if the id is not in the vocabulary."""
@@ -60,27 +60,28 @@ class ByteTokenizer:
 class ByteStream:
     """Decodes one stream of byte ids."""
 
-    __slots__ = ("_skip", "_utf8")
+    __slots__ = ("_special", "_utf8")
 
-    def __init__(self, skip_special_tokens: bool = True) -> None:
-        self._skip = skip_special_tokens
+    def __init__(self, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> None:
+        self._special = {
+            token_id: text for token_id, text in _SPECIAL.items() if token_id in keep or not skip_special_tokens
+        }
         self._utf8 = Utf8Stream()
 
     def step(self, token_ids: Sequence[int]) -> str:
         """The text that these ids make certain; may be empty."""
-        return self._utf8.feed(_join(token_ids, self._skip))
+        return self._utf8.feed(_join(token_ids, self._special))
 
     def flush(self) -> str:
         """What is left at the end; an incomplete character becomes U+FFFD."""
         return self._utf8.flush()
 
 
-def _join(token_ids: Sequence[int], skip_special_tokens: bool) -> bytes:
+def _join(token_ids: Sequence[int], special: Mapping[int, bytes]) -> bytes:
     try:
         # `iter`, because an array of wider numbers would give its memory instead of its values.
         return bytes(iter(token_ids))
     except ValueError:
-        special = {} if skip_special_tokens else _SPECIAL
         return b"".join(
             bytes((token_id,)) if 0 <= token_id < BOS else special.get(token_id, b"") for token_id in token_ids
         )

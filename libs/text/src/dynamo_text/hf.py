@@ -47,6 +47,8 @@ class HFTokenizer:
         self._rules = None if decoder is None else piece_rules(json.loads(decoder.__getstate__()))
         self._shown = PieceTable(self._piece)
         self._hidden = PieceTable(self._piece_unless_special)
+        #: One for each set of special tokens that is not skipped: as many as there are parsers.
+        self._kept: dict[frozenset[int], PieceTable] = {}
         self._first = PieceTable(self._first_piece)
         config = _Config(files)
         self.bos_token_id: int | None = next(config.ids("bos", vocabulary, self.vocab_size), None)
@@ -88,12 +90,16 @@ class HFTokenizer:
         stream = self.stream(skip_special_tokens=skip_special_tokens)
         return stream.step(token_ids) + stream.flush()
 
-    def stream(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
-        """A decoder for one stream of output."""
+    def stream(self, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> StreamDecoder:
+        """A decoder for one stream of output. Special tokens in `keep` are never skipped."""
         rules = self._rules
         if rules is None:
-            return LibraryStream(self._library, self._is_text if skip_special_tokens else self._is_known)
+            if not skip_special_tokens:
+                return LibraryStream(self._library, self._is_known)
+            return LibraryStream(self._library, lambda token_id: self._is_text(token_id) or token_id in keep)
         table = self._hidden if skip_special_tokens else self._shown
+        if skip_special_tokens and keep:
+            table = self._keeping(keep)
         if rules.first_to_bytes is not None:
             return FirstStream(table, self._first)
         if rules.strip_count:
@@ -127,6 +133,16 @@ class HFTokenizer:
         if token is None or self._rules is None or self._rules.first_to_bytes is None:
             return None
         return self._rules.first_to_bytes(token)
+
+    def _keeping(self, keep: frozenset[int]) -> PieceTable:
+        table = self._kept.get(keep)
+        if table is None:
+            shown, hidden = self._shown, self._hidden
+            table = self._kept[keep] = PieceTable(
+                # None is not kept: there is no end of ids that do not exist.
+                lambda token_id: (shown if token_id in keep else hidden)[token_id] or None
+            )
+        return table
 
     def _piece_unless_special(self, token_id: int) -> bytes | None:
         return b"" if token_id in self._special else self._piece(token_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from dynamo_core import (
@@ -120,13 +121,19 @@ class Choice:
 class TokenChoice(Choice):
     """A choice whose engine gives token ids: decodes them, and finds stop strings and stop tokens.
 
-    `stops` are the stop strings of the request, where they have been compiled for all of its choices.
+    `stops` are the stop strings of the request, where they have been compiled for all of its choices. Special tokens in
+    `keep` are part of the text whatever the request says.
     """
 
     __slots__ = ("_decoder", "_detokenizer", "_hidden", "_min_tokens", "_scores", "plain", "step", "stop_ids")
 
     def __init__(
-        self, index: int, request: PreprocessedRequest, tokenizer: Tokenizer, stops: StopStrings | None = None
+        self,
+        index: int,
+        request: PreprocessedRequest,
+        tokenizer: Tokenizer,
+        stops: StopStrings | None = None,
+        keep: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(index)
         stop = request.stop_conditions
@@ -134,7 +141,9 @@ class TokenChoice(Choice):
         self.patient = not stop.stop
         skip = request.output_options.skip_special_tokens
         skip = True if skip is None else skip
-        self._decoder = tokenizer.stream(skip_special_tokens=skip)
+        # Tokenizers of third parties may know nothing of `keep`.
+        new_decoder = partial(tokenizer.stream, skip_special_tokens=skip, **({"keep": keep} if keep else {}))
+        self._decoder = new_decoder()
         self._detokenizer = Detokenizer(
             self._decoder, stops or stop.stop or (), bool(request.sampling_options.include_stop_str_in_output)
         )
@@ -143,7 +152,7 @@ class TokenChoice(Choice):
         self.stop_ids = self._hidden.union(stop.stop_token_ids or ())
         self._min_tokens = stop.min_tokens or 0
         scores = request.output_options.logprobs is not None
-        self._scores = ScoreKeeper(tokenizer, skip_special_tokens=skip) if scores else None
+        self._scores = ScoreKeeper(tokenizer, new_decoder()) if scores else None
         #: Decodes tokens that end nothing.
         self.step = self._decoder.step
         #: Whether `step` is all there is to such tokens: no stop strings, no least number of tokens, no scores.
@@ -204,10 +213,13 @@ class TokenChoice(Choice):
             self.scored = self._scores.give(text, ended=True, cut=self._detokenizer.stopped is not None)
         return text
 
-    def _decode(self, token_ids: Sequence[int]) -> tuple[str, int | None]:
-        """The text of tokens, and how many were used if a stop string was found."""
+    def _decode(self, token_ids: Sequence[int], before: int = 0) -> tuple[str, int | None]:
+        """The text of tokens, and how many were used if a stop string was found.
+
+        `before` is how many tokens of the same item have been decoded already.
+        """
         detokenizer = self._detokenizer
-        early = self._min_tokens - self.completion_tokens
+        early = self._min_tokens - self.completion_tokens - before
         head = ""
         if early > 0:
             # Stop strings count only after the least number of tokens.

@@ -29,6 +29,20 @@ class ForcedCalls:
         if self._own is not None:
             self._own.buffer_calls()
 
+    @property
+    def malformed(self) -> int:
+        """How many calls in the model's own form were not sound."""
+        return 0 if self._own is None else self._own.malformed
+
+    def feed_marker(self, marker: str) -> list[ParserDelta]:
+        """What a special token makes certain: before any call, that this is not the JSON that was asked for."""
+        reader, own = self._reader, self._own
+        if own is None or (reader is not None and reader.reported):
+            return self.feed(marker)
+        self._reader = None
+        left = "" if reader is None else reader.leftover()
+        return [*(own.feed(left) if left else ()), *own.feed_marker(marker)]
+
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
         reader = self._reader

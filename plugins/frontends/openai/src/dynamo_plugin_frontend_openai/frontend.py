@@ -27,6 +27,7 @@ from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.memory import MB, AnswerMemory
 from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, MessagesEndpoint
+from dynamo_plugin_frontend_openai.meters import malformed_calls
 from dynamo_plugin_frontend_openai.models import ModelLists
 from dynamo_plugin_frontend_openai.openapi import Description, Operation
 from dynamo_plugin_frontend_openai.responses import InputTokensEndpoint, ResponsesEndpoint
@@ -52,7 +53,11 @@ class OpenAIFrontend(Frontend):
         self._tasks = TaskSet()
         self._token_memory = token_memory(services)
         templates = TemplateStore(self.config.template_timeout)
-        self._chats = ChatDependencies(templates, hide_tools=self.config.exclude_tools_when_tool_choice_none)
+        self._chats = ChatDependencies(
+            templates,
+            hide_tools=self.config.exclude_tools_when_tool_choice_none,
+            report_malformed=malformed_calls(services),
+        )
 
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
         """The tokenizer of a model; all of them share one memory of prompts."""

@@ -1,12 +1,12 @@
-"""How long it takes to make prompts of requests."""
+"""How long it takes to make prompts of requests, and what models write that is not sound."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynamo_core import FrontendServices
+    from dynamo_core import FrontendServices, ServedModel
 
     from dynamo_plugin_frontend_openai.preprocess import Prompt
 
@@ -37,3 +37,17 @@ class PromptMeters:
             if prompt.tokenizing is not None:
                 self._tokenize.observe(prompt.tokenizing)
                 self._latency.observe(1000 * prompt.tokenizing)
+
+
+def malformed_calls(services: FrontendServices) -> Callable[[ServedModel, int], None]:
+    """Counts calls of tools that a model has written and that were not sound."""
+    counter = services.metrics.counter(
+        f"{services.metrics_prefix}_malformed_tool_calls_total",
+        "Calls of tools that models wrote, that were not sound, and that became text.",
+        ("model",),
+    )
+
+    def count(model: ServedModel, calls: int) -> None:
+        counter.labels(model.name).inc(calls)
+
+    return count

@@ -89,6 +89,10 @@ def _facts(model: ServedModel) -> dict[str, Any]:
         "migration_limit": card.migration_limit,
         "capabilities": card.capabilities,
         "tokenizer": card.tokenizer,
+        "tool_call_parser": card.runtime_config.tool_call_parser,
+        "tool_call_parser_reason": card.runtime_config.tool_call_parser_reason,
+        "reasoning_parser": card.runtime_config.reasoning_parser,
+        "reasoning_parser_reason": card.runtime_config.reasoning_parser_reason,
     }
 
 

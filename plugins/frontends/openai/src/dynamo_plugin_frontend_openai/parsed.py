@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from dynamo_core import (
@@ -20,6 +20,7 @@ from dynamo_text import StopStrings, is_object
 
 from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.errors import BrokenCall
+from dynamo_plugin_frontend_openai.markers import NO_MARKERS, MarkerTokens
 
 TOOL_CALLS = "tool_calls"
 
@@ -30,8 +31,15 @@ class TextParser(Protocol):
     def buffer_calls(self) -> None:
         """A call may wait until its arguments are complete."""
 
+    @property
+    def malformed(self) -> int:
+        """How many calls were not sound, and became text."""
+
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
+
+    def feed_marker(self, marker: str) -> list[ParserDelta]:
+        """What a special token of the markup makes certain."""
 
     def finish(self) -> list[ParserDelta]:
         """What is left at the end."""
@@ -66,6 +74,17 @@ class AnswerParser:
             return self._calls(text)
         return self._sorted(self._reasoning.feed(text))
 
+    def feed_marker(self, marker: str) -> list[ParserDelta]:
+        """What a special token makes certain. Where it is content, it is one for the parser of calls too."""
+        if self._reasoning is None:
+            return self._marked(marker)
+        deltas = self._reasoning.feed_marker(marker)
+        last = deltas[-1] if deltas else None
+        if not isinstance(last, ContentDelta) or not last.text.endswith(marker):
+            return self._sorted(deltas)
+        deltas[-1] = ContentDelta(last.text.removesuffix(marker))
+        return [*self._sorted(deltas), *self._marked(marker)]
+
     def finish(self) -> list[ParserDelta]:
         """What is left at the end."""
         deltas = [] if self._reasoning is None else self._sorted(self._reasoning.finish())
@@ -82,8 +101,18 @@ class AnswerParser:
                 out.append(delta)
         return out
 
+    @property
+    def malformed(self) -> int:
+        """How many calls were not sound, and became text."""
+        return 0 if self._tools is None else self._tools.malformed
+
     def _calls(self, text: str) -> list[ParserDelta]:
+        if not text:
+            return []
         return [ContentDelta(text)] if self._tools is None else self._kept(self._tools.feed(text))
+
+    def _marked(self, marker: str) -> list[ParserDelta]:
+        return [ContentDelta(marker)] if self._tools is None else self._kept(self._tools.feed_marker(marker))
 
     def broken(self, *, cut_off: bool) -> str | None:
         """The name of a call that was told and whose arguments are no JSON object; None if there is none.
@@ -108,9 +137,12 @@ class AnswerParser:
 
 
 class ParsedChoice(TokenChoice):
-    """A choice of an engine that gives tokens, whose text goes through parsers. `parsed` is what became of the last."""
+    """A choice of an engine that gives tokens, whose text goes through parsers. `parsed` is what became of the last.
 
-    __slots__ = ("_parser",)
+    `report_malformed` is told at the end how many calls were not sound, if any.
+    """
+
+    __slots__ = ("_early", "_fed", "_markers", "_parser", "_report_malformed")
 
     def __init__(
         self,
@@ -119,9 +151,17 @@ class ParsedChoice(TokenChoice):
         tokenizer: Tokenizer,
         parser: AnswerParser,
         stops: StopStrings | None = None,
+        *,
+        markers: MarkerTokens = NO_MARKERS,
+        report_malformed: Callable[[int], None] | None = None,
     ) -> None:
-        super().__init__(index, request, tokenizer, stops)
+        super().__init__(index, request, tokenizer, stops, frozenset() if markers.all_or_none else markers.ids)
         self._parser = parser
+        self._markers = markers
+        self._report_malformed = report_malformed
+        #: Deltas that were made while an item was decoded, and how much of its text is in them.
+        self._early: list[ParserDelta] = []
+        self._fed = 0
         self.plain = False
 
     def feed(self, output: LLMEngineOutput) -> str:
@@ -138,9 +178,52 @@ class ParsedChoice(TokenChoice):
         self._parse(super().end())
         return ""
 
+    def _decode(self, token_ids: Sequence[int], before: int = 0) -> tuple[str, int | None]:
+        if self._markers.ids.isdisjoint(token_ids):
+            return super()._decode(token_ids, before)
+        texts: list[str] = []
+        done = 0
+        for run, marker in self._runs(token_ids):
+            text, stopped = super()._decode(run, before + done)
+            texts.append(text)
+            self._parse_early(text, marker)
+            if stopped is not None:
+                return "".join(texts), done + stopped
+            done += len(run)
+        return "".join(texts), None
+
+    def _runs(self, token_ids: Sequence[int]) -> Iterator[tuple[Sequence[int], str | None]]:
+        """The tokens in order: runs of ordinary ones, and each marker by itself, with its text."""
+        texts = self._markers.texts
+        start = 0
+        for at, token_id in enumerate(token_ids):
+            marker = texts.get(token_id)
+            if marker is not None:
+                if start < at:
+                    yield token_ids[start:at], None
+                yield token_ids[at : at + 1], marker
+                start = at + 1
+        if start < len(token_ids):
+            yield token_ids[start:], None
+
+    def _parse_early(self, text: str, marker: str | None) -> None:
+        """Parses a part of an item's text, which ends with a marker unless that may be part of a stop string."""
+        self._fed += len(text)
+        bare = text
+        if marker is not None and text.endswith(marker):
+            bare = text.removesuffix(marker)
+        if bare:
+            self._early += self._parser.feed(bare)
+        if bare is not text and marker is not None:
+            self._early += self._parser.feed_marker(marker)
+
     def _parse(self, text: str) -> None:
         parser = self._parser
-        deltas = parser.feed(text) if text else []
+        if self._fed:
+            text, self._fed = text[self._fed :], 0
+        deltas, self._early = self._early, []
+        if text:
+            deltas += parser.feed(text)
         if self.finish_reason is not None:
             deltas += parser.finish()
             name = parser.broken(cut_off=self.finish_reason == "length")
@@ -148,4 +231,6 @@ class ParsedChoice(TokenChoice):
                 self.fault = BrokenCall(name, self.index)
             if parser.called and self.finish_reason == "stop":
                 self.finish_reason = TOOL_CALLS
+            if parser.malformed and self._report_malformed is not None:
+                self._report_malformed(parser.malformed)
         self.parsed = deltas

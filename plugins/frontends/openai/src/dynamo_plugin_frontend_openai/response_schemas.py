@@ -267,6 +267,10 @@ class ModelFacts(msgspec.Struct):
     migration_limit: int
     capabilities: list[str]
     tokenizer: Any
+    tool_call_parser: str | None
+    tool_call_parser_reason: str
+    reasoning_parser: str | None
+    reasoning_parser_reason: str
 
 
 class ModelsByUse(msgspec.Struct):

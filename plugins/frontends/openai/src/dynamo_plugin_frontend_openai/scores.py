@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dynamo_core import Tokenizer, TopLogprob
+from dynamo_core import StreamDecoder, Tokenizer, TopLogprob
 
 
 class Scored(NamedTuple):
@@ -39,10 +39,10 @@ class ScoreKeeper:
 
     __slots__ = ("_decoder", "_given", "_held", "_made", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, decoder: StreamDecoder) -> None:
+        """`decoder` shows the same tokens as that of the answer, and is not shared with it."""
         self._tokenizer = tokenizer
-        # One of its own, as it must know where each token begins.
-        self._decoder = tokenizer.stream(skip_special_tokens=skip_special_tokens)
+        self._decoder = decoder
         self._held: list[_Held] = []
         #: Characters that all tokens so far have become for certain, and how many of them the client has.
         self._made = 0

@@ -57,6 +57,10 @@ class DisaggregationMode(enum.StrEnum):
             ) from None
 
 
+#: What `WorkerConfig.tool_call_parser` and `reasoning_parser` say in place of a name.
+AUTO_PARSER = "auto"
+NO_PARSER = "none"
+
 #: The engine implements `LLMEngine.embed`.
 EMBED = "embed"
 #: The engine itself generates several choices for one request (`sampling_options.n`).
@@ -106,9 +110,10 @@ class WorkerConfig:
     replica: int = 0
     #: A file with a chat template, in place of the one in the model's folder.
     custom_jinja_template: str | None = None
-    #: Plugins that frontends read the model's answers with; for the card only.
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
+    #: Plugins that frontends read the model's answers with; for the card only. `AUTO_PARSER`: the files of the model's
+    #: folder decide. None and `NO_PARSER`: none.
+    tool_call_parser: str | None = AUTO_PARSER
+    reasoning_parser: str | None = AUTO_PARSER
     #: Published on the card, for routers that ask workers for the contents of their caches; never true of a decode
     #: worker.
     enable_local_indexer: bool = True

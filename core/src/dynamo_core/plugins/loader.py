@@ -127,10 +127,26 @@ class PluginLoader:
             raise ValueError(f"plugins of kind {kind!r} have no class")
         entry = self.find(kind, name)
         module = self._module(entry)
-        cls = _class_in_file(entry, module, contract) if entry.is_file else self._offered(entry, module, contract)
+        cls = _class_in_file(entry, module, contract) if entry.is_file else self._offered_as(entry, module, contract)
         _check_class(entry, cls)
         self._loaded.add(entry)
         return cls
+
+    def offered(self, kind: str, entry: PluginEntry) -> list[type[Plugin]]:
+        """All classes of a kind that the module of a plugin offers, whatever the plugin's own kind and name.
+
+        A plugin of one file is one class.
+
+        Raises:
+            PluginError: as `load`, or the module offers none of this kind.
+        """
+        if entry.is_file:
+            return [self.load(kind, entry.name)] if entry.kind == kind else []
+        classes = list(self._offered(kind, entry, self._module(entry)).values())
+        for cls in classes:
+            _check_class(entry, cls)
+        self._loaded.add(entry)
+        return classes
 
     def listen(self, name: str) -> None:
         """Loads a plugin of the kind ``hook``, which only listens.
@@ -198,10 +214,14 @@ class PluginLoader:
         self._modules[entry.target] = module
         return module
 
-    def _offered(self, entry: PluginEntry, module: ModuleType, contract: Contract) -> type[Plugin]:
-        classes = self._classes.get((entry.kind, entry.target))
+    def _offered(self, kind: str, entry: PluginEntry, module: ModuleType) -> dict[str, type[Plugin]]:
+        classes = self._classes.get((kind, entry.target))
         if classes is None:
-            classes = self._classes[entry.kind, entry.target] = self._offered_classes(entry, module, contract)
+            classes = self._classes[kind, entry.target] = self._offered_classes(entry, module, CONTRACTS[kind])
+        return classes
+
+    def _offered_as(self, entry: PluginEntry, module: ModuleType, contract: Contract) -> type[Plugin]:
+        classes = self._offered(entry.kind, entry, module)
         cls = classes.get(entry.name)
         if cls is None:
             names = ", ".join(sorted(classes)) or "none"

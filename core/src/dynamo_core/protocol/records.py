@@ -81,6 +81,9 @@ class RuntimeConfig(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=Tru
     data_parallel_start_rank: int = 0
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    #: Why these parsers, or why none, for people.
+    tool_call_parser_reason: str = ""
+    reasoning_parser_reason: str = ""
     enable_local_indexer: bool = True
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None

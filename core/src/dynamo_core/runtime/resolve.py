@@ -14,7 +14,7 @@ from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission
 from dynamo_core.contracts.config import NESTED, PluginConfig, PluginRef
 from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.engine import AUTO_PARSER, LLMEngine
 from dynamo_core.contracts.extension import Extension
 from dynamo_core.contracts.frontend import Frontend
 from dynamo_core.contracts.model_folder import TOKENIZER
@@ -123,10 +123,11 @@ def named_plugins(settings: Settings) -> Iterator[Named]:
         yield Named(path, "extension", entry.use)
     for name, worker in settings.workers.items():
         yield Named(f"workers.{name}.engine", "engine", worker.engine.use)
-        if worker.model.tool_call_parser is not None:
-            yield Named(f"workers.{name}.model.tool_call_parser", TOOL_PARSER, worker.model.tool_call_parser)
-        if worker.model.reasoning_parser is not None:
-            yield Named(f"workers.{name}.model.reasoning_parser", REASONING_PARSER, worker.model.reasoning_parser)
+        model = worker.model
+        if model.tool_call_parser not in (None, AUTO_PARSER):
+            yield Named(f"workers.{name}.model.tool_call_parser", TOOL_PARSER, model.tool_call_parser)
+        if model.reasoning_parser not in (None, AUTO_PARSER):
+            yield Named(f"workers.{name}.model.reasoning_parser", REASONING_PARSER, model.reasoning_parser)
     for name in settings.hooks:
         yield Named("hooks", LISTENER_KIND, name)
 

@@ -8,17 +8,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 from dynamo_core.contracts.boundary import make_engine
-from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine, WorkerConfig
+from dynamo_core.contracts.engine import AUTO_PARSER, DisaggregationMode, LLMEngine, WorkerConfig
 from dynamo_core.http.health import metrics_route, system_routes
 from dynamo_core.http.listener import Listener
 from dynamo_core.resources import ClosingStack
 from dynamo_core.runtime.extensions import Extensions
+from dynamo_core.runtime.parser_candidates import find_candidates
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.reload import Plan, Step
 from dynamo_core.runtime.roles import Role
 from dynamo_core.settings import WorkerSettings
 from dynamo_core.tasks import TaskSet
 from dynamo_core.worker.canary import HealthCheck
+from dynamo_core.worker.parser_choice import Candidates
 from dynamo_core.worker.worker import Worker, WorkerLimits
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class WorkerProcess:
         self._hosted = role.hosted
         #: The engines that the config picks, by the names of their workers.
         self._engines: defaultdict[str, list[LLMEngine]] = defaultdict(list)
+        self._candidates: Candidates | None = None
         self.workers = [
             self._make_worker(name, plane.settings.workers[name], replica)
             for name in role.workers
@@ -181,7 +184,16 @@ class WorkerProcess:
             announce=plane.announce,
             health_check=health_check(settings, config),
             stopping=self._stopping,
+            parsers=self._parsers_for(config),
         )
+
+    def _parsers_for(self, config: WorkerConfig) -> Candidates:
+        """What `auto` may choose from, loaded where a worker needs it."""
+        if AUTO_PARSER not in (config.tool_call_parser, config.reasoning_parser):
+            return Candidates()
+        if self._candidates is None:
+            self._candidates = find_candidates(self._plane.settings, self._plane.loader)
+        return self._candidates
 
     def _make_system(self, role: Role) -> Listener | None:
         if not role.workers:

@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from dynamo_core.certificates import ServerTls
 from dynamo_core.contracts.admission import NO_ADMISSION
-from dynamo_core.contracts.engine import DisaggregationMode
+from dynamo_core.contracts.engine import AUTO_PARSER, DisaggregationMode
 from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
 from dynamo_core.errors import BackendError
 from dynamo_core.protocol.cards import check_model_name
@@ -457,11 +457,15 @@ class ModelSettings(BaseModel):
     custom_jinja_template: Text | None = Field(
         default=None, description="A file with a chat template; null means the one in the model's folder."
     )
-    tool_call_parser: Text | None = Field(
-        default=None, description="The plugin that finds calls of tools in the model's answers; null finds none."
+    tool_call_parser: Annotated[Text | None, BeforeValidator(_none)] = Field(
+        default=AUTO_PARSER,
+        description="The plugin that finds calls of tools in the model's answers; `auto` is the one that fits the "
+        "model's template, `none` or null finds none.",
     )
-    reasoning_parser: Text | None = Field(
-        default=None, description="The plugin that tells reasoning from content in the model's answers; null does not."
+    reasoning_parser: Annotated[Text | None, BeforeValidator(_none)] = Field(
+        default=AUTO_PARSER,
+        description="The plugin that tells reasoning from content in the model's answers; `auto` is the one that fits "
+        "the model's template, `none` or null does not.",
     )
 
 

@@ -23,6 +23,7 @@ from dynamo_core.protocol.records import (
     ModelFile,
     RuntimeConfig,
 )
+from dynamo_core.worker.parser_choice import NO_CHOICE, ParserChoice
 
 _WORKER_TYPE = {
     DisaggregationMode.AGGREGATED: AGGREGATED,
@@ -44,7 +45,13 @@ def public_name(worker: WorkerConfig, engine: EngineConfig) -> str:
     return worker.served_model_name or worker.model_name or engine.served_model_name or engine.model
 
 
-def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, files: list[ModelFile]) -> ModelCard:
+def make_card(
+    instance_id: int,
+    worker: WorkerConfig,
+    engine: EngineConfig,
+    files: list[ModelFile],
+    parsers: ParserChoice = NO_CHOICE,
+) -> ModelCard:
     """The model card of one worker. Its checksum covers what all workers of a model must agree on."""
     mode = worker.disaggregation_mode
     types = [] if mode is DisaggregationMode.PREFILL else list(worker.endpoint_types)
@@ -80,8 +87,10 @@ def make_card(instance_id: int, worker: WorkerConfig, engine: EngineConfig, file
             max_num_batched_tokens=engine.max_num_batched_tokens,
             data_parallel_size=engine.data_parallel_size,
             data_parallel_start_rank=engine.data_parallel_start_rank,
-            tool_call_parser=worker.tool_call_parser,
-            reasoning_parser=worker.reasoning_parser,
+            tool_call_parser=parsers.tools.name,
+            tool_call_parser_reason=parsers.tools.reason,
+            reasoning_parser=parsers.reasoning.name,
+            reasoning_parser_reason=parsers.reasoning.reason,
             enable_local_indexer=worker.enable_local_indexer and mode is not DisaggregationMode.DECODE,
             bootstrap_host=engine.bootstrap_host,
             bootstrap_port=engine.bootstrap_port,

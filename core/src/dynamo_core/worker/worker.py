@@ -41,6 +41,7 @@ from dynamo_core.worker.card import make_card, make_instance, public_name
 from dynamo_core.worker.gate import CapacityGate
 from dynamo_core.worker.metrics import WorkerMetrics
 from dynamo_core.worker.model_files import ModelFiles, read_files
+from dynamo_core.worker.parser_choice import Candidates, ParserChoice, choose_parsers, log_choice
 from dynamo_core.worker.probe import probe_request
 from dynamo_core.worker.progress import ProgressReporter
 from dynamo_core.worker.publishers import EnginePublishers
@@ -53,6 +54,8 @@ Announce = Callable[..., None]
 
 #: What an engine may be asked in: `EngineConfig.model_input`.
 _MODEL_INPUTS = ("tokens", "text")
+
+_NO_CANDIDATES = Candidates()
 
 #: Seconds that an engine's `drain` has at least, also if the requests have used up the time.
 MIN_DRAIN = 1.0
@@ -95,10 +98,12 @@ class Worker(AsyncResource):
         events: EventPlane | None = None,
         health_check: HealthCheck | None = None,
         stopping: Callable[[], None] | None = None,
+        parsers: Candidates = _NO_CANDIDATES,
     ) -> None:
         """`events` is where the engine's cache and load are told; None: the plane that comes with the transport.
 
         Without `health_check` the engine is not probed. `stopping` is called when stopping begins, for whatever reason.
+        `parsers` are those that may be chosen for the model.
         """
         self._engine = engine
         self._config = config
@@ -110,6 +115,7 @@ class Worker(AsyncResource):
         self._events = events or transport.events()
         self._health_check = health_check
         self._stopping = stopping
+        self._candidates = parsers
         self._publishers = EnginePublishers()
         self._worker_metrics = WorkerMetrics(metrics)
         self._lease: Lease | None = None
@@ -339,7 +345,8 @@ class Worker(AsyncResource):
         registration = self._registration = Registration(lease, gate, notice=notice)
         adapter = self._adapter(lease, engine_config, gate, self._worker_metrics)
         model_files = ModelFiles(files)
-        card = make_card(lease.id, self._config, engine_config, model_files.listing())
+        parsers = await self._choose_parsers(engine_config, files)
+        card = make_card(lease.id, self._config, engine_config, model_files.listing(), parsers)
         try:
             check_card(card)
         except Unreadable as error:
@@ -367,6 +374,12 @@ class Worker(AsyncResource):
         if request is not None and self._health_check is not None:
             self._canary = self._make_canary(instance, request, self._health_check)
             self._canary.start()
+
+    async def _choose_parsers(self, engine_config: EngineConfig, files: dict[str, bytes]) -> ParserChoice:
+        config, parsed = self._config, engine_config.model_input == "tokens"
+        choice = await asyncio.to_thread(choose_parsers, config, files, self._candidates, parsed=parsed)
+        log_choice(config.worker, choice)
+        return choice
 
     def _adapter(
         self, lease: Lease, engine_config: EngineConfig, gate: CapacityGate, metrics: WorkerMetrics

@@ -29,8 +29,9 @@ EXPOSED = "exposed to the network"
 def command(as_json: bool, **options: Any) -> None:
     """Load a config and its plugins without starting anything.
 
-    Prints what would run: each stage with its plugin, and each listener with its reachability; and what plugins remark
-    on their settings. Exit code 2, with one line that says what is wrong, if the config could not be served.
+    Prints what would run: each stage with its plugin, each listener with its reachability, the parsers of each worker's
+    model with the reason for them, unless its engine gives text; and what plugins remark on their settings. Exit code
+    2, with one line that says what is wrong, if the config could not be served.
     """
     from dynamo_core.plugins.loader import PluginLoader
     from dynamo_core.runtime.resolve import resolve
@@ -42,10 +43,11 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 def describe(settings: Settings, resolved: Resolved, loader: PluginLoader) -> dict[str, list[dict[str, Any]]]:
-    """What would run, as plain data: `stages` and `listeners`, and `remarks`."""
+    """What would run, as plain data: `stages`, `listeners`, `parsers`, and `remarks`."""
     return {
         "stages": list(_stages(settings, resolved, loader)),
         "listeners": list(_listeners(settings)),
+        "parsers": list(_parsers(settings, loader)),
         "remarks": list(_remarks(resolved)),
     }
 
@@ -101,6 +103,20 @@ def _listeners(settings: Settings) -> Iterator[dict[str, Any]]:
         yield _listener("admin", settings.admin.host, settings.admin.port)
 
 
+def _parsers(settings: Settings, loader: PluginLoader) -> Iterator[dict[str, Any]]:
+    from dynamo_core.runtime.parser_candidates import find_candidates
+    from dynamo_core.runtime.worker_process import worker_config
+    from dynamo_core.worker.model_files import read_files
+    from dynamo_core.worker.parser_choice import REASONING_KEY, TOOL_KEY, choose_parsers
+
+    candidates = find_candidates(settings, loader)
+    for name, worker in settings.workers.items():
+        config = worker_config(settings.namespace, name, worker, 0)
+        choice = choose_parsers(config, read_files(config), candidates)
+        for key, chosen in ((TOOL_KEY, choice.tools), (REASONING_KEY, choice.reasoning)):
+            yield {"worker": name, "setting": key, "parser": chosen.name, "reason": chosen.reason}
+
+
 def _listener(name: str, host: str, port: int) -> dict[str, Any]:
     return {"listener": name, "host": host, "port": port, "exposure": exposure(host)}
 
@@ -112,10 +128,12 @@ def _as_text(graph: dict[str, list[dict[str, Any]]]) -> str:
     listeners = [
         [row["listener"], row["host"], str(row["port"] or "any free"), row["exposure"]] for row in graph["listeners"]
     ]
+    parsers = [[row["worker"], row["setting"], row["parser"] or "none", row["reason"]] for row in graph["parsers"]]
     return "\n\n".join(
         [
             format_table(["STAGE", "PLUGIN", "DISTRIBUTION", "VERSION", ""], stages),
             format_table(["LISTENER", "HOST", "PORT", "REACHED FROM"], listeners),
+            *([format_table(["WORKER", "SETTING", "PARSER", "BECAUSE"], parsers)] if parsers else []),
             *(f"{row['section']}: {row['remark']}." for row in graph["remarks"]),
             "The config is sound, but see above." if graph["remarks"] else "The config is sound.",
         ]

@@ -85,6 +85,9 @@ def choose_parsers(
 
 def log_choice(worker: str, choice: ParserChoice) -> None:
     """Tells the operator what a worker's answers are read with, and warns where more than one parser fits."""
+    if choice.tools == choice.reasoning:
+        log.info("worker %s: its answers are not parsed: %s", worker, choice.tools.reason)
+        return
     for key, what, chosen in (
         (TOOL_KEY, "calls of tools", choice.tools),
         (REASONING_KEY, "reasoning", choice.reasoning),

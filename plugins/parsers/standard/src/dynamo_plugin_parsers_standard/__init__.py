@@ -24,6 +24,20 @@ def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
 @hookimpl
 def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:
     """One class for each way in which models mark what they think."""
-    from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
+    from dynamo_plugin_parsers_standard import think
 
-    return [ThinkParser, Qwen3Parser, DeepSeekR1Parser]
+    return [
+        think.ThinkParser,
+        think.Qwen3Parser,
+        think.DeepSeekR1Parser,
+        think.DeepSeekV31Parser,
+        think.Glm45Parser,
+        think.GraniteParser,
+        think.MistralThinkParser,
+        think.MiniMaxM2ThinkParser,
+        think.KimiK2ThinkParser,
+        think.Olmo3ThinkParser,
+        think.NemotronThinkParser,
+        think.SeedOssParser,
+        think.Gemma4ThinkParser,
+    ]

@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dynamo_core import DeltaWriter, ParserDelta, ToolCallParser, new_call_id
+from dynamo_core import DeltaWriter, ModelText, ParserDelta, ToolCallParser, new_call_id
 from dynamo_text import CallReader, Progress
 
 from dynamo_plugin_parsers_standard.scan import Scanner, State, find_tag, may_begin, skip_white
+from dynamo_plugin_parsers_standard.signs import TOOL_SIGNS, recognize
 
 
 class MarkupParser(ToolCallParser):
@@ -32,6 +33,11 @@ class MarkupParser(ToolCallParser):
         self._header: list[str] = []
         self._reader: CallReader | None = None
         self._called = False
+
+    @classmethod
+    def recognizes(cls, model: ModelText) -> str | None:
+        """See `ToolCallParser.recognizes`."""
+        return recognize(TOOL_SIGNS, cls.NAME, model)
 
     @abstractmethod
     def _begin(self) -> None:

@@ -1,0 +1,92 @@
+"""By what a model's own files tell in which format it writes: data, one entry for each format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynamo_core import ModelText
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What the chat template of a model has and lacks. A broader format names the markup of narrower ones as lacking.
+
+    A `fallback` counts only where no other format of the same table fits.
+    """
+
+    needs: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    #: Texts of which one is enough.
+    one_of: tuple[str, ...] = ()
+    fallback: bool = False
+
+    def found(self, template: str) -> str | None:
+        """Why a template is of the format, or None."""
+        found = [text for text in self.one_of if text in template][:1]
+        if (self.one_of and not found) or any(text in template for text in self.without):
+            return None
+        if not all(text in template for text in self.needs):
+            return None
+        return f"its template has {' and '.join(map(repr, (*self.needs, *found)))}"
+
+
+SignTable = Mapping[str, Signs]
+
+_THINK = ("<think>", "</think>")
+_NEMOTRON = ("detailed thinking", "<SPECIAL_10>", "<SPECIAL_12>", "truncate_history_thinking")
+_OLMO = ("Olmo", "OLMo", "<functions>")
+
+
+TOOL_SIGNS: SignTable = {
+    "hermes": Signs(("<tool_call>", "</tool_call>"), without=("<function=", "<arg_key>")),
+    "qwen3_coder": Signs(("<tool_call>", "<function=", "<parameter=")),
+    "glm45": Signs(("<tool_call>", "<arg_key>", "<arg_value>"), without=("</arg_key><arg_value>",)),
+    "glm47": Signs(("<tool_call>", "</arg_key><arg_value>")),
+    "llama3_json": Signs(("dictionary of argument name and its value",)),
+    "llama4_pythonic": Signs(("<|header_start|>", "[func_name1(params_name1=")),
+    "pythonic": Signs(("[func_name1(params_name1=",), without=("<|header_start|>",)),
+    "mistral": Signs(("[TOOL_CALLS]",)),
+    "deepseek_v3": Signs(("<｜tool▁call▁begin｜>", "```json")),
+    "deepseek_v31": Signs(("<｜tool▁call▁begin｜>",), without=("```json", "｜DSML｜")),
+    "deepseek_v32": Signs(("｜DSML｜", "function_calls")),
+    "kimi_k2": Signs(("<|tool_calls_section_begin|>",)),
+    "minimax_m2": Signs(("<minimax:tool_call>",)),
+    "gpt_oss": Signs(("<|channel|>", "<|message|>", "<|call|>")),
+    "functiongemma": Signs(("<start_function_call>",)),
+    "gemma4": Signs(("<|tool_call>", "<tool_call|>")),
+    "granite": Signs(("<|start_of_role|>", "<|tool_call|>"), without=("</tool_call>",)),
+    "granite_20b_fc": Signs(("<function_call>",)),
+    "phi4_mini": Signs(("<|tool|>", "<|/tool|>")),
+    "nemotron": Signs(("<TOOLCALL>",)),
+    "olmo3": Signs(("<function_calls>",)),
+}
+
+REASONING_SIGNS: SignTable = {
+    "qwen3": Signs(
+        ("<|im_start|>", "<tool_call>"), without=("<minimax:tool_call>", "[gMASK]", *_NEMOTRON, *_OLMO), one_of=_THINK
+    ),
+    "deepseek_r1": Signs(("<｜Assistant｜>", "</think>"), without=("thinking is defined",)),
+    "deepseek_v31": Signs(("<｜Assistant｜>", "</think>", "thinking is defined")),
+    "glm45": Signs(("[gMASK]",), one_of=_THINK),
+    "minimax_m2": Signs(("<minimax:tool_call>",), one_of=_THINK),
+    "kimi_k2": Signs(("<|im_middle|>",), one_of=(*_THINK, "◁think▷")),
+    "gpt_oss": Signs(("<|channel|>", "<|message|>", "<|start|>")),
+    "granite": Signs(("<|start_of_role|>",), one_of=("my thought process", *_THINK)),
+    "mistral": Signs(("[THINK]",)),
+    "olmo3": Signs(("<think>",), one_of=_OLMO),
+    "nemotron": Signs(("<think>",), one_of=_NEMOTRON),
+    "seed_oss": Signs(("<seed:think>",)),
+    "gemma4": Signs(("<|channel>", "<channel|>")),
+    "think": Signs((), one_of=_THINK, fallback=True),
+}
+
+
+def recognize(table: SignTable, name: str, model: ModelText) -> str | None:
+    """Why a model writes in the format of this name, or None."""
+    signs = table.get(name)
+    reason = None if signs is None else signs.found(model.template)
+    if reason is None or signs is None or not signs.fallback:
+        return reason
+    others = (other for other in table.values() if not other.fallback)
+    return None if any(other.found(model.template) for other in others) else reason

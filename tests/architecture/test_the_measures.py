@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {
-    "statements of core": 14_900,
+    "statements of core": 15_060,
     "small modules of core": 5,
     "small __init__ files of core": 17,
     "lines of the longest function": 58,
@@ -25,7 +25,7 @@ BOUNDS = {
     "pairs of files that repeat": 60,
     "pairs among tests": 24,
     "files of migration": 5,
-    "names that plugins import from core": 185,
+    "names that plugins import from core": 187,
     "modules of core that they come from": 6,
     "names that plugins import from libs": 81,
     "modules of libs that they come from": 5,

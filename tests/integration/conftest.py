@@ -39,6 +39,7 @@ from dynamo_core.settings import load_settings
 from dynamo_core.telemetry import Metrics
 from dynamo_core.telemetry.request_events import RequestEventHub
 from dynamo_core.worker.canary import HealthCheck
+from dynamo_core.worker.parser_choice import Candidates
 from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
@@ -109,6 +110,7 @@ class House:
         *,
         limits: WorkerLimits | None = None,
         health_check: HealthCheck | None = None,
+        candidates: Candidates | None = None,
         **config: Any,
     ) -> Worker:
         settings = WorkerConfig(**({"model_name": "m", "worker": "w"} | config))
@@ -122,6 +124,7 @@ class House:
             limits=limits or WorkerLimits(grace_period=0, drain_timeout=1),
             announce=self.announce,
             health_check=health_check,
+            parsers=candidates or Candidates(),
         )
 
     async def run(self, engine: type[LLMEngine], **options: Any) -> Worker:

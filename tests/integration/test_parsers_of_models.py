@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dynamo_core import Parsers
+from dynamo_core import EngineConfig, Parsers
 from dynamo_core.cli.main import cli
+from dynamo_core.plugins.loader import PluginLoader
+from dynamo_core.runtime.parser_candidates import find_candidates
+from dynamo_core.settings import load_settings
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
+from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from tests.integration.parts import Plain
 
@@ -38,7 +44,8 @@ def test_parsers_that_are_installed_can_be_named() -> None:
             [
                 f"{MODEL}.tool_call_parser",
                 "no tool parser 'hermess'",
-                "installed: hermes, llama3_json, mistral, pythonic",
+                "installed: auto, ",
+                "llama3_json",
                 "did you mean 'hermes'?",
             ],
         ),
@@ -47,7 +54,7 @@ def test_parsers_that_are_installed_can_be_named() -> None:
             [
                 f"{MODEL}.reasoning_parser",
                 "no reasoning parser 'aloud'",
-                "installed: deepseek_r1, qwen3, think",
+                "installed: auto, deepseek_r1, ",
                 "ours is dynamo-plugin-parsers-standard",
             ],
         ),
@@ -84,5 +91,107 @@ async def test_a_model_whose_parser_is_not_installed_is_not_served_and_the_log_s
     await house.eventually(lambda: "cannot be loaded" in caplog.text)
     await worker.stop(grace=False)
 
-    assert "there is no tool parser 'morse' (installed: hermes, llama3_json, mistral, pythonic)" in caplog.text
+    assert "there is no tool parser 'morse' (installed: auto, " in caplog.text
     assert not house.models.list()
+
+
+TEMPLATE = "{{ messages }}<|im_start|><tool_call>{{ call }}</tool_call>{% if enable_thinking %}<think>{% endif %}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's folder with a template of our own in the manner of Qwen 3."""
+    make_tokenizer_folder(tmp_path, vocab_size=300)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    return tmp_path
+
+
+def candidates(*sets: str) -> Any:
+    """What `auto` may choose from where everything is installed."""
+    loaded = load_settings(None, env={}, sets=sets)
+    return find_candidates(loaded.settings, PluginLoader(loaded.plugin_files))
+
+
+async def test_a_worker_chooses_by_its_model_and_its_card_says_why(house: Any, folder: Path) -> None:
+    await house.run(Plain, model_path=str(folder), candidates=candidates())
+
+    facts = house.model().card.runtime_config
+    assert house.model().parsers == Parsers(HermesParser, Qwen3Parser)
+    assert facts.tool_call_parser_reason == "its template has '<tool_call>' and '</tool_call>'"
+    assert facts.reasoning_parser_reason == "its template has '<|im_start|>' and '<tool_call>' and '<think>'"
+
+
+class Texts(Plain):
+    """Gives text."""
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="m", model_input="text")
+
+
+async def test_an_engine_that_gives_text_gets_no_parsers(house: Any, folder: Path) -> None:
+    await house.run(Texts, model_path=str(folder), candidates=candidates())
+
+    assert house.model().parsers == Parsers()
+
+
+async def test_a_template_of_its_own_takes_the_place_of_the_folders(house: Any, folder: Path) -> None:
+    own = folder / "own.jinja"
+    own.write_text("{{ messages }}[TOOL_CALLS]")
+
+    await house.run(Plain, model_path=str(folder), custom_jinja_template=str(own), candidates=candidates())
+
+    assert house.model().card.runtime_config.tool_call_parser == "mistral"
+
+
+def test_the_check_says_which_parsers_are_chosen_and_why(folder: Path) -> None:
+    text = check(f"path={folder}", "reasoning_parser=none").output
+    assert re.search(r"mock +tool_call_parser +hermes +its template has '<tool_call>' and '</tool_call>'", text)
+    assert re.search(r"mock +reasoning_parser +none +it is switched off", text)
+
+    options = ["check", "--json", "--set", f"{MODEL}.path={folder}"]
+    graph = json.loads(CliRunner().invoke(cli, options, prog_name="dynamo").output)
+    assert [(row["setting"], row["parser"]) for row in graph["parsers"]] == [
+        ("tool_call_parser", "hermes"),
+        ("reasoning_parser", "qwen3"),
+    ]
+
+
+PARSERS = """
+from dynamo_core import ToolCallParser
+DYNAMO_API = 2
+class Mine(ToolCallParser):
+    NAME = "mine"
+    recognizes = classmethod(lambda cls, model: "it is mine")
+    feed = finish = lambda self, *text: []
+"""
+
+
+def test_parsers_that_the_config_names_for_a_worker_may_fit_the_model_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PARSERS)
+    file.chmod(0o644)
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "workers:\n"
+        "  one: {model: {name: a, tool_call_parser: ./mine.py:Mine}, engine: {use: mocker}}\n"
+        "  two: {model: {name: b}, engine: {use: mocker}}\n"
+    )
+    loaded = load_settings(config, env={})
+
+    found = find_candidates(loaded.settings, PluginLoader(loaded.plugin_files))
+
+    assert [cls.NAME for cls in found.tools].count("mine") == 1
+    assert "hermes" in [cls.NAME for cls in found.tools]
+    assert "mine" not in [cls.NAME for cls in found.reasoning]
+
+
+def test_a_worker_without_the_plugin_is_told_where_to_get_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = PluginLoader()
+    others = [entry for entry in loader.entries if entry.name != "auto"]
+    monkeypatch.setattr(loader, "_entries", others)
+
+    found = find_candidates(load_settings(None, env={}).settings, loader)
+
+    assert found.tools == found.reasoning == ()
+    assert "there is no tool parser 'auto'" in found.missing
+    assert "ours is dynamo-plugin-parsers-standard" in found.missing

@@ -135,8 +135,7 @@ def test_the_template_is_the_one_that_is_used(more: dict[str, Any], template: st
 
 def test_what_the_files_say_is_told_to_parsers_and_what_cannot_be_read_says_nothing() -> None:
     text = model_text(files("x", **{"config.json": {"model_type": "m"}}))
-    assert (text.special_tokens, text.model_config["model_type"]) == ({"<t>"}, "m")
-    assert text.tokenizer_config == {"chat_template": "x"}
+    assert text == ModelText("x", frozenset({"<t>"}), {"chat_template": "x"}, {"model_type": "m"})
 
     broken = model_text({"tokenizer.json": b"{", "config.json": b"5", "tokenizer_config.json": b"["})
     assert broken == ModelText("", frozenset(), {}, {})

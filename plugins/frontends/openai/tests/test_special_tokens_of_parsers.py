@@ -19,6 +19,7 @@ from dynamo_core import (
     ToolCallParser,
     ToolCallStart,
 )
+from dynamo_core.protocol import ModelCard
 from dynamo_plugin_frontend_openai.markers import MarkerStore
 from dynamo_plugin_frontend_openai.parsed import AnswerParser, ParsedChoice
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
@@ -26,6 +27,8 @@ from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text import load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+
+from plugins.frontends.openai.tests.conftest import FakeModel
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 #: Special tokens: the first two are those of the format below.
@@ -101,11 +104,11 @@ class OldTokenizer:
         return self._inner.stream(skip_special_tokens=skip_special_tokens)
 
 
-class Model:
+def model_with(tokenizer: Any) -> Any:
     """As much of a model as the store looks at."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    model = FakeModel(ModelCard(name="m", instance_id=1), {})
+    model.tokenizer = tokenizer
+    return model
 
 
 def spelled(tokenizer: Any, text: str) -> list[int]:
@@ -122,7 +125,7 @@ def fed(tokenizer: Any, items: Sequence[Sequence[int]], reasoning: Any = None, *
         model="m", token_ids=[], stop_conditions=StopConditions(**stop), output_options=OutputOptions()
     )
     parser = Noting(TOOLS)
-    markers = MarkerStore().find(Model(tokenizer), Noting, reasoning)
+    markers = MarkerStore().find(model_with(tokenizer), Noting, reasoning)
     thoughts = None if reasoning is None else reasoning("")
     choice = ParsedChoice(0, request, tokenizer, AnswerParser(thoughts, parser), markers=markers)
     for ids in items:
@@ -180,7 +183,8 @@ def test_where_the_reasoning_ends_a_marker_is_one_for_the_parser_of_calls(tokeni
 )
 def test_the_cuts_of_the_tokens_change_nothing(tokenizer: Any, words: list[str], sizes: list[int]) -> None:
     ids = tokenizer.encode("".join(words), add_special_tokens=False)
-    items, at = [], 0
+    items: list[list[int]] = []
+    at = 0
     while at < len(ids):
         size = sizes[len(items) % len(sizes)]
         items.append(ids[at : at + size])
@@ -206,14 +210,14 @@ def test_a_model_is_looked_up_once_and_only_for_markers_that_are_tokens(tokenize
             asked.append(text)
             return self._inner.encode(text, **options)
 
-    store, model = MarkerStore(), Model(Counting(tokenizer))
+    store, model = MarkerStore(), model_with(Counting(tokenizer))
 
     found = [store.find(model, Noting, None) for _ in range(3)]
 
     assert asked == list(Noting.MARKERS)
     assert set(found[0].texts.values()) == {OPEN, CLOSE}
     assert found[0] is found[2]
-    assert store.find(Model(load_tokenizer("bytes", {})), Noting, None).ids == frozenset()
+    assert store.find(model_with(load_tokenizer("bytes", {})), Noting, None).ids == frozenset()
 
 
 def chat(**fields: Any) -> dict[str, Any]:

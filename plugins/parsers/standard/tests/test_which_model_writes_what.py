@@ -124,8 +124,8 @@ def test_every_parser_goes_by_the_signs_of_its_name_and_says_what_it_has_found()
         model = ModelText(template, frozenset(), {}, {})
         for cls in dynamo_register_tool_parsers():
             assert (cls.recognizes(model) is not None) == (tools == cls.NAME)
-        for cls in dynamo_register_reasoning_parsers():
-            assert (cls.recognizes(model) is not None) == (reasoning == cls.NAME)
+        for other in dynamo_register_reasoning_parsers():
+            assert (other.recognizes(model) is not None) == (reasoning == other.NAME)
 
     [hermes] = [cls for cls in dynamo_register_tool_parsers() if cls.NAME == "hermes"]
     reason = hermes.recognizes(ModelText(CHATML + JSON_CALLS, frozenset(), {}, {}))

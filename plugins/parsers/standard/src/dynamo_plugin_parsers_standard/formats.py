@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from dynamo_core import ModelText, new_call_id
+from dynamo_core import new_call_id
 from dynamo_text import CallArguments, CallArray, CallObject, CallReader, CallSink
 
 from dynamo_plugin_parsers_standard.names import known_names
@@ -81,24 +81,6 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
-    """Texts that a model's template or special tokens have, and texts that they have not."""
-
-    needs: tuple[str, ...]
-    excludes: tuple[str, ...] = ()
-
-    def found_in(self, model: ModelText) -> str | None:
-        """What of the signs a model has, for a log line; None if it does not have them all, or one that it must not."""
-
-        def has(text: str) -> bool:
-            return text in model.template or text in model.special_tokens
-
-        if any(map(has, self.excludes)) or not all(map(has, self.needs)):
-            return None
-        return f"its template or special tokens have {', '.join(map(repr, self.needs))}"
-
-
-@dataclass(frozen=True, slots=True)
 class CallFormat:
     """How calls are written: an opening tag, a header if the format has one, a body, closing tags."""
 
@@ -118,8 +100,6 @@ class CallFormat:
     #: Whether only the beginning of an answer has calls. From the first text that is no call on, all is content.
     only_first: bool = False
     new_id: Callable[[], str] = new_call_id
-    #: What tells that a model writes this format: any of these.
-    signs: tuple[Signs, ...] = ()
 
     def tags(self) -> tuple[str, ...]:
         """All tags of the format."""

@@ -11,7 +11,6 @@ from dynamo_plugin_parsers_standard.formats import (
     CallFormat,
     Header,
     Section,
-    Signs,
     json_arguments,
     json_array,
     json_object,
@@ -50,7 +49,6 @@ class HermesParser(FormatParser):
         bodies={"{": json_object, "[": json_array},
         closes=("</tool_call>",),
         repeats=True,
-        signs=(Signs(("<tool_call>",), excludes=("<function=", "<arg_key>", "<|tool_call|>")),),
     )
 
 
@@ -68,7 +66,6 @@ class Llama3JsonParser(FormatParser):
         bare={"{": known_object},
         separators=";,",
         only_first=True,
-        signs=(Signs(("<|python_tag|>", '"parameters": '), excludes=("<|python_start|>",)),),
     )
 
 
@@ -87,12 +84,10 @@ class MistralParser(FormatParser):
             tags={"[CALL_ID]": "id", "[ARGS]": ""}, body_without_tag=True, word=re.compile(r"[A-Za-z0-9_.-]*")
         ),
         new_id=new_mistral_id,
-        signs=(Signs(("[TOOL_CALLS]",)),),
     )
 
 
 _DEEPSEEK = Section(opens=("<｜tool▁calls▁begin｜>",), closes=("<｜tool▁calls▁end｜>",))
-_DEEPSEEK_SIGN = "<｜tool▁calls▁begin｜>"
 
 
 class DeepSeekV3Parser(FormatParser):
@@ -105,7 +100,6 @@ class DeepSeekV3Parser(FormatParser):
         header=Header(first="kind", tags={"<｜tool▁sep｜>": "name", "```json": ""}),
         bodies={"": json_arguments},
         closes=("```", "<｜tool▁call▁end｜>"),
-        signs=(Signs((_DEEPSEEK_SIGN, "```json")),),
     )
 
 
@@ -119,7 +113,6 @@ class DeepSeekV31Parser(FormatParser):
         header=Header(tags={"<｜tool▁sep｜>": ""}),
         bodies={"": json_arguments},
         closes=("<｜tool▁call▁end｜>",),
-        signs=(Signs((_DEEPSEEK_SIGN,), excludes=("```json",)),),
     )
 
 
@@ -141,7 +134,6 @@ class KimiK2Parser(FormatParser):
         ),
         bodies={"": json_arguments},
         closes=("<|tool_call_end|>",),
-        signs=(Signs(("<|tool_calls_section_begin|>",)),),
     )
 
 
@@ -153,7 +145,6 @@ class GraniteParser(FormatParser):
         opens=("<|tool_call|>", "<tool_call>"),
         bodies={"[": json_array},
         closes=("</tool_call>",),
-        signs=(Signs(("<|tool_call|>",), excludes=("<|/tool_call|>", "<|tool_call_begin|>")),),
     )
 
 
@@ -161,7 +152,7 @@ class Granite20bFcParser(FormatParser):
     """Objects, each after ``<function_call>``."""
 
     NAME = "granite_20b_fc"
-    FORMAT = CallFormat(opens=("<function_call>",), bodies={"{": json_object}, signs=(Signs(("<function_call>",)),))
+    FORMAT = CallFormat(opens=("<function_call>",), bodies={"{": json_object})
 
 
 class Phi4MiniParser(FormatParser):
@@ -172,7 +163,6 @@ class Phi4MiniParser(FormatParser):
         opens=("functools", "<|tool_call|>"),
         bodies={"[": json_array},
         closes=("<|/tool_call|>",),
-        signs=(Signs(("<|tool_call|>", "<|/tool_call|>")),),
     )
 
 
@@ -180,9 +170,7 @@ class NemotronParser(FormatParser):
     """A list between ``<TOOLCALL>`` and ``</TOOLCALL>``."""
 
     NAME = "nemotron"
-    FORMAT = CallFormat(
-        opens=("<TOOLCALL>",), bodies={"[": json_array}, closes=("</TOOLCALL>",), signs=(Signs(("<TOOLCALL>",)),)
-    )
+    FORMAT = CallFormat(opens=("<TOOLCALL>",), bodies={"[": json_array}, closes=("</TOOLCALL>",))
 
 
 #: The parsers of this module.

@@ -12,6 +12,7 @@ from dynamo_text import CallReader, Progress
 
 from dynamo_plugin_parsers_standard.formats import Body, CallFormat, Opened
 from dynamo_plugin_parsers_standard.scan import Scanner, State, Tags, skip_white
+from dynamo_plugin_parsers_standard.signs import TOOL_SIGNS, recognize
 
 #: The longest word of a header.
 _LONGEST = 256
@@ -50,8 +51,8 @@ class FormatParser(ToolCallParser):
 
     @classmethod
     def recognizes(cls, model: ModelText) -> str | None:
-        """Which signs of the format a model has."""
-        return next(filter(None, (signs.found_in(model) for signs in cls.FORMAT.signs)), None)
+        """See `ToolCallParser.recognizes`."""
+        return recognize(TOOL_SIGNS, cls.NAME, model)
 
     def __init__(self, tools: Sequence[Mapping[str, Any]], new_id: Callable[[], str] | None = None) -> None:
         super().__init__(tools)

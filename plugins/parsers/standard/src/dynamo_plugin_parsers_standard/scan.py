@@ -89,11 +89,15 @@ class Tags:
 
     def find(self, text: str, at: int, *, last: bool) -> int:
         """Where a tag stands or may begin, from `at` on; the end of the text if nowhere. With `last` none may begin."""
-        found = self._pattern.search(text, at)
+        # Most pieces have no character that begins a tag.
+        start = self._firsts.search(text, at)
+        if start is None:
+            return len(text)
+        found = self._pattern.search(text, start.start())
         if found is not None:
             return found.start()
         if not last:
-            for first in self._firsts.finditer(text, max(at, len(text) - self._longest + 1)):
+            for first in self._firsts.finditer(text, max(start.start(), len(text) - self._longest + 1)):
                 if text[first.start() :] in self._prefixes:
                     return first.start()
         return len(text)

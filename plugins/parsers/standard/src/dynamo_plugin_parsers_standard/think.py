@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dynamo_core import ContentDelta, DeltaWriter, ModelText, ParserDelta, ReasoningParser
 
-from dynamo_plugin_parsers_standard.scan import Scanner, State, skip_white
+from dynamo_plugin_parsers_standard.scan import Scanner, State, Tags, skip_white
 from dynamo_plugin_parsers_standard.signs import REASONING_SIGNS, recognize
-from dynamo_plugin_parsers_standard.tags import tags
 
 _NEWLINES = re.compile(r"\n*")
 #: Characters at the end of a prompt in which a tag may stand, white space included.
@@ -67,6 +67,8 @@ class ThinkParser(ReasoningParser):
         #: Whether an answer that does not begin with an opening tag is reasoning.
         self._inside = form.unopened or opened is not None
         self._close = opened or form.pairs[0][1]
+        #: What ends the reasoning.
+        self._closing = Tags(())
         #: Whether all that is left is content as it is.
         self._done = False
         state: State = self._begin
@@ -123,7 +125,7 @@ class ThinkParser(ReasoningParser):
         self._space.append(text[start:at])
         if at == len(text):
             return at
-        openings = tags(*(tag for tag, _ in self.FORMAT.pairs))
+        openings = _tags(*(tag for tag, _ in self.FORMAT.pairs))
         tag = openings.at(text, at)
         if tag:
             self._close = dict(self.FORMAT.pairs)[tag]
@@ -136,7 +138,7 @@ class ThinkParser(ReasoningParser):
         space = "".join(self._space)
         if self._inside:
             self._out.reasoning(space.lstrip("\n"))
-            self._scanner.state = self._reasoning
+            self._enter_reasoning()
         else:
             self._out.content(space)
             self._pass_through()
@@ -144,11 +146,16 @@ class ThinkParser(ReasoningParser):
     def _inner_newlines(self, text: str, at: int, last: bool) -> int:
         at = _skip_newlines(text, at)
         if at < len(text):
-            self._scanner.state = self._reasoning
+            self._enter_reasoning()
         return at
 
+    def _enter_reasoning(self) -> None:
+        self._closing = _tags(self._close, *self._ends)
+        self._scanner.state = self._reasoning
+
     def _reasoning(self, text: str, at: int, last: bool) -> int:
-        found, tag = tags(self._close, *self._ends).find(text, at, last=last)
+        found = self._closing.find(text, at, last=last)
+        tag = self._closing.at(text, found)
         body = text[at:found]
         bare = body.rstrip("\n")
         if bare:
@@ -170,7 +177,7 @@ class ThinkParser(ReasoningParser):
         if around is None:
             self._pass_through()
             return at
-        opening = tags(around[0])
+        opening = _tags(around[0])
         if opening.at(text, at):
             self._scanner.state = self._wrapped
             return at + len(around[0])
@@ -182,7 +189,9 @@ class ThinkParser(ReasoningParser):
         """Content up to the tag that ends it."""
         around = self.FORMAT.around
         assert around is not None  # noqa: S101 - its opening tag was found
-        found, tag = tags(around[1]).find(text, at, last=last)
+        closing = _tags(around[1])
+        found = closing.find(text, at, last=last)
+        tag = closing.at(text, found)
         self._out.content(text[at:found])
         if tag:
             self._pass_through()
@@ -289,6 +298,11 @@ class Gemma4ThinkParser(ThinkParser):
     FORMAT = ThoughtFormat(
         (("<|channel>thought", "<channel|>"),), ends=("<|tool_call>",), tokens=("<|channel>", "<channel|>")
     )
+
+
+@functools.cache
+def _tags(*texts: str) -> Tags:
+    return Tags(texts)
 
 
 def _skip_newlines(text: str, at: int) -> int:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 from dynamo_core import ToolCallParser
+from dynamo_plugin_parsers_standard import dynamo_register_reasoning_parsers
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from dynamo_plugin_parsers_standard.pythonic import PythonicParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
@@ -92,3 +93,28 @@ class TestDeepSeekR1(ReasoningParserKit):
     @pytest.fixture
     def make_parser(self) -> ReasoningParserFactory:
         return DeepSeekR1Parser
+
+
+def _kit_of(cls: type[ThinkParser]) -> type[ReasoningParserKit]:
+    """The kit for one of the formats that differ in their tags alone."""
+    opening, closing = cls.FORMAT.pairs[0]
+
+    class Kit(ReasoningParserKit):
+        ANSWERS = (
+            Answer(f"{opening}\nHm.\n{closing}\n\nYes.", "Hm.", "Yes."),
+            Answer(f"Hm.{closing}Yes.", "Hm.", "Yes.", prompt=f"{opening}\n"),
+            Answer("Yes.", "", "Yes.", prompt=f"{opening}\n{closing}\n"),
+            *(Answer(f"{opening}Hm.\n{end}", "Hm.", end) for end in cls.FORMAT.ends),
+        )
+        OPENINGS = (opening, "So ")
+
+        @pytest.fixture
+        def make_parser(self) -> ReasoningParserFactory:
+            return cls
+
+    return Kit
+
+
+for _cls in dynamo_register_reasoning_parsers():
+    if issubclass(_cls, ThinkParser) and _cls.NAME not in ("think", "qwen3", "deepseek_r1"):
+        globals()[f"Test{_cls.__name__}"] = _kit_of(_cls)

@@ -32,6 +32,8 @@ from dynamo_core.contracts.discovery import WatchKind as WatchKind
 from dynamo_core.contracts.engine import EMBED as EMBED
 from dynamo_core.contracts.engine import MULTI_CHOICE as MULTI_CHOICE
 from dynamo_core.contracts.engine import PROGRESS as PROGRESS
+from dynamo_core.contracts.engine import RERANK as RERANK
+from dynamo_core.contracts.engine import SCORE as SCORE
 from dynamo_core.contracts.engine import DisaggregationMode as DisaggregationMode
 from dynamo_core.contracts.engine import EngineConfig as EngineConfig
 from dynamo_core.contracts.engine import KvEventSource as KvEventSource
@@ -168,6 +170,8 @@ from dynamo_core.protocol.request import PreprocessedRequest as PreprocessedRequ
 from dynamo_core.protocol.request import RouterConfigOverride as RouterConfigOverride
 from dynamo_core.protocol.request import RoutingHints as RoutingHints
 from dynamo_core.protocol.request import SamplingOptions as SamplingOptions
+from dynamo_core.protocol.request import ScoreOutput as ScoreOutput
+from dynamo_core.protocol.request import ScoreRequest as ScoreRequest
 from dynamo_core.protocol.request import StopConditions as StopConditions
 from dynamo_core.protocol.request import TraceLink as TraceLink
 from dynamo_core.resources import AsyncResource as AsyncResource

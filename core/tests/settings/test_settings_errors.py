@@ -64,8 +64,8 @@ workers:
         ),
         (
             WORKER + "    endpoint_types: [chat, images]",
-            "config.yaml:5: workers.mock.endpoint_types[1]: expected 'chat', 'completions' or 'embeddings', "
-            "got 'images'",
+            "config.yaml:5: workers.mock.endpoint_types[1]: expected 'chat', 'completions', 'embeddings', 'score' or "
+            "'rerank', got 'images'",
         ),
         ("client: {total_timeout: .inf}", "config.yaml:1: client.total_timeout: expected a finite number, got inf"),
         ("client: {keep_alive: true}", "config.yaml:1: client.keep_alive: expected a number, got true"),

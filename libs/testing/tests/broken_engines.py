@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 from dynamo_core import (
     EMBED,
     PROGRESS,
+    RERANK,
+    SCORE,
     BackendError,
     DisaggregationMode,
     EmbedOutput,
@@ -31,6 +33,8 @@ from dynamo_core import (
     MetricsScope,
     PluginConfig,
     PreprocessedRequest,
+    ScoreOutput,
+    ScoreRequest,
     WorkerConfig,
     chunk,
     usage,
@@ -93,7 +97,7 @@ class Rich(Engine):
         self.steps = 0
         return EngineConfig(
             model="rich",
-            capabilities=frozenset({EMBED, PROGRESS}),
+            capabilities=frozenset({EMBED, PROGRESS, RERANK, SCORE}),
             max_num_seqs=2,
             context_length=100,
             kv_cache_block_size=16,
@@ -137,6 +141,11 @@ class Rich(Engine):
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
         return EmbedOutput(
             embeddings=[[0.5, 1.0] for _ in request.token_ids], prompt_tokens=sum(map(len, request.token_ids))
+        )
+
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        return ScoreOutput(
+            scores=[float(len(document)) for document in request.documents], prompt_tokens=len(request.documents)
         )
 
     async def abort(self, ctx: EngineContext) -> None:
@@ -824,6 +833,54 @@ class CountsNoTokens(Rich):
         return EmbedOutput(embeddings=[[1.0], [2.0]])
 
     FAILS: ClassVar = {"embed": "EmbeddingFailed"}
+
+
+# Scores.
+
+
+class ScoresNothing(Engine):
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="m", capabilities=frozenset({RERANK}))
+
+    FAILS: ClassVar = {"score": "ScoringFailed"}
+
+
+class ScoresOnlyOneQuery(Rich):
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        if len(request.queries) > 1:
+            raise BackendError.InvalidArgument("one query at a time")
+        return await super().score(request, ctx)
+
+    FAILS: ClassVar = {"score": "ScoringFailed"}
+
+
+class ScoresOnlyTheBest(Rich):
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        return ScoreOutput(scores=[1.0], prompt_tokens=9)
+
+    FAILS: ClassVar = {"score": "ScoringFailed"}
+
+
+class ScoresByRank(Rich):
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        scores = sorted((float(len(document)) for document in request.documents), reverse=True)
+        return ScoreOutput(scores=scores, prompt_tokens=9)
+
+    FAILS: ClassVar = {"score": "ScoringFailed"}
+
+
+class ScoresNoNumbers(Rich):
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        return ScoreOutput(scores=[float("nan")] * len(request.documents), prompt_tokens=9)
+
+    FAILS: ClassVar = {"score": "ScoringFailed"}
+
+
+class CountsNoTokensOfPairs(Rich):
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        return ScoreOutput(scores=[0.5] * len(request.documents))
+
+    FAILS: ClassVar = {"score": "ScoringFailed"}
 
 
 # Ending.

@@ -92,7 +92,7 @@ async def test_a_minimal_engine_passes_in_every_role(mode: DisaggregationMode) -
     assert [check.name for check in report.checks] == PROMISES
     skipped = {check.name for check in report.checks if check.outcome == SKIPPED}
     one_token_only = {"cancel_midway", "cancel_at_end"} if mode is DisaggregationMode.PREFILL else set()
-    assert skipped == {"health_check_payload", "progress", "embed", "kv_events"} | one_token_only
+    assert skipped == {"health_check_payload", "progress", "embed", "score", "kv_events"} | one_token_only
     assert (report.engine, report.mode, report.model) == ("Engine", mode.value, "a-model")
 
 

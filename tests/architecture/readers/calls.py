@@ -17,7 +17,7 @@ from dynamo_core import (
     LLMEngineOutput,
     PreprocessedRequest,
 )
-from dynamo_core.contracts.call import EMBED, GENERATE, MODEL_FILE
+from dynamo_core.contracts.call import EMBED, GENERATE, MODEL_FILE, SCORE
 from dynamo_core.protocol import UNREADABLE
 from dynamo_wire import encode as pack
 from dynamo_wire.brokered import fragments
@@ -70,7 +70,7 @@ def _items(decoder: Callable[[Endpoint], msgspec.msgpack.Decoder[Any]]) -> Calla
     """Items and requests of every endpoint. Both ends catch `UNREADABLE`, and end the one call."""
 
     async def make() -> AsyncGenerator[Feed, None]:
-        endpoints = (GENERATE, EMBED, MODEL_FILE, KV_HISTORY)
+        endpoints = (GENERATE, EMBED, SCORE, MODEL_FILE, KV_HISTORY)
         decoders = [decoder(endpoint) for endpoint in endpoints]
         decoders += [msgspec.msgpack.Decoder(endpoint.request_type) for endpoint in endpoints]
 

@@ -91,3 +91,4 @@ class _Bridge(LLMEngine):
     health_check_payload = _optional(LLMEngine.health_check_payload)
     progress = _optional(LLMEngine.progress)
     embed = _optional(LLMEngine.embed)
+    score = _optional(LLMEngine.score)

@@ -26,7 +26,7 @@ from dynamo_core.protocol.records import (
     WorkerStateReport,
     WorkerStateRequest,
 )
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 from dynamo_core.resources import AsyncResource
 
 log = logging.getLogger(__name__)
@@ -133,6 +133,7 @@ class Source(AsyncResource):
 
 GENERATE = Endpoint("generate", PreprocessedRequest, LLMEngineOutput, merge_outputs)
 EMBED = Endpoint("embed", EmbedRequest, EmbedOutput)
+SCORE = Endpoint("score", ScoreRequest, ScoreOutput)
 MODEL_FILE = Endpoint("model_file", ModelFileRequest, ModelFileChunk)
 WORKER_STATE = Endpoint("worker_state", WorkerStateRequest, WorkerStateReport)
 #: Refused as `NotSupported` by a worker that does not keep track of its own cache.

@@ -22,7 +22,7 @@ from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.errors import BackendError, NotSupported
 from dynamo_core.protocol.events import ActiveLoad, KvEvent
 from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 
 
 class DisaggregationMode(enum.StrEnum):
@@ -63,6 +63,10 @@ NO_PARSER = "none"
 
 #: The engine implements `LLMEngine.embed`.
 EMBED = "embed"
+#: The engine implements `LLMEngine.score`.
+SCORE = "score"
+#: The engine implements `LLMEngine.score` for requests with one query, at least.
+RERANK = "rerank"
 #: The engine itself generates several choices for one request (`sampling_options.n`).
 MULTI_CHOICE = "multi_choice"
 #: The engine implements `LLMEngine.progress`. A request that waits long for its first token is then not mistaken for
@@ -144,7 +148,7 @@ class EngineConfig:
     data_parallel_start_rank: int = 0
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
-    #: Any of `EMBED`, `MULTI_CHOICE`, `PROGRESS`.
+    #: Any of `EMBED`, `MULTI_CHOICE`, `PROGRESS`, `RERANK`, `SCORE`.
     capabilities: frozenset[str] = frozenset()
     runtime_data: dict[str, Any] = field(default_factory=dict)
 
@@ -262,6 +266,13 @@ class LLMEngine(Plugin, ABC):
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
         """Embeds token ids. Only called if the capability `EMBED` is declared."""
         raise NotSupported(f"engine {self.NAME!r} does not make embeddings")
+
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        """Rates how well each document answers its query.
+
+        Only called if the capability `SCORE` is declared, or `RERANK`, and then with a single query.
+        """
+        raise NotSupported(f"engine {self.NAME!r} does not score texts")
 
 
 def invalid_argument(message: str) -> BackendError:

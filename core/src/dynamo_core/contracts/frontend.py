@@ -28,7 +28,7 @@ from dynamo_core.errors import DynamoError, Problem, problem_of
 from dynamo_core.protocol.ids import client_request_id, new_request_id
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 from dynamo_core.resources import AsyncResource
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -238,6 +238,15 @@ class ServedModel(Protocol):
 
         Raises:
             NotSupported: the engine does not make embeddings.
+        """
+
+    async def score(
+        self, request: ScoreRequest, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+    ) -> ScoreOutput:
+        """Scores documents; `token_ids` are those of all texts, for admission and routing.
+
+        Raises:
+            NotSupported: the engine does not score texts, or takes a single query only.
         """
 
     def explain(self, request: PreprocessedRequest, principal: Principal = ANONYMOUS) -> Sequence[RouteView]:

@@ -135,7 +135,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     namespace: str = "dynamo"
     component: str = "backend"
     endpoint: str = "generate"
-    #: Its request types: any of chat, completions, embeddings. Empty for prefill workers.
+    #: Its request types: any of chat, completions, embeddings, score, rerank. Empty for prefill workers.
     model_types: list[str] = []
     #: "tokens" or "text".
     model_input: str = "tokens"

@@ -165,10 +165,45 @@ class EmbedRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     model: str = ""
     token_ids: list[list[int]]
     dimensions: int | None = None
+    #: The validated client body, for engines whose `model_input` is "text".
+    body: Any = None
 
 
 class EmbedOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One vector per input, in the order of the inputs; `prompt_tokens` is the sum over all inputs."""
 
     embeddings: list[list[float]]
+    prompt_tokens: int = 0
+
+
+class ScoreRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Texts to compare: one query with each document, or each query with the document of the same index.
+
+    They are texts for every engine: only the engine knows how its model takes a pair, with a separator, in a template,
+    or as two inputs.
+    """
+
+    model: str = ""
+    queries: list[str]
+    documents: list[str]
+    #: Longer texts are cut to so many tokens.
+    max_tokens_per_query: int | None = None
+    max_tokens_per_doc: int | None = None
+    #: A longer input of the model is cut to so many tokens; -1: to its context.
+    truncate_prompt_tokens: int | None = None
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each query with its document."""
+        queries = self.queries * len(self.documents) if len(self.queries) == 1 else self.queries
+        return list(zip(queries, self.documents, strict=True))
+
+
+class ScoreOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One score per document, in the order of the documents: the higher, the more relevant.
+
+    `prompt_tokens` is the sum over all inputs of the model.
+    """
+
+    scores: list[float]
     prompt_tokens: int = 0

@@ -195,7 +195,7 @@ FLAGS: tuple[Flag, ...] = (
         "DYN_ENDPOINT_TYPES",
         "workers.*.endpoint_types",
         str,
-        "What the model can be asked for, with commas between: chat, completions, embeddings.",
+        "What the model can be asked for, with commas between: chat, completions, embeddings, score, rerank.",
     ),
     Flag(
         "--engine-request-limit",

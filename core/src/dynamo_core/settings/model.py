@@ -521,7 +521,9 @@ class WorkerSettings(BaseModel):
     )
     endpoint: Word = Field(default="generate", description="The last part of the worker's address.")
     endpoint_types: Annotated[
-        tuple[Literal["chat", "completions", "embeddings"], ...], Field(min_length=1), BeforeValidator(_split)
+        tuple[Literal["chat", "completions", "embeddings", "score", "rerank"], ...],
+        Field(min_length=1),
+        BeforeValidator(_split),
     ] = Field(default=("chat", "completions"), description="What the model can be asked for.")
     grace_period: SecondsOrZero = Field(
         default=5,

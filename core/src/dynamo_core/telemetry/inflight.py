@@ -198,7 +198,7 @@ class RequestTracker:
     ) -> Inflight:
         """A request for a model that exists. It is counted in when the returned context is entered.
 
-        `endpoint` is the label value: ``chat_completions``, ``completions`` or ``embeddings``. `headers` has lower-case
+        `endpoint` is the label value, such as ``chat_completions`` or ``embeddings``. `headers` has lower-case
         names; an invalid `traceparent` or `x-request-id` is as good as none. `principal` is who asks.
         """
         series = self._models.get(model) or self._series(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,7 +32,7 @@ from dynamo_core.errors import (
     as_backend_error,
 )
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 from dynamo_core.telemetry import logs
@@ -52,6 +52,8 @@ QUIET = 60.0
 _NO_NEWS = (InvalidArgument, Cancelled, NotSupported, WorkerOverloaded)
 #: Where no item has come.
 _NONE = object()
+
+OutputT = TypeVar("OutputT", EmbedOutput, ScoreOutput)
 
 
 class EngineAdapter(AsyncResource):
@@ -100,7 +102,12 @@ class EngineAdapter(AsyncResource):
     async def embed(self, request: EmbedRequest, ctx: ServedContext) -> AsyncGenerator[EmbedOutput, None]:
         """The handler of ``embed``."""
         ticket = self._enter(ctx)
-        return self._embed(request, ctx, ticket)
+        return self._whole("embed", request, EmbedOutput, "an EmbedOutput", ctx, ticket)
+
+    async def score(self, request: ScoreRequest, ctx: ServedContext) -> AsyncGenerator[ScoreOutput, None]:
+        """The handler of ``score``."""
+        ticket = self._enter(ctx)
+        return self._whole("score", request, ScoreOutput, "a ScoreOutput", ctx, ticket)
 
     async def aclose(self) -> None:
         """Refuses new calls and waits for `abort` calls under way to end, cancelling them."""
@@ -185,15 +192,22 @@ class EngineAdapter(AsyncResource):
             items = validated(self._engine, stream, rules)
         return items if self._progress is None else self._progress.watch(ctx, items)
 
-    async def _embed(
-        self, request: EmbedRequest, ctx: ServedContext, ticket: Ticket
-    ) -> AsyncGenerator[EmbedOutput, None]:
-        with self._scope(ctx), self._payload_span(ctx, "embed"):
+    async def _whole(
+        self,
+        method: str,
+        request: EmbedRequest | ScoreRequest,
+        kind: type[OutputT],
+        expected: str,
+        ctx: ServedContext,
+        ticket: Ticket,
+    ) -> AsyncGenerator[OutputT, None]:
+        """The answer of a method of the engine that gives a single output."""
+        with self._scope(ctx), self._payload_span(ctx, method):
             if not ticket.in_engine and not await self._place(ctx, ticket):
                 return
             try:
-                output = await call_async(self._engine, "embed", request, GenerateContext(ctx))
-                expect_type(self._engine, "embed", output, EmbedOutput, "an EmbedOutput")
+                output = await call_async(self._engine, method, request, GenerateContext(ctx))
+                expect_type(self._engine, method, output, kind, expected)
                 yield output
             except ContractViolation as error:
                 log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
@@ -201,7 +215,7 @@ class EngineAdapter(AsyncResource):
             except DynamoError:
                 raise
             except Exception as error:
-                log.exception("engine %s of worker %s failed to embed %s", self._engine.NAME, self._worker, ctx.id)
+                log.exception("engine %s of worker %s failed to %s %s", self._engine.NAME, self._worker, method, ctx.id)
                 raise as_backend_error(error) from error
 
     def _misuse(self, error: Exception, stream: Any, item: Any) -> Exception:

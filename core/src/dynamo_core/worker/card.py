@@ -10,7 +10,7 @@ import time
 import msgspec
 from importlib_metadata import version
 
-from dynamo_core.contracts.engine import EMBED, DisaggregationMode, EngineConfig, WorkerConfig
+from dynamo_core.contracts.engine import EMBED, RERANK, SCORE, DisaggregationMode, EngineConfig, WorkerConfig
 from dynamo_core.contracts.model_folder import TOKENIZER
 from dynamo_core.kv.hashes import SCHEME
 from dynamo_core.protocol.records import (
@@ -31,6 +31,9 @@ _WORKER_TYPE = {
     DisaggregationMode.DECODE: DECODE,
 }
 
+
+#: The request types that go with capabilities.
+_TYPES = {EMBED: EMBEDDINGS, SCORE: SCORE, RERANK: RERANK}
 
 #: What a worker of each role cannot serve without.
 _NEEDS = {
@@ -55,8 +58,8 @@ def make_card(
     """The model card of one worker. Its checksum covers what all workers of a model must agree on."""
     mode = worker.disaggregation_mode
     types = [] if mode is DisaggregationMode.PREFILL else list(worker.endpoint_types)
-    if EMBED in engine.capabilities and types and EMBEDDINGS not in types:
-        types.append(EMBEDDINGS)
+    if types:
+        types += [name for it, name in _TYPES.items() if it in engine.capabilities and name not in types]
     tokenizer = "hf" if any(file.name == TOKENIZER for file in files) else "bytes"
     agreed = {
         "files": [(file.name, file.sha256) for file in files],

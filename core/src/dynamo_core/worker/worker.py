@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_core.contracts.boundary import call_async, check_engine_config
-from dynamo_core.contracts.call import EMBED, GENERATE, KV_HISTORY, MODEL_FILE, WORKER_STATE, Handler, ServedContext
+from dynamo_core.contracts.call import (
+    EMBED,
+    GENERATE,
+    KV_HISTORY,
+    MODEL_FILE,
+    SCORE,
+    WORKER_STATE,
+    Handler,
+    ServedContext,
+)
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.engine import PROGRESS, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.events import EventPlane
@@ -359,6 +368,7 @@ class Worker(AsyncResource):
         for endpoint, handler in (
             (GENERATE, generate),
             (EMBED, adapter.embed),
+            (SCORE, adapter.score),
             (MODEL_FILE, model_files.serve),
             (KV_HISTORY, self._publishers.history.serve),
             (WORKER_STATE, registration.serve),

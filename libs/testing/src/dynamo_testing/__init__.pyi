@@ -38,6 +38,7 @@ from dynamo_testing.engine.failures import ProgressFailed as ProgressFailed
 from dynamo_testing.engine.failures import QueuedStopIgnored as QueuedStopIgnored
 from dynamo_testing.engine.failures import RequestLeaked as RequestLeaked
 from dynamo_testing.engine.failures import RequestsMixed as RequestsMixed
+from dynamo_testing.engine.failures import ScoringFailed as ScoringFailed
 from dynamo_testing.engine.failures import SecondCleanupFailed as SecondCleanupFailed
 from dynamo_testing.engine.failures import StartFailed as StartFailed
 from dynamo_testing.engine.failures import StreamYieldedError as StreamYieldedError

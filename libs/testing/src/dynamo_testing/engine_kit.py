@@ -149,6 +149,10 @@ class EngineConformance:
         """EmbeddingFailed."""
         await check("embed")
 
+    async def test_scores_that_are_declared_are_made(self, check: MakeCheck) -> None:
+        """ScoringFailed."""
+        await check("score")
+
     async def test_its_kv_events_are_told_in_order(self, check: MakeCheck) -> None:
         """KvEventsFailed."""
         await check("kv_events")

@@ -18,11 +18,14 @@ from dynamo_core import (
     DYNAMO_API,
     EMBED,
     PROGRESS,
+    RERANK,
+    SCORE,
     BackendError,
     EmbedRequest,
     EngineContext,
     GenerateContext,
     PreprocessedRequest,
+    ScoreRequest,
     StopConditions,
     WorkerConfig,
     load_folder,
@@ -83,7 +86,7 @@ async def test_start_tells_the_capacities() -> None:
     assert (config.model, config.served_model_name) == ("m", "public")
     assert (config.total_kv_blocks, config.kv_cache_block_size, config.data_parallel_size) == (10, 8, 2)
     assert (config.context_length, config.max_num_seqs, config.max_num_batched_tokens) == (8192, 256, 8192)
-    assert config.capabilities == {EMBED, PROGRESS}
+    assert config.capabilities == {EMBED, PROGRESS, RERANK, SCORE}
 
 
 async def test_a_model_name_is_there_even_if_the_worker_has_none() -> None:
@@ -107,6 +110,8 @@ async def test_requests_before_start_and_after_cleanup_are_refused() -> None:
         await generate(engine, [1])
     with pytest.raises(BackendError.EngineShutdown, match="embed called before start"):
         await engine.embed(EmbedRequest(token_ids=[[1]]), context())
+    with pytest.raises(BackendError.EngineShutdown, match="score called before start"):
+        await engine.score(ScoreRequest(queries=["a"], documents=["b"]), context())
 
     await engine.start(1)
     await engine.cleanup()
@@ -223,6 +228,53 @@ async def test_a_stopped_embedding_is_cancelled() -> None:
 
         with pytest.raises(BackendError.Cancelled):
             await engine.embed(EmbedRequest(token_ids=[[1]]), ctx)
+
+
+async def test_a_score_is_the_share_of_the_querys_words_that_a_document_has() -> None:
+    documents = ["Rain falls from clouds", "Hens lay eggs", "", "RAIN"]
+    async with running() as engine:
+        one = await engine.score(ScoreRequest(queries=["rain, from where"], documents=documents), context())
+        pairs = await engine.score(ScoreRequest(queries=["hens", "!"], documents=["a hen", "a !"]), context())
+
+    assert one.scores == pytest.approx([2 / 3, 0, 0, 1 / 3])
+    # The byte tokenizer has a token per byte; the query is read with each document.
+    assert one.prompt_tokens == 4 * len("rain, from where") + sum(map(len, documents))
+    assert pairs.scores == [0, 0]
+
+
+async def test_texts_are_cut_before_they_are_scored() -> None:
+    def request(**limits: int) -> ScoreRequest:
+        return ScoreRequest(queries=["aa bb"], documents=["cc bb"], **limits)
+
+    async with running(context_length=12) as engine:
+        whole = await engine.score(request(), context())
+        short_query = await engine.score(request(max_tokens_per_query=2), context())
+        short_document = await engine.score(request(max_tokens_per_doc=2), context())
+        short_pair = await engine.score(request(truncate_prompt_tokens=7), context())
+        fitting = await engine.score(
+            ScoreRequest(queries=["a" * 8], documents=["b" * 8], truncate_prompt_tokens=-1), context()
+        )
+
+    assert (whole.scores, whole.prompt_tokens) == ([0.5], 10)
+    assert (short_query.scores, short_query.prompt_tokens) == ([0], 7)
+    assert (short_document.scores, short_document.prompt_tokens) == ([0], 7)
+    assert (short_pair.scores, short_pair.prompt_tokens) == ([0], 7)
+    assert fitting.prompt_tokens == 12
+
+
+async def test_a_pair_that_does_not_fit_is_refused_by_its_number() -> None:
+    async with running(context_length=8) as engine:
+        with pytest.raises(BackendError.InvalidArgument, match="document 1 and its query have 9 tokens"):
+            await engine.score(ScoreRequest(queries=["aaaa"], documents=["b", "bbbbb"]), context())
+
+
+async def test_a_stopped_request_is_not_scored() -> None:
+    async with running() as engine:
+        ctx = context()
+        ctx.stop_generating()
+
+        with pytest.raises(BackendError.Cancelled):
+            await engine.score(ScoreRequest(queries=["a"], documents=["b"]), ctx)
 
 
 @pytest.fixture

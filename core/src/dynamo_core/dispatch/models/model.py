@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.call import EMBED
+from dynamo_core.contracts.call import EMBED, SCORE, Endpoint
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
+from dynamo_core.contracts.engine import RERANK
+from dynamo_core.contracts.engine import SCORE as SCORE_CAPABILITY
 from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
@@ -18,7 +21,7 @@ from dynamo_core.dispatch.pools.explain import explain_group
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, WorkerGroup
 from dynamo_core.errors import DynamoError, NotSupported, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, Instance, ModelCard
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 
 
 class Model:
@@ -123,15 +126,31 @@ class Model:
         """Embeds; see `ServedModel.embed`. There is nothing to hand over, so that one worker does it all."""
         if EMBED_CAPABILITY not in self.card.capabilities:
             raise NotSupported(f"model {self.name!r} does not make embeddings")
-        routed_by = PreprocessedRequest(
-            model=request.model, token_ids=[token for tokens in request.token_ids for token in tokens]
-        )
-        stream = await self._pipeline.call(EMBED, request, routed_by, ctx, principal, _Whole(self))
+        token_ids = [token for tokens in request.token_ids for token in tokens]
+        output: EmbedOutput = await self._whole(EMBED, request, token_ids, ctx, principal)
+        return output
+
+    async def score(
+        self, request: ScoreRequest, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+    ) -> ScoreOutput:
+        """Scores documents; see `ServedModel.score`. One worker does it all, as for embeddings."""
+        capabilities = self.card.capabilities
+        if SCORE_CAPABILITY not in capabilities and (RERANK not in capabilities or len(request.queries) != 1):
+            raise NotSupported(f"model {self.name!r} does not score texts")
+        output: ScoreOutput = await self._whole(SCORE, request, token_ids, ctx, principal)
+        return output
+
+    async def _whole(
+        self, endpoint: Endpoint, request: Any, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+    ) -> Any:
+        """The single output of a call that one worker answers."""
+        routed_by = PreprocessedRequest(model=self.name, token_ids=list(token_ids))
+        stream = await self._pipeline.call(endpoint, request, routed_by, ctx, principal, _Whole(self))
         try:
             async for output in stream:
-                if isinstance(output, EmbedOutput):
+                if isinstance(output, endpoint.item_type):
                     return output
-            raise StreamIncomplete("the worker gave no embeddings")
+            raise StreamIncomplete(f"the worker ended the call of {endpoint.name} without an answer")
         finally:
             await stream.aclose()
 

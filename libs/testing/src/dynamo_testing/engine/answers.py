@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from dynamo_core.contracts.boundary import call_async
 from dynamo_core.contracts.context import GenerateContext
-from dynamo_core.contracts.engine import EMBED, PROGRESS, DisaggregationMode, LLMEngine
+from dynamo_core.contracts.engine import EMBED, PROGRESS, RERANK, SCORE, DisaggregationMode, LLMEngine
 from dynamo_core.protocol.output import FinishReason
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 
 from dynamo_testing.engine.bench import Bench, Skipped
 from dynamo_testing.engine.deadline import told, within
@@ -26,6 +26,7 @@ from dynamo_testing.engine.failures import (
     MaxTokensExceeded,
     ProgressFailed,
     RequestsMixed,
+    ScoringFailed,
     WrongUsage,
 )
 from dynamo_testing.engine.streams import Reading, counted
@@ -36,6 +37,8 @@ STREAMS = 8
 SHAPES = 4
 #: The limit of the request that has one.
 FEW_TOKENS = 2
+#: How far two scores of the same pair may be apart, since batches are not computed alike.
+_NOISE = 0.01
 
 
 async def generate(bench: Bench) -> str:
@@ -211,6 +214,44 @@ async def embed(bench: Bench) -> str:
     if fault:
         raise EmbeddingFailed(fault)
     return f"{len(inputs)} vectors of {len(output.embeddings[0])} numbers"
+
+
+async def score(bench: Bench) -> str:
+    """An engine that declares scores makes one per document, for one query and, with `SCORE`, for pairs."""
+    engine, config = await bench.running()
+    if not config.capabilities & {SCORE, RERANK}:
+        raise Skipped(f"neither capability {SCORE!r} nor {RERANK!r} is declared")
+    documents = ["Rain falls from clouds.", "A hen lays eggs.", "Rain falls from clouds."]
+    queries = [["Where does rain come from?"]]
+    if SCORE in config.capabilities:
+        queries.append(["Where does rain come from?", "What do hens lay?", "Where does rain come from?"])
+    for asked in queries:
+        request = ScoreRequest(model=config.model, queries=asked, documents=documents)
+        try:
+            output = await within(
+                call_async(engine, "score", request, GenerateContext(bench.context())), bench.plan.request_timeout
+            )
+        except Exception as error:
+            raise ScoringFailed(f"score {told(error)}") from error
+        fault = _scoring_fault(output, len(documents))
+        if fault:
+            raise ScoringFailed(fault)
+    return f"{len(documents)} scores for {' and for '.join(f'{len(each)} queries' for each in queries)}"
+
+
+def _scoring_fault(output: Any, documents: int) -> str:
+    if not isinstance(output, ScoreOutput):
+        return f"score returned a {type(output).__name__}, not ScoreOutput"
+    made = output.scores
+    if len(made) != documents:
+        return f"score returned {len(made)} scores for {documents} documents"
+    if not all(map(math.isfinite, made)):
+        return f"not all scores are finite numbers: {made}"
+    if not math.isclose(made[0], made[2], rel_tol=_NOISE, abs_tol=_NOISE):
+        return f"the first and the last pair are the same, and their scores are {made[0]} and {made[2]}"
+    if output.prompt_tokens < documents:
+        return f"prompt_tokens is {output.prompt_tokens} for {documents} pairs of texts"
+    return ""
 
 
 def _progress(engine: LLMEngine) -> int:

@@ -63,6 +63,7 @@ CHECKS = (
     Check(stopping.close_midway, (f.CloseFailed, f.RequestLeaked)),
     Check(answers.progress, (f.ProgressFailed,)),
     Check(answers.embed, (f.EmbeddingFailed,)),
+    Check(answers.score, (f.ScoringFailed,)),
     Check(sources.kv_events, (f.KvEventsFailed,)),
     Check(lifecycle.drain, (f.DrainFailed,)),
     Check(lifecycle.cleanup, (f.CleanupFailed, f.SecondCleanupFailed), lambda plan: plan.cleanup_timeout),

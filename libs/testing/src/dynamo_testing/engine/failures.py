@@ -245,6 +245,13 @@ class EmbeddingFailed(ConformanceFailure):
     REMEDY = "implement `embed`, or leave the capability out of `EngineConfig.capabilities`"
 
 
+class ScoringFailed(ConformanceFailure):
+    """The engine declares scores and does not make them."""
+
+    CONTRACT = "with the capability `score` or `rerank`, `score` returns one score per document and counts the tokens"
+    REMEDY = "implement `score`, or leave the capabilities out of `EngineConfig.capabilities`"
+
+
 class ProgressFailed(ConformanceFailure):
     """The engine declares that it reports progress and does not."""
 

@@ -21,7 +21,7 @@ from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import ModelCard, RequestRecord
-from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest
+from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_core.telemetry.metrics import Metrics
 
@@ -143,6 +143,11 @@ class KitModel:
 
     async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
         raise NotSupported("models of the kit make no embeddings")
+
+    async def score(
+        self, request: ScoreRequest, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+    ) -> ScoreOutput:
+        raise NotSupported("models of the kit score no texts")
 
     def explain(self, request: PreprocessedRequest, principal: Principal = ANONYMOUS) -> Sequence[RouteView]:
         return ()

@@ -11,6 +11,8 @@ import msgspec
 from dynamo_core import (
     EMBED,
     PROGRESS,
+    RERANK,
+    SCORE,
     ActiveLoad,
     BackendError,
     CounterLike,
@@ -29,6 +31,8 @@ from dynamo_core import (
     PrefillResult,
     PreprocessedRequest,
     RoutingHints,
+    ScoreOutput,
+    ScoreRequest,
     StopConditions,
     TaskSet,
     WorkerConfig,
@@ -41,6 +45,7 @@ from dynamo_plugin_engine_mocker.handoff import Handoff, cached_tokens, check_ha
 from dynamo_plugin_engine_mocker.rank import Rank
 from dynamo_plugin_engine_mocker.rendezvous import BootstrapRooms
 from dynamo_plugin_engine_mocker.scheduler import ActiveRequestGuard
+from dynamo_plugin_engine_mocker.scores import scores
 from dynamo_plugin_engine_mocker.sequence import Sequence
 from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
 from dynamo_plugin_engine_mocker.table import PrefixHashes
@@ -112,7 +117,7 @@ class MockerEngine(LLMEngine):
             data_parallel_size=settings.data_parallel_size,
             bootstrap_host=host if self._rooms is not None else None,
             bootstrap_port=port if self._rooms is not None else None,
-            capabilities=frozenset({PROGRESS}) if prefill else frozenset({EMBED, PROGRESS}),
+            capabilities=frozenset({PROGRESS}) if prefill else frozenset({EMBED, PROGRESS, RERANK, SCORE}),
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
@@ -161,10 +166,7 @@ class MockerEngine(LLMEngine):
             BackendError.Cancelled: the request was stopped.
             BackendError.EngineShutdown: not started, draining or cleaned up.
         """
-        if self._refusal is not None:
-            raise BackendError.EngineShutdown(self._refusal.replace("generate", "embed"))
-        if ctx.is_stopped():
-            raise BackendError.Cancelled("the request was stopped")
+        self._check_running("embed", ctx)
         most = self._settings.embedding_dimensions
         dimensions = most if request.dimensions is None else request.dimensions
         if not 1 <= dimensions <= most:
@@ -175,6 +177,17 @@ class MockerEngine(LLMEngine):
             embeddings=[embedding(token_ids, dimensions) for token_ids in request.token_ids],
             prompt_tokens=sum(map(len, request.token_ids)),
         )
+
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        """The share of its query's words that each document has, without delay.
+
+        Raises:
+            BackendError.InvalidArgument: a pair does not fit into the context.
+            BackendError.Cancelled: the request was stopped.
+            BackendError.EngineShutdown: not started, draining or cleaned up.
+        """
+        tokenizer = self._check_running("score", ctx).tokenizer
+        return await asyncio.to_thread(scores, request, tokenizer, self._settings.context_length)
 
     async def abort(self, ctx: EngineContext) -> None:
         """Counts the abort; the request's own stream releases its slot."""
@@ -243,6 +256,15 @@ class MockerEngine(LLMEngine):
     def loads(self) -> list[ActiveLoad]:
         """The load of each rank."""
         return [rank.load for rank in self._ranks]
+
+    def _check_running(self, call: str, ctx: GenerateContext) -> SequenceFactory:
+        if self._refusal is not None or self._sequences is None:
+            raise BackendError.EngineShutdown(
+                (self._refusal or "mocker backend is not running").replace("generate", call)
+            )
+        if ctx.is_stopped():
+            raise BackendError.Cancelled("the request was stopped")
+        return self._sequences
 
     def _prepare(
         self, request: PreprocessedRequest, ctx: GenerateContext

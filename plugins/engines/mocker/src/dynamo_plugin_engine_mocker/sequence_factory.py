@@ -27,7 +27,7 @@ class SequenceFactory:
     def __init__(self, settings: MockerConfig, tokenizer: Tokenizer, *, longest: int | None = None) -> None:
         """No answer has more than `longest` tokens, whatever is asked for; None: no such bound."""
         self._settings = settings
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         # The last token of an answer is not computed, so that it needs no place in the KV cache.
         self._most_tokens = min(settings.context_length, settings.num_gpu_blocks * settings.block_size + 1)
         self._longest = self._most_tokens if longest is None else longest
@@ -74,7 +74,7 @@ class SequenceFactory:
         if self._settings.output == "echo":
             return prompt
         if self._script:
-            text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+            text = self.tokenizer.decode(prompt, skip_special_tokens=False)
             for entry in self._script:
                 if entry.match is None or entry.match in text:
                     return entry.tokens

@@ -24,6 +24,8 @@ from dynamo_core import (
     Permit,
     PreprocessedRequest,
     Principal,
+    ScoreOutput,
+    ScoreRequest,
     Sink,
     Source,
 )
@@ -124,6 +126,7 @@ class FakeModel:
         self.entered = asyncio.Event()
         self.left = asyncio.Event()
         self.embedded: list[EmbedRequest] = []
+        self.scored: list[ScoreRequest] = []
         self._calls: asyncio.Queue[Call] = asyncio.Queue()
         self.count = 0
         #: What `explain` answers, and what it was asked.
@@ -165,6 +168,12 @@ class FakeModel:
         self.embedded.append(request)
         vectors = [[float(len(tokens)), 0.5] for tokens in request.token_ids]
         return EmbedOutput(embeddings=vectors, prompt_tokens=sum(map(len, request.token_ids)))
+
+    async def score(
+        self, request: ScoreRequest, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+    ) -> ScoreOutput:
+        self.scored.append(request)
+        return ScoreOutput(scores=[len(document) / 8 for document in request.documents], prompt_tokens=len(token_ids))
 
     def explain(self, request: PreprocessedRequest, principal: Principal = NO_KEY) -> list[RouteView]:
         self.explained.append(request)

@@ -82,7 +82,7 @@ async def test_the_fields_described_are_those_accepted(server: Any, description:
             lacking = {key: value for key, value in sound(path).items() if key != name}
             reply = await server.post(path, lacking)
             assert (reply.status, name in reply.json()["error"]["message"]) == (400, True), (path, name)
-    assert seen == 9
+    assert seen == 14
 
 
 async def test_fields_that_may_only_ask_for_nothing_are_described_with_what_they_may_hold(
@@ -113,6 +113,10 @@ def sound(path: str) -> dict[str, Any]:
         "/tokenize": {"model": "m", "prompt": "Hi"},
         "/detokenize": {"model": "m", "tokens": [1]},
     }
+    if path.endswith("score"):
+        return {"model": "m", "text_1": "Hi", "text_2": "Ho"}
+    if path.endswith("rerank"):
+        return {"model": "m", "query": "Hi", "documents": ["Ho"]}
     return bodies[path]
 
 
@@ -132,13 +136,15 @@ async def test_the_page_needs_nothing_from_elsewhere(cold_server: Any) -> None:
 
 async def test_all_paths_can_be_changed(cold_server: Any) -> None:
     names = [name for name in OpenAIConfig.model_fields if name.endswith("_path")]
-    cold_server.config = cold_server.config.model_copy(update={name: f"/x/{name}" for name in names})
+    several = [name for name in OpenAIConfig.model_fields if name.endswith("_paths")]
+    changed: dict[str, Any] = {name: f"/x/{name}" for name in names} | {name: (f"/x/{name}",) for name in several}
+    cold_server.config = cold_server.config.model_copy(update=changed)
     cold_server.add_model()
     await cold_server.start()
 
     described = (await cold_server.get("/x/openapi_path")).json()
 
-    assert {path.split("/")[2] for path in described["paths"]} == set(names)
+    assert {path.split("/")[2] for path in described["paths"]} == {*names, *several}
     assert all(path.startswith("/x/") for path in described["paths"])
 
 

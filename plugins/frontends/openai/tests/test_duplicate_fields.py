@@ -58,6 +58,8 @@ def test_a_name_may_be_written_in_escapes(body: bytes, name: str) -> None:
         ("/v1/chat/completions", b'"messages": [{"role": "user", "content": "Hi"}]'),
         ("/v1/completions", b'"prompt": "Hi"'),
         ("/v1/embeddings", b'"input": "Hi"'),
+        ("/v1/score", b'"text_1": "Hi", "text_2": "Ho"'),
+        ("/v1/rerank", b'"query": "Hi", "documents": ["Ho"]'),
         ("/v1/messages", b'"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3'),
         ("/v1/messages/count_tokens", b'"messages": [{"role": "user", "content": "Hi"}]'),
         ("/v1/responses", b'"input": "Hi"'),

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from dynamo_core import EMBED
+from dynamo_core import EMBED, RERANK, SCORE
 from dynamo_plugin_frontend_openai import endpoint
 
 CHAT, COMPLETE, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+SCORES, RANKS = "/v1/score", "/v1/rerank"
 MB = 1024 * 1024
 LIMIT = 45 * MB
 #: Seconds of the loop's own time that one callback may take.
@@ -48,6 +49,16 @@ def complete(field: str, value: str, blamed: str | None = None, **options: Any) 
 
 def embed(field: str, value: str, blamed: str | None = None, **options: Any) -> Hostile:
     return _of(VECTORS, {"model": '"m"', "input": '"Hi"', field: value}, field, value, blamed, **options)
+
+
+def score(field: str, value: str, blamed: str | None = None, **options: Any) -> Hostile:
+    base = {"model": '"m"', "text_1": '"Hi"', "text_2": '"Ho"', field: value}
+    return _of(SCORES, base, field, value, blamed, **options)
+
+
+def rerank(field: str, value: str, blamed: str | None = None, **options: Any) -> Hostile:
+    base = {"model": '"m"', "query": '"Hi"', "documents": '["Ho"]', field: value}
+    return _of(RANKS, base, field, value, blamed, **options)
 
 
 def _of(path: str, base: dict[str, str], field: str, value: str, blamed: str | None, **options: Any) -> Hostile:
@@ -108,6 +119,7 @@ def table() -> Iterator[Hostile]:
     yield from _fields()
     yield from _conversations()
     yield from _prompts()
+    yield from _scored_texts()
     yield from _whole_bodies()
     yield from _large_bodies()
 
@@ -216,6 +228,28 @@ def _prompts() -> Iterator[Hostile]:
     yield embed("input", json.dumps(["x"] * 2049))
     yield from (embed("dimensions", value) for value in ("0", "-1", "1.5", '"8"', HUGE))
     yield from (embed("encoding_format", value) for value in ('"hex"', "1", "[]"))
+
+
+def _scored_texts() -> Iterator[Hostile]:
+    no_texts = ("1", "{}", '""', "[]", '[""]', "[null]", "[[]]", '[{"text": 1}]', '{"text": ""}', r'"\udc00"')
+    yield from (score(field, value) for field in ("text_1", "text_2") for value in no_texts)
+    yield from (rerank("documents", value) for value in ("null", *no_texts))
+    yield from (rerank("query", value) for value in ("null", "1", "{}", '""', "[]", '["Hi"]', '{"text": null}'))
+    yield rerank("documents", '[{"text": "a", "image": "b"}]')
+    yield rerank("documents", json.dumps(["x"] * 2049))
+    yield rerank("documents", json.dumps([{"text": "x"}] * 60_000), says="too many")
+    yield score("text_2", json.dumps(["x"] * 2049))
+    yield score("text_1", '["a", "b"]')
+    yield score("queries", '"a"')
+    yield score("data_1", '"a"')
+    yield score("text_2", "null", "text_1")
+    for limit in ("max_tokens_per_query", "max_tokens_per_doc", "truncate_prompt_tokens"):
+        yield from (make(limit, value) for make in (score, rerank) for value in ("-2", "1.5", '"8"', HUGE))
+    yield rerank("truncate_prompt_tokens", "0")
+    yield from (rerank("top_n", value) for value in ("-1", "1.5", '"2"', HUGE))
+    yield from (rerank("rank_fields", value) for value in ('["title"]', "1"))
+    yield rerank("instruction", '"be strict"')
+    yield rerank("return_documents", '"yes"')
 
 
 def _whole_bodies() -> Iterator[Hostile]:
@@ -416,7 +450,7 @@ def longest_callback(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[flo
 async def hostile_server(cold_server: Any) -> Any:
     """A server with the limit of a real one, and a model that takes little."""
     cold_server.body_limit = LIMIT
-    cold_server.add_model(context_length=4096, capabilities=[EMBED])
+    cold_server.add_model(context_length=4096, capabilities=[EMBED, RERANK, SCORE])
     await cold_server.start()
     return cold_server
 

@@ -454,14 +454,17 @@ async def test_the_owner_of_all_models_can_be_set(cold_server: Any) -> None:
 
 
 async def test_the_extended_list_tells_kinds_and_facts(server: Any) -> None:
-    server.add_model("a/b", model_types=["completions"], capabilities=["embed"])
+    server.add_model("a/b", model_types=["completions"], capabilities=["embed", "rerank", "score"])
+    server.add_model("c", model_types=["rerank"], capabilities=["rerank"])
 
     lists = (await server.get("/dynamo/alpha/list-models")).json()
 
     assert lists["chat_completion_models"] == ["m"]
     assert lists["completion_models"] == ["a/b", "m"]
     assert lists["embedding_models"] == ["a/b"]
-    assert [model["name"] for model in lists["models"]] == ["a/b", "m"]
+    assert lists["score_models"] == ["a/b"]
+    assert lists["rerank_models"] == ["a/b", "c"]
+    assert [model["name"] for model in lists["models"]] == ["a/b", "c", "m"]
     assert all(model["ready"] for model in lists["models"])
 
 

@@ -120,6 +120,7 @@ async def test_other_routes_hide_it_too(guarded: Any) -> None:
     for path, body in (
         ("/v1/completions", {"model": "secret", "prompt": "Hi"}),
         ("/v1/embeddings", {"model": "secret", "input": "Hi"}),
+        ("/v1/rerank", {"model": "secret", "query": "Hi", "documents": ["Ho"]}),
         ("/tokenize", {"model": "secret", "prompt": "Hi"}),
     ):
         assert (await guarded.post(path, body, **headers)).status == 404, path

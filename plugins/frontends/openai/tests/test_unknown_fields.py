@@ -15,6 +15,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "Hi"},
     "/v1/embeddings": {"input": "Hi"},
+    "/v1/score": {"text_1": "Hi", "text_2": "Ho"},
+    "/v1/rerank": {"query": "Hi", "documents": ["Ho"]},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/responses": {"input": "Hi"},
@@ -28,7 +30,9 @@ BODIES: dict[str, dict[str, Any]] = {
 async def lenient(cold_server: Any) -> Any:
     """A server that ignores unknown fields, with a model for everything."""
     cold_server.config = OpenAIConfig(unknown_fields="ignore")
-    model = cold_server.add_model(model_types=["chat", "completions", "embeddings"], capabilities=["embed"])
+    model = cold_server.add_model(
+        model_types=["chat", "completions", "embeddings"], capabilities=["embed", "score", "rerank"]
+    )
     model.script = lambda call: call.finish(text="x")
     await cold_server.start()
     return cold_server

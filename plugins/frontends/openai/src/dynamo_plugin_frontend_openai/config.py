@@ -16,6 +16,10 @@ class OpenAIConfig(PluginConfig):
     chat_path: Path = Field(default="/v1/chat/completions", description="Path of chat completions.")
     completions_path: Path = Field(default="/v1/completions", description="Path of text completions.")
     embeddings_path: Path = Field(default="/v1/embeddings", description="Path of embeddings.")
+    score_paths: tuple[Path, ...] = Field(default=("/v1/score", "/score"), description="Paths of scores of texts.")
+    rerank_paths: tuple[Path, ...] = Field(
+        default=("/v1/rerank", "/rerank", "/v2/rerank"), description="Paths of sorting documents by relevance."
+    )
     messages_path: Path = Field(
         default="/v1/messages", description="Path of the Anthropic API; `/count_tokens` below it counts tokens."
     )

@@ -67,6 +67,7 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
                 model=model.name,
                 token_ids=[prompt.token_ids for prompt in prompts],
                 dimensions=request.dimensions,
+                body=exchange.raw if model.card.model_input == "text" else None,
             ),
             exchange.ctx,
             exchange.principal,

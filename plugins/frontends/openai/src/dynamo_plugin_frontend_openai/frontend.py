@@ -32,6 +32,7 @@ from dynamo_plugin_frontend_openai.models import ModelLists
 from dynamo_plugin_frontend_openai.openapi import Description, Operation
 from dynamo_plugin_frontend_openai.responses import InputTokensEndpoint, ResponsesEndpoint
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
+from dynamo_plugin_frontend_openai.scoring import RerankEndpoint, ScoreEndpoint
 from dynamo_plugin_frontend_openai.template import TemplateStore
 from dynamo_plugin_frontend_openai.token_memory import token_memory
 from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
@@ -91,6 +92,7 @@ class OpenAIFrontend(Frontend):
         chat = ChatEndpoint(services, ignored, answering, chats)
         completions = CompletionEndpoint(services, ignored, answering)
         embeddings = EmbeddingEndpoint(services, ignored)
+        score, rerank = ScoreEndpoint(services, ignored), RerankEndpoint(services, ignored)
         messages = MessagesEndpoint(services, ignored, answering, chats)
         counts = CountTokensEndpoint(services, ignored, chats)
         responses = ResponsesEndpoint(services, ignored, answering, chats)
@@ -105,6 +107,8 @@ class OpenAIFrontend(Frontend):
                 "Text completions, streaming or not",
             ),
             _post(config.embeddings_path, embeddings, schemas.EmbeddingList, "Embeddings"),
+            *(_post(path, score, schemas.ScoreList, "Scores of documents") for path in config.score_paths),
+            *(_post(path, rerank, schemas.RankedList, "Documents by relevance") for path in config.rerank_paths),
             _post(
                 config.messages_path,
                 messages,

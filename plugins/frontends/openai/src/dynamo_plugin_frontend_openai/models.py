@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from dynamo_core import EMBED, principal_of
+from dynamo_core import EMBED, RERANK, SCORE, principal_of
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol import CHAT, COMPLETIONS
 
@@ -68,8 +68,10 @@ class ModelLists:
             {
                 "chat_completion_models": [model.name for model in models if CHAT in model.card.model_types],
                 "completion_models": [model.name for model in models if COMPLETIONS in model.card.model_types],
-                # Embeddings are a matter of what the engine can do, whatever its card says of chat and completions.
+                # The rest is a matter of what the engine can do, whatever its card says of request types.
                 "embedding_models": [model.name for model in models if EMBED in model.card.capabilities],
+                "score_models": [model.name for model in models if SCORE in model.card.capabilities],
+                "rerank_models": [model.name for model in models if RERANK in model.card.capabilities],
                 "models": [_facts(model) for model in models],
             }
         )

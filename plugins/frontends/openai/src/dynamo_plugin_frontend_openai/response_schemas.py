@@ -155,6 +155,48 @@ class EmbeddingList(msgspec.Struct):
     usage: EmbeddingUsage
 
 
+class TextScore(msgspec.Struct):
+    """The score of one pair."""
+
+    object: Literal["score"]
+    index: int
+    score: float
+
+
+class ScoreList(msgspec.Struct):
+    """A score for each document."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[TextScore]
+    usage: EmbeddingUsage
+
+
+class RankedText(msgspec.Struct):
+    """A document, as it was given."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct):
+    """The place of a document in the request, and its score."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class RankedList(msgspec.Struct):
+    """Documents, the most relevant first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
 class MessageUsage(msgspec.Struct):
     """How many tokens a message took."""
 
@@ -279,4 +321,6 @@ class ModelsByUse(msgspec.Struct):
     chat_completion_models: list[str]
     completion_models: list[str]
     embedding_models: list[str]
+    score_models: list[str]
+    rerank_models: list[str]
     models: list[ModelFacts]

@@ -143,6 +143,24 @@ COMPLETIONS: Mapping[str, Accepts] = {
 
 EMBEDDINGS: Mapping[str, Accepts] = {}
 
+#: Of scores and sorted documents, as clients of vLLM, Jina and Cohere send them.
+SCORING: Mapping[str, Accepts] = {
+    "activation": _one_of(None, True),
+    "add_special_tokens": _one_of(None, True),
+    "cache_salt": _nothing,
+    "chat_template_kwargs": _one_of(None, {}),
+    "encoding_format": _one_of(None, "float"),
+    "instruction": _nothing,
+    "max_chunks_per_doc": _nothing,
+    "mm_processor_kwargs": _one_of(None, {}),
+    "priority": _one_of(None, 0),
+    "rank_fields": _one_of(None, [], ["text"]),  # a document has no other field
+    "request_id": _nothing,  # the header x-request-id does it
+    "return_embeddings": _one_of(None, False),
+    "truncation_side": _one_of(None, "right"),
+    "use_activation": _one_of(None, True),
+}
+
 #: Of both Anthropic routes.
 COUNT_TOKENS: Mapping[str, Accepts] = {
     "billing_policy": _anything,

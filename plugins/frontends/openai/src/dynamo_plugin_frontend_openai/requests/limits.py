@@ -31,6 +31,9 @@ MAX_CHARACTERS = {
     "user": 512,
 }
 
+#: Texts to be scored.
+MAX_TEXTS = 2048
+
 #: The most entries of fields that are lists or objects.
 MAX_ENTRIES = {
     "allowed_token_ids": 262_144,
@@ -45,6 +48,7 @@ MAX_ENTRIES = {
     "logit_bias": 4096,
     "messages": 4096,
     "prompt_cache_options": 16,
+    **dict.fromkeys(("data_1", "data_2", "documents", "items", "queries", "text_1", "text_2"), MAX_TEXTS),
     "stop_token_ids": 4096,
 }
 

@@ -31,11 +31,16 @@ log = logging.getLogger(__name__)
 _ERROR_BODY = 64 * 1024
 #: Bytes of a list of models.
 _LIST_BODY = 4 * 1024 * 1024
+#: Bytes of an answer that is no stream: 2048 vectors of 4096 numbers each, as text.
+_WHOLE_BODY = 256 * 1024 * 1024
 #: Seconds for what comes after the last event, so that the connection can be used again.
 _TAIL = 1.0
 
+#: Bytes that are decoded in the event loop.
+_INLINE = 64 * 1024
+
 _encode = msgspec.json.encode
-_lists = msgspec.json.Decoder()
+_values = msgspec.json.Decoder()
 
 
 class Stopped(Exception):
@@ -77,7 +82,7 @@ class Client:
         except (ClientError, OSError, ssl.SSLError) as error:
             raise unreachable(self.config.url, error) from error
         try:
-            listed = read(_lists, body)["data"]
+            listed = read(_values, body)["data"]
             if not isinstance(listed, list):
                 raise TypeError("it is no list")
         except (Unreadable, KeyError, TypeError) as error:
@@ -150,8 +155,8 @@ class Call:
         self._waiting_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def open(self) -> None:
-        """Sends the request; returns when the server has begun to answer it.
+    async def open(self, kind: str = "text/event-stream") -> None:
+        """Sends the request; returns when the server has begun to answer it with that type of content.
 
         Raises:
             Stopped: it was stopped.
@@ -179,9 +184,33 @@ class Call:
             raise Stopped
         if response.status != 200:
             raise await self._status_error(response)
-        if response.content_type != "text/event-stream":
-            raise BackendError.Unknown(f"{self._client.config.url} answered with {response.content_type}, not a stream")
+        if response.content_type != kind:
+            wanted = "a stream" if kind == "text/event-stream" else kind
+            raise BackendError.Unknown(f"{self._client.config.url} answered with {response.content_type}, not {wanted}")
         self._arm()
+
+    async def whole(self) -> Any:
+        """The whole answer to a request that is not to be streamed.
+
+        Raises:
+            Stopped: it was stopped.
+            DynamoError: as for `open` and `read`; or the answer is too large, or no JSON.
+        """
+        await self.open("application/json")
+        parts: list[bytes] = []
+        size = 0
+        while part := await self.read():
+            parts.append(part)
+            size += len(part)
+            if size > _WHOLE_BODY:
+                raise BackendError.Unknown(f"{self._client.config.url} answered with more than {_WHOLE_BODY} bytes")
+        body = b"".join(parts)
+        parts.clear()
+        try:
+            # Vectors as text take long to read.
+            return read(_values, body) if size <= _INLINE else await asyncio.to_thread(read, _values, body)
+        except Unreadable as error:
+            raise BackendError.Unknown(f"{self._client.config.url} answered with what is no JSON") from error
 
     async def read(self) -> bytes:
         """What has come, at least one byte; empty at the end of the stream.

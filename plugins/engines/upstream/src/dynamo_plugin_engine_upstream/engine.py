@@ -8,20 +8,28 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, ClassVar
 
 from dynamo_core import (
+    EMBED,
     MULTI_CHOICE,
+    RERANK,
+    SCORE,
     BackendError,
     DisaggregationMode,
     DynamoError,
+    EmbedOutput,
+    EmbedRequest,
     EngineConfig,
     GenerateContext,
     LLMEngine,
     LLMEngineOutput,
     PluginConfig,
     PreprocessedRequest,
+    ScoreOutput,
+    ScoreRequest,
     WorkerConfig,
 )
 from dynamo_core.errors import ConfigError
 
+from dynamo_plugin_engine_upstream import pooling
 from dynamo_plugin_engine_upstream.client import Client, Stopped
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.request import build_request
@@ -42,6 +50,8 @@ _OWN_HEADERS = frozenset(
         *("host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
     )
 )
+#: What the server can do beside answers, by the request types that the config names.
+_CAPABILITIES = {"embeddings": EMBED, "score": SCORE, "rerank": RERANK}
 #: Where servers say how long a context may be.
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window")
 #: Names shown in a message.
@@ -60,6 +70,8 @@ class UpstreamEngine(LLMEngine):
         self._client: Client | None = None
         self._model = ""
         self._names: dict[str, str] = {}
+        # No server says which of these it has; the config does.
+        self._pooling = {_CAPABILITIES[name] for name in worker.endpoint_types if name in _CAPABILITIES}
 
     async def start(self, worker_id: int) -> EngineConfig:
         """Finds the server and the model there; waits for a server that is not up yet.
@@ -85,7 +97,7 @@ class UpstreamEngine(LLMEngine):
             model_input="text",
             context_length=_length(found),
             # The server is asked for all choices at once, and shares the prompt among them.
-            capabilities=frozenset({MULTI_CHOICE}),
+            capabilities=frozenset({MULTI_CHOICE, *self._pooling}),
         )
 
     def _clients_headers(self, request: PreprocessedRequest) -> dict[str, str]:
@@ -103,9 +115,7 @@ class UpstreamEngine(LLMEngine):
             WorkerOverloaded: the server has no room.
             BackendError: it cannot be reached, breaks off, or is silent for too long.
         """
-        client = self._client
-        if client is None:
-            raise BackendError.EngineShutdown("the engine does not run")
+        client = self._require_client()
         if ctx.is_stopped():
             yield LLMEngineOutput.cancelled()
             return
@@ -114,8 +124,7 @@ class UpstreamEngine(LLMEngine):
             yield LLMEngineOutput.stop()
             return
         path, body = build_request(request, self._model)
-        headers = {name: ctx.metadata[name] for name in _FORWARDED_HEADERS if name in ctx.metadata}
-        headers = {**self._clients_headers(request), **headers, "x-request-id": ctx.id}
+        headers = {**self._clients_headers(request), **_own_headers(ctx)}
         call = client.call(path, body, headers, self._names)
         reader = ResponseReader(request.sampling_options.n or 1)
         forget = ctx.on_stop(call.stop)
@@ -136,11 +145,52 @@ class UpstreamEngine(LLMEngine):
             forget()
             await call.aclose(complete=reader.complete and not ctx.is_stopped())
 
+    async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
+        """The server's vectors.
+
+        Raises:
+            BackendError: as for `generate`; `Cancelled` if the request was stopped.
+        """
+        answer = await self._ask(pooling.EMBEDDINGS, pooling.embedding_body(request, self._model), ctx)
+        return pooling.read_embeddings(answer, len(request.token_ids))
+
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        """The server's scores, from its route for pairs if it has one.
+
+        Raises:
+            BackendError: as for `embed`.
+        """
+        path = pooling.SCORE if SCORE in self._pooling else pooling.RERANK
+        answer = await self._ask(path, pooling.score_body(request, self._model, path), ctx)
+        return pooling.read_scores(answer, len(request.documents), path)
+
+    async def _ask(self, path: str, body: dict[str, Any], ctx: GenerateContext) -> Any:
+        """The server's answer to a request that is not streamed."""
+        call = self._require_client().call(path, body, _own_headers(ctx), self._names)
+        if ctx.is_stopped():
+            call.stop()
+        forget = ctx.on_stop(call.stop)
+        complete = False
+        try:
+            answer = await call.whole()
+            complete = True
+            return answer
+        except Stopped:
+            raise BackendError.Cancelled("the request was stopped") from None
+        finally:
+            forget()
+            await call.aclose(complete=complete)
+
     async def cleanup(self) -> None:
         """Closes all connections; streams that still run end with `BackendError.Disconnected`."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
+
+    def _require_client(self) -> Client:
+        if self._client is None:
+            raise BackendError.EngineShutdown("the engine does not run")
+        return self._client
 
     async def _list_models(self, client: Client) -> Sequence[dict[str, Any]] | None:
         loop = asyncio.get_running_loop()
@@ -183,6 +233,12 @@ class UpstreamEngine(LLMEngine):
             return next(iter(by_name.values()))
         names = ", ".join(sorted(by_name)[:_SHOWN]) or "none"
         raise ConfigError(f"{where}: {self.config.url} has no model {wanted!r}; it lists {names}: name one of them")
+
+
+def _own_headers(ctx: GenerateContext) -> dict[str, str]:
+    """The headers that every request has."""
+    traced = {name: ctx.metadata[name] for name in _FORWARDED_HEADERS if name in ctx.metadata}
+    return traced | {"x-request-id": ctx.id}
 
 
 def _items(events: EventDecoder, reader: ResponseReader, received: bytes) -> Iterator[LLMEngineOutput]:

@@ -106,10 +106,6 @@ class RerankEndpoint(_Scoring[ParsedRerank]):
     MODEL_TYPE = RERANK
     BODY = RerankRequest
 
-    def check(self, raw: dict[str, Any]) -> ParsedRerank:
-        """Checks a body."""
-        return parse_rerank(raw)
-
     async def serve(self, exchange: Exchange, parsed: ParsedRerank) -> web.StreamResponse:
         """Answers with the documents, the most relevant first; equal ones keep their order."""
         output, tokens = await self.scored(exchange, parsed)
@@ -122,3 +118,7 @@ class RerankEndpoint(_Scoring[ParsedRerank]):
                 result["document"] = {"text": parsed.documents[index]}
             results.append(result)
         return await self.answer(exchange, {"results": results}, tokens)
+
+    def check(self, raw: dict[str, Any]) -> ParsedRerank:
+        """Checks a body."""
+        return parse_rerank(raw)

@@ -13,6 +13,7 @@ from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
 from dynamo_plugin_frontend_openai.requests.embeddings import EmbeddingRequest
+from dynamo_plugin_frontend_openai.requests.scoring import PairsRequest, RerankRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
 REQUESTS = (ChatRequest, CompletionRequest, EmbeddingRequest)
@@ -51,6 +52,14 @@ def test_the_values_that_are_accepted_are_those_listed(name: str) -> None:
         expected = value is None or any(value == one and type(value) is type(one) for one in listed)
         expected |= isinstance(value, KINDS.get(column, ()))
         assert PASSIVE[name](value) is expected, value
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted({*PairsRequest.__struct_fields__, *RerankRequest.__struct_fields__, *fields.SCORING} - {"model"}),
+)
+def test_every_field_of_scores_is_listed_in_their_section(name: str) -> None:
+    assert f"`{name}`" in section("Scores and reranking")
 
 
 @pytest.mark.parametrize("name", sorted({name for cls in REQUESTS for name in cls.__struct_fields__}))

@@ -144,6 +144,14 @@ def test_embeddings_are_those_of_one_process(house: House, alone: Any) -> None:
     assert got["data"] == expected["data"]
 
 
+def test_documents_are_sorted_as_in_one_process(house: House, alone: Any) -> None:
+    body = {"model": "mock-model", "query": "where is rain", "documents": ["an egg", "rain is there", "rain"]}
+    expected, got = (json.loads(each.request("POST", "/v1/rerank", body)[2]) for each in (alone, house.server))
+
+    assert [result["index"] for result in got["results"]] == [1, 2, 0]
+    assert (got["results"], got["usage"]) == (expected["results"], expected["usage"])
+
+
 def test_tools_are_called(house: House) -> None:
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "the weather?"}], "max_tokens": 200}
     asked["tools"] = [{"type": "function", "function": {"name": "weather"}}]

@@ -265,6 +265,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat_completions": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     "completions": ("/v1/completions", {"prompt": "hi"}),
     "embeddings": ("/v1/embeddings", {"input": "hi"}),
+    "rerank": ("/v1/rerank", {"query": "hi", "documents": ["ho"]}),
 }
 
 

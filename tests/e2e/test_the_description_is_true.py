@@ -34,6 +34,14 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_token
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 TEXT = {"model": NAME, "prompt": "Hi", "max_tokens": 4}
 
+SCORES: list[dict[str, Any]] = [
+    {"model": NAME, "text_1": "a", "text_2": ["a", "b"]},
+    {"model": NAME, "queries": ["a"], "items": {"text": "a"}},
+]
+RANKS: list[dict[str, Any]] = [
+    {"model": NAME, "query": "a", "documents": ["a", {"text": "b"}], "top_n": 1},
+    {"model": NAME, "query": "a", "documents": "a", "return_documents": False},
+]
 BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         CHAT,
@@ -46,6 +54,11 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": NAME, "input": ["a", "b"]},
         {"model": NAME, "input": "a", "encoding_format": "base64", "dimensions": 8},
     ],
+    "/v1/score": SCORES,
+    "/score": SCORES,
+    "/v1/rerank": RANKS,
+    "/rerank": RANKS,
+    "/v2/rerank": RANKS,
     "/v1/messages": [CHAT, CHAT | {"stop_sequences": ["a"]}],
     "/v1/messages/count_tokens": [{"model": NAME, "messages": CHAT["messages"]}],
     "/v1/responses": [{"model": NAME, "input": "Hi", "max_output_tokens": 4}],

@@ -54,6 +54,7 @@ CLIENTS: list[Door] = [
     ("POST", "/v1/chat/completions", {**CHAT, "stream": True}, flat),
     ("POST", "/v1/completions", {"model": "m", "prompt": "Hi"}, flat),
     ("POST", "/v1/embeddings", {"model": "m", "input": "Hi"}, flat),
+    ("POST", "/v1/rerank", {"model": "m", "query": "Hi", "documents": ["Ho"]}, flat),
     ("POST", "/v1/responses", {"model": "m", "input": "Hi"}, flat),
     ("POST", "/v1/messages", {**CHAT, "max_tokens": 5}, nested),
     ("POST", "/v1/messages/count_tokens", CHAT, nested),

@@ -27,6 +27,8 @@ from dynamo_core import (
     PreprocessedRequest,
     Principal,
     SamplingOptions,
+    ScoreOutput,
+    ScoreRequest,
     StopConditions,
     TopLogprob,
     usage,
@@ -37,6 +39,7 @@ from dynamo_core.errors import (
     DeadlineExceeded,
     EngineShutdown,
     InvalidArgument,
+    NotSupported,
     ResponseTimeout,
     StreamIncomplete,
     Unavailable,
@@ -99,6 +102,11 @@ class Fragile(LLMEngine):
         if self.fates:
             await self.meet(self.fates.pop(0)[1], ctx)
         return EmbedOutput(embeddings=[[1.0]])
+
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        if self.fates:
+            await self.meet(self.fates.pop(0)[1], ctx)
+        return ScoreOutput(scores=[float(len(document)) for document in request.documents])
 
     async def meet(self, fate: Exception | str, ctx: GenerateContext) -> None:
         if isinstance(fate, Exception):
@@ -259,6 +267,21 @@ async def test_an_answer_of_another_endpoint_is_asked_for_again_too(house: Any) 
     output = await house.model().embed(EmbedRequest(model="m", token_ids=[[1]]), EngineContext("r"), Principal())
 
     assert output.embeddings == [[1.0]]
+
+
+async def test_scores_are_asked_for_again_and_by_what_the_engine_declares(house: Any) -> None:
+    Fragile.facts = {"capabilities": frozenset({"rerank"})}
+    await workers(house, 2, (0, LOST), limit=0)
+
+    async def scored(*queries: str) -> ScoreOutput:
+        request = ScoreRequest(model="m", queries=list(queries), documents=["a", "bcd"])
+        output: ScoreOutput = await house.model().score(request, [1, 2], EngineContext("r"), Principal())
+        return output
+
+    assert (await scored("q")).scores == [1.0, 3.0]
+    assert house.model().card.model_types == ["chat", "completions", "rerank"]
+    with pytest.raises(NotSupported, match="does not score texts"):
+        await scored("q", "r")
 
 
 async def lost_beside_a_busy_worker(house: Any, after: int) -> tuple[Any, asyncio.Future[list[LLMEngineOutput]]]:

@@ -25,7 +25,7 @@ from dynamo_core import (
 from dynamo_core.contracts.bridge import as_engine
 from dynamo_core.contracts.engine import EMBED, KvEventSource
 from dynamo_core.errors import DynamoError
-from dynamo_core.protocol.request import EmbedRequest
+from dynamo_core.protocol.request import EmbedRequest, ScoreRequest
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.adapter import EngineAdapter
 from dynamo_core.worker.card import public_name
@@ -155,7 +155,7 @@ class Told(Mine):
         return self.body(request, ctx)
 
 
-async def failure_of(engine: LLMEngine, *, embed: bool = False, max_tokens: int | None = None) -> DynamoError:
+async def failure_of(engine: LLMEngine, *, call: str = "generate", max_tokens: int | None = None) -> DynamoError:
     """What becomes of one request."""
     metrics = Metrics()
     adapter = EngineAdapter(
@@ -169,9 +169,10 @@ async def failure_of(engine: LLMEngine, *, embed: bool = False, max_tokens: int 
     )
     request = PreprocessedRequest(model="m", token_ids=[1, 2, 3], stop_conditions=StopConditions(max_tokens=max_tokens))
     items: Any = await adapter.generate(request, ServedContext("r1"))
-    if embed:
+    if call != "generate":
         await items.aclose()
-        items = await adapter.embed(EmbedRequest(token_ids=[[1]]), ServedContext("r1"))
+        asked = EmbedRequest(token_ids=[[1]]) if call == "embed" else ScoreRequest(queries=["q"], documents=["d"])
+        items = await getattr(adapter, call)(asked, ServedContext("r1"))
     with pytest.raises(DynamoError) as caught:
         _ = [item async for item in items]
     return caught.value
@@ -249,10 +250,20 @@ async def test_embeddings_of_a_wrong_type_are_named(caplog: pytest.LogCaptureFix
         async def embed(self, request: Any, ctx: Any) -> Any:
             return [[0.5]]
 
-    error = await failure_of(engine(EmbedsLists), embed=True)
+    error = await failure_of(engine(EmbedsLists), call="embed")
 
     assert str(error).startswith("EmbedsLists.embed returned a list, expected an EmbedOutput (test_engine_boundary.py,")
     assert str(error) in caplog.text
+
+
+async def test_scores_of_a_wrong_type_are_named() -> None:
+    class ScoresLists(Mine):
+        async def score(self, request: Any, ctx: Any) -> Any:
+            return [0.5]
+
+    error = await failure_of(engine(ScoresLists), call="score")
+
+    assert str(error).startswith("ScoresLists.score returned a list, expected a ScoreOutput (test_engine_boundary.py,")
 
 
 # What the validator finds.

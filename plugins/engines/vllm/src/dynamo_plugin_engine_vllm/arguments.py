@@ -70,6 +70,9 @@ def engine_arguments(
         value = getattr(settings, name)
         if value is not None:
             arguments[name] = value
+    if settings.runner == "pooling" and settings.enable_prefix_caching:
+        # Models that keep no KV cache do not start with it; vLLM knows which.
+        del arguments["enable_prefix_caching"]
     if on_cpu:
         arguments.setdefault("kv_cache_memory_bytes", CPU_CACHE)
     for name, value in settings.args.items():

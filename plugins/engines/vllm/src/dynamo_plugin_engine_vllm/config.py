@@ -62,7 +62,7 @@ class VllmConfig(PluginConfig):
     seed: int = Field(default=0, description="Seed of requests that name none.")
     runner: Literal["auto", "generate", "pooling"] = Field(
         default="auto",
-        description="pooling: the model makes embeddings, not answers. auto: what its config says.",
+        description="pooling: the model makes embeddings or scores, not answers. auto: what its config says.",
     )
     scheduling_policy: Literal["priority", "fcfs"] = Field(
         default="priority",

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,6 +14,8 @@ from dynamo_core import (
     EMBED,
     MULTI_CHOICE,
     PROGRESS,
+    RERANK,
+    SCORE,
     BackendError,
     DisaggregationMode,
     DynamoError,
@@ -29,6 +31,8 @@ from dynamo_core import (
     MetricsScope,
     PluginConfig,
     PreprocessedRequest,
+    ScoreOutput,
+    ScoreRequest,
     TaskSet,
     WorkerConfig,
     invalid_argument,
@@ -44,6 +48,7 @@ from dynamo_plugin_engine_vllm.load import Rank, least_loaded, ranks_of, stat_lo
 from dynamo_plugin_engine_vllm.output_stream import OutputStream, result_or_error
 from dynamo_plugin_engine_vllm.outputs import OutputConverter
 from dynamo_plugin_engine_vllm.sampling import sampling_args
+from dynamo_plugin_engine_vllm.scoring import Scorer
 from dynamo_plugin_engine_vllm.side_channel import side_channel
 from dynamo_plugin_engine_vllm.subscription import EventSequencer, follow
 
@@ -79,6 +84,7 @@ class VllmEngine(LLMEngine):
         self._children: ChildProcesses | None = None
         self._building: asyncio.Task[tuple[Any, Exception | None]] | None = None
         self._library: Library | None = None
+        self._scorer: Scorer | None = None
         self._engine: Any = None
         self._ranks: dict[int, Rank] = {}
         self._first_rank = 0
@@ -117,6 +123,8 @@ class VllmEngine(LLMEngine):
             raise BackendError.EngineShutdown(f"vLLM did not start: {error}", cause=error) from error
         self._engine = engine
         tasks = await engine.get_supported_tasks()
+        if "generate" not in tasks and self._role is DisaggregationMode.AGGREGATED:
+            self._scorer = await asyncio.to_thread(Scorer.load, engine, tasks, self.worker.custom_jinja_template)
         config = self._engine_config(engine.vllm_config, worker_id, frozenset(tasks))
         self._tasks.spawn(self._watch_processes(), name="watch vLLM")
         self._refusal = None
@@ -165,6 +173,8 @@ class VllmEngine(LLMEngine):
         capabilities = {PROGRESS}
         if "embed" in tasks and self._role is DisaggregationMode.AGGREGATED:
             capabilities.add(EMBED)
+        if self._scorer is not None:
+            capabilities |= {SCORE, RERANK}
         generates = "generate" in tasks
         if generates and self._role is DisaggregationMode.AGGREGATED:
             capabilities.add(MULTI_CHOICE)
@@ -240,28 +250,50 @@ class VllmEngine(LLMEngine):
             BackendError.Cancelled: the request was stopped.
             BackendError.EngineShutdown: as for `generate`.
         """
-        engine = self._require_engine("embed")
-        if ctx.is_stopped():
-            raise BackendError.Cancelled("the request was stopped")
+        self._check_running("embed", ctx)
         library_ = self._require_library()
         with _as_invalid_argument():
             params = library_.PoolingParams(task="embed", dimensions=request.dimensions)
+        if not all(request.token_ids):
+            raise invalid_argument("token_ids must not be empty")
+        inputs = [(library_.tokens_input(token_ids), params) for token_ids in request.token_ids]
+        outputs = await self._pool("embed", inputs, ctx)
+        return EmbedOutput(
+            embeddings=[output.outputs.data.tolist() for output in outputs],
+            prompt_tokens=sum(map(len, request.token_ids)),
+        )
 
-        async def vector(token_ids: list[int]) -> list[float]:
-            if not token_ids:
-                raise invalid_argument("token_ids must not be empty")
+    async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
+        """One score per document: that of a cross-encoder, or the likeness of embeddings.
+
+        Raises:
+            BackendError.InvalidArgument: a text is too long, or a limit is one that vLLM does not take.
+            BackendError.Cancelled: the request was stopped.
+            BackendError.EngineShutdown: as for `generate`.
+        """
+        self._check_running("score", ctx)
+        scorer = self._scorer
+        if scorer is None:
+            return await super().score(request, ctx)
+        with _as_invalid_argument():
+            context = await scorer.render(request)
+        inputs = [(each["prompts"], each["params"]) for each in context.engine_inputs]
+        outputs = await self._pool("score", inputs, ctx)
+        tokens = sum(len(output.prompt_token_ids) for output in outputs)
+        return ScoreOutput(scores=await asyncio.to_thread(scorer.scores, context, outputs), prompt_tokens=tokens)
+
+    async def _pool(self, call: str, inputs: Sequence[tuple[Any, Any]], ctx: GenerateContext) -> list[Any]:
+        """vLLM's output for each prompt with its parameters, all of them at once."""
+
+        async def pooled(prompt: Any, params: Any) -> Any:
             key = f"{ctx.attempt_id}-{next(self._numbers)}"
             with self._translate_errors():
-                async for output in engine.encode(library_.tokens_input(token_ids), params, key):
+                async for output in self._require_engine(call).encode(prompt, params, key):
                     if output.finished:
-                        values: list[float] = output.outputs.data.tolist()
-                        return values
-            raise BackendError.StreamIncomplete("vLLM ended an embedding without a result")
+                        return output
+            raise BackendError.StreamIncomplete("vLLM ended a request without a result")
 
-        jobs = [
-            self._tasks.spawn(result_or_error(vector(token_ids)), name=f"embed for {ctx.id}")
-            for token_ids in request.token_ids
-        ]
+        jobs = [self._tasks.spawn(result_or_error(pooled(*each)), name=f"{call} for {ctx.id}") for each in inputs]
 
         def stop() -> None:
             for job in jobs:
@@ -280,8 +312,7 @@ class VllmEngine(LLMEngine):
         for _, error in made:
             if error is not None:
                 raise error
-        vectors = [values for values, _ in made if values is not None]
-        return EmbedOutput(embeddings=vectors, prompt_tokens=sum(map(len, request.token_ids)))
+        return [output for output, _ in made]
 
     async def died(self) -> str:
         """Returns when vLLM's processes have died."""
@@ -429,6 +460,11 @@ class VllmEngine(LLMEngine):
             refusal = self._refusal or "the vLLM engine does not run"
             raise BackendError.EngineShutdown(refusal.replace("generate", call))
         return self._engine
+
+    def _check_running(self, call: str, ctx: GenerateContext) -> None:
+        self._require_engine(call)
+        if ctx.is_stopped():
+            raise BackendError.Cancelled("the request was stopped")
 
     def _require_library(self) -> Library:
         if self._library is None:

@@ -157,6 +157,21 @@ async def chunks_of_servers() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
+    "dynamo_plugin_engine_upstream.pooling:_answers msgspec.json.Decoder",
+    good=[b'{"data": [{"index": 0, "embedding": [0.5], "score": 1}], "usage": {"prompt_tokens": 1}}'],
+    raises=[BackendError.Unknown],
+)
+async def vectors_and_scores_of_servers() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_engine_upstream.pooling import SCORE, read_embeddings, read_scores
+
+    def feed(data: bytes) -> None:
+        read_embeddings(data, 1)
+        read_scores(data, 1, SCORE)
+
+    yield feed
+
+
+@reader(
     "dynamo_plugin_engine_upstream.client:_lists msgspec.json.Decoder",
     "dynamo_plugin_engine_upstream.server_errors:_bodies msgspec.json.Decoder",
     good=[b'{"data": [{"id": "m"}]}'],

@@ -243,7 +243,7 @@ async def test_a_score_is_the_share_of_the_querys_words_that_a_document_has() ->
 
 
 async def test_texts_are_cut_before_they_are_scored() -> None:
-    def request(**limits: int) -> ScoreRequest:
+    def request(**limits: Any) -> ScoreRequest:
         return ScoreRequest(queries=["aa bb"], documents=["cc bb"], **limits)
 
     async with running(context_length=12) as engine:

@@ -36,11 +36,8 @@ _WHOLE_BODY = 256 * 1024 * 1024
 #: Seconds for what comes after the last event, so that the connection can be used again.
 _TAIL = 1.0
 
-#: Bytes that are decoded in the event loop.
-_INLINE = 64 * 1024
-
 _encode = msgspec.json.encode
-_values = msgspec.json.Decoder()
+_lists = msgspec.json.Decoder()
 
 
 class Stopped(Exception):
@@ -82,7 +79,7 @@ class Client:
         except (ClientError, OSError, ssl.SSLError) as error:
             raise unreachable(self.config.url, error) from error
         try:
-            listed = read(_values, body)["data"]
+            listed = read(_lists, body)["data"]
             if not isinstance(listed, list):
                 raise TypeError("it is no list")
         except (Unreadable, KeyError, TypeError) as error:
@@ -189,12 +186,12 @@ class Call:
             raise BackendError.Unknown(f"{self._client.config.url} answered with {response.content_type}, not {wanted}")
         self._arm()
 
-    async def whole(self) -> Any:
+    async def whole(self) -> bytes:
         """The whole answer to a request that is not to be streamed.
 
         Raises:
             Stopped: it was stopped.
-            DynamoError: as for `open` and `read`; or the answer is too large, or no JSON.
+            DynamoError: as for `open` and `read`; or the answer is too large.
         """
         await self.open("application/json")
         parts: list[bytes] = []
@@ -204,13 +201,7 @@ class Call:
             size += len(part)
             if size > _WHOLE_BODY:
                 raise BackendError.Unknown(f"{self._client.config.url} answered with more than {_WHOLE_BODY} bytes")
-        body = b"".join(parts)
-        parts.clear()
-        try:
-            # Vectors as text take long to read.
-            return read(_values, body) if size <= _INLINE else await asyncio.to_thread(read, _values, body)
-        except Unreadable as error:
-            raise BackendError.Unknown(f"{self._client.config.url} answered with what is no JSON") from error
+        return b"".join(parts)
 
     async def read(self) -> bytes:
         """What has come, at least one byte; empty at the end of the stream.

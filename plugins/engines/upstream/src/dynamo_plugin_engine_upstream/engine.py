@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from dynamo_core import (
     EMBED,
@@ -56,6 +57,10 @@ _CAPABILITIES = {"embeddings": EMBED, "score": SCORE, "rerank": RERANK}
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window")
 #: Names shown in a message.
 _SHOWN = 10
+#: Bytes of an answer that are decoded in the event loop.
+_INLINE = 64 * 1024
+
+T = TypeVar("T")
 
 
 class UpstreamEngine(LLMEngine):
@@ -151,8 +156,8 @@ class UpstreamEngine(LLMEngine):
         Raises:
             BackendError: as for `generate`; `Cancelled` if the request was stopped.
         """
-        answer = await self._ask(pooling.EMBEDDINGS, pooling.embedding_body(request, self._model), ctx)
-        return pooling.read_embeddings(answer, len(request.token_ids))
+        read = partial(pooling.read_embeddings, inputs=len(request.token_ids))
+        return await self._ask(pooling.EMBEDDINGS, pooling.embedding_body(request, self._model), read, ctx)
 
     async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
         """The server's scores, from its route for pairs if it has one.
@@ -161,11 +166,11 @@ class UpstreamEngine(LLMEngine):
             BackendError: as for `embed`.
         """
         path = pooling.SCORE if SCORE in self._pooling else pooling.RERANK
-        answer = await self._ask(path, pooling.score_body(request, self._model, path), ctx)
-        return pooling.read_scores(answer, len(request.documents), path)
+        read = partial(pooling.read_scores, documents=len(request.documents), path=path)
+        return await self._ask(path, pooling.score_body(request, self._model, path), read, ctx)
 
-    async def _ask(self, path: str, body: dict[str, Any], ctx: GenerateContext) -> Any:
-        """The server's answer to a request that is not streamed."""
+    async def _ask(self, path: str, body: dict[str, Any], read: Callable[[bytes], T], ctx: GenerateContext) -> T:
+        """What `read` makes of the server's answer to a request that is not streamed."""
         call = self._require_client().call(path, body, _own_headers(ctx), self._names)
         if ctx.is_stopped():
             call.stop()
@@ -174,12 +179,12 @@ class UpstreamEngine(LLMEngine):
         try:
             answer = await call.whole()
             complete = True
-            return answer
         except Stopped:
             raise BackendError.Cancelled("the request was stopped") from None
         finally:
             forget()
             await call.aclose(complete=complete)
+        return read(answer) if len(answer) <= _INLINE else await asyncio.to_thread(read, answer)
 
     async def cleanup(self) -> None:
         """Closes all connections; streams that still run end with `BackendError.Disconnected`."""

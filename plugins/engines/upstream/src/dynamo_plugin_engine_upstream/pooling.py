@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, TypeVar
 
+import msgspec
 from dynamo_core import BackendError, EmbedOutput, EmbedRequest, ScoreOutput, ScoreRequest, invalid_argument
+from dynamo_core.protocol import Unreadable, read
 
 EMBEDDINGS = "embeddings"
 SCORE = "score"
 RERANK = "rerank"
 
 T = TypeVar("T")
+
+_answers = msgspec.json.Decoder()
 
 
 def embedding_body(request: EmbedRequest, model: str) -> dict[str, Any]:
@@ -45,35 +49,34 @@ def score_body(request: ScoreRequest, model: str, path: str) -> dict[str, Any]:
     } | limits
 
 
-def read_embeddings(answer: Any, inputs: int) -> EmbedOutput:
+def read_embeddings(body: bytes, inputs: int) -> EmbedOutput:
     """The vectors of an answer, in the order of the inputs.
 
     Raises:
         BackendError.Unknown: it is no such answer.
     """
-    return EmbedOutput(
-        embeddings=_in_order(answer, "data", "embedding", inputs, _vector), prompt_tokens=_tokens(answer)
-    )
+    embeddings, tokens = _entries(body, "data", "embedding", inputs, _vector)
+    return EmbedOutput(embeddings=embeddings, prompt_tokens=tokens)
 
 
-def read_scores(answer: Any, documents: int, path: str) -> ScoreOutput:
+def read_scores(body: bytes, documents: int, path: str) -> ScoreOutput:
     """The scores of an answer, in the order of the documents.
 
     Raises:
         BackendError.Unknown: it is no such answer.
     """
     where, name = ("results", "relevance_score") if path == RERANK else ("data", "score")
-    return ScoreOutput(scores=_in_order(answer, where, name, documents, _number), prompt_tokens=_tokens(answer))
+    scores, tokens = _entries(body, where, name, documents, _number)
+    return ScoreOutput(scores=scores, prompt_tokens=tokens)
 
 
-def _in_order(answer: Any, where: str, name: str, count: int, make: Callable[[Any], T]) -> list[T]:
-    """What entries of a list hold, by their index."""
-    found: dict[int, T] = {}
+def _entries(body: bytes, where: str, name: str, count: int, make: Callable[[Any], T]) -> tuple[list[T], int]:
+    """What the entries of a list hold, by their index, and how many tokens were read."""
     try:
-        for entry in answer[where]:
-            found[entry["index"]] = make(entry[name])
-        return [found[index] for index in range(count)]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        answer = read(_answers, body)
+        found = {entry["index"]: make(entry[name]) for entry in answer[where]}
+        return [found[index] for index in range(count)], _tokens(answer.get("usage"))
+    except (Unreadable, KeyError, TypeError, ValueError, OverflowError) as error:
         raise BackendError.Unknown(f"the server's answer has no {where} with {count} times {name}") from error
 
 
@@ -92,9 +95,8 @@ def _number(value: Any) -> float:
     return number
 
 
-def _tokens(answer: Mapping[str, Any]) -> int:
+def _tokens(usage: Any) -> int:
     """As servers count them; 0 if they do not."""
-    usage = answer.get("usage")
     for name in ("prompt_tokens", "total_tokens"):
         value = usage.get(name) if isinstance(usage, dict) else None
         if isinstance(value, int) and value > 0:

@@ -42,6 +42,8 @@ EXPECTED = {
     "structured_by_call": PLACE,
     "structured_as_json": PLACE,
     "structured_stream": PLACE,
+    # Of three documents the first two with a word of the question, equally good; in the forms of vLLM, Jina and Cohere.
+    "reranked": [[1, 2]] * 3,
     # The bytes of what the template makes of it: `user: Say hello.` and `assistant: `.
     "counted": 28,
 }

@@ -21,6 +21,14 @@ def answer_with_tools() -> str:
     return litellm.completion(**server, messages=messages, tools=tools).choices[0].message.content
 
 
+def reranked(provider: str, base: str) -> list[int]:
+    documents = ["An egg.", "Rain falls from clouds.", "Rain."]
+    found = litellm.rerank(
+        model=f"{provider}/{MODEL}", api_base=base, api_key="none", query="Whence rain?", documents=documents, top_n=2
+    )
+    return [result["index"] for result in found.results]
+
+
 described = litellm.completion(**server, messages=[{"role": "user", "content": DESCRIBE}], response_format=Place)
 tell(
     chat=litellm.completion(**server, messages=hello).choices[0].message.content,
@@ -29,4 +37,5 @@ tell(
     ],
     tools=answer_with_tools(),
     structured=Place.model_validate_json(described.choices[0].message.content),
+    reranked=[reranked("hosted_vllm", URL), reranked("jina_ai", f"{URL}/v1/rerank"), reranked("cohere", URL)],
 )

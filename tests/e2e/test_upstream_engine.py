@@ -38,6 +38,12 @@ WORKER = """
     model: {name: %s}
     engine: {use: upstream, url: "%s", model: %s}
 """
+POOLING = """
+  pooling:
+    model: {name: pooled}
+    engine: {use: upstream, url: "%s", model: inner-model}
+    endpoint_types: [embeddings, score, rerank]
+"""
 CHAT = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -63,6 +69,7 @@ class Two:
     def __init__(self, serve: Callable[..., Any], itl: float = 2) -> None:
         self.inner = serve(INNER % itl)
         text = outer(self.inner.url) + WORKER % (9, "tool-model", self.inner.url, "tool-model")
+        text += POOLING % self.inner.url
         self.outer = serve(text)
 
 
@@ -98,6 +105,32 @@ def test_a_whole_answer_is_the_same_as_without_the_one_in_front(two: Two, path: 
         message = choice.get("message", {})
         message["content"] = message.get("content") or ""
     assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", "bc"], "dimensions": 5}),
+        ("/v1/embeddings", {"input": [[72, 105], [5]], "encoding_format": "base64"}),
+        ("/v1/score", {"text_1": ["rain", "egg"], "text_2": ["rain falls", "hens"]}),
+        ("/v1/rerank", {"query": "rain or eggs", "documents": ["hens", "eggs or hens", "rain"], "top_n": 2}),
+        ("/v1/rerank", {"query": "rain", "documents": ["rain falls", "hens"], "max_tokens_per_doc": 2}),
+    ],
+    ids=str,
+)
+def test_vectors_and_scores_are_the_same_too(two: Two, path: str, body: dict[str, Any]) -> None:
+    direct = two.inner.request("POST", path, body | {"model": "inner-model"})
+    through = two.outer.request("POST", path, body | {"model": "pooled"})
+
+    assert (through[0], direct[0]) == (200, 200), through[2]
+    assert told(through[2]) == told(direct[2]) | {"model": "pooled"}
+
+
+def test_an_upstream_makes_vectors_only_where_the_config_says_that_the_server_does(two: Two) -> None:
+    lists = json.loads(two.outer.request("GET", "/dynamo/alpha/list-models")[2])
+
+    assert two.outer.request("POST", "/v1/embeddings", {"model": "inner-model", "input": "a"})[0] == 501
+    assert [lists[f"{kind}_models"] for kind in ("embedding", "score", "rerank")] == [["pooled"]] * 3
 
 
 def test_a_stream_has_the_same_pieces_scores_and_usage(two: Two) -> None:

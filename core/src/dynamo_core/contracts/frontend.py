@@ -241,7 +241,7 @@ class ServedModel(Protocol):
         """
 
     async def score(
-        self, request: ScoreRequest, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+        self, request: ScoreRequest, token_ids: list[int], ctx: EngineContext, principal: Principal
     ) -> ScoreOutput:
         """Scores documents; `token_ids` are those of all texts, for admission and routing.
 

@@ -42,6 +42,12 @@ def test_what_is_set_is_passed_on_and_what_is_not_is_left_to_vllm() -> None:
     assert "kv_cache_memory_bytes" not in arguments
 
 
+def test_whether_a_model_that_answers_nothing_has_a_cache_of_prefixes_is_left_to_vllm() -> None:
+    assert given()["enable_prefix_caching"] is True
+    assert "enable_prefix_caching" not in given(runner="pooling")
+    assert given(runner="pooling", enable_prefix_caching=False)["enable_prefix_caching"] is False
+
+
 def test_on_a_cpu_the_cache_has_a_size_that_leaves_memory_to_others() -> None:
     assert given(on_cpu=True)["kv_cache_memory_bytes"] == CPU_CACHE
     assert given(on_cpu=True, kv_cache_memory_bytes=5)["kv_cache_memory_bytes"] == 5

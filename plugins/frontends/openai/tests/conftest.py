@@ -170,7 +170,7 @@ class FakeModel:
         return EmbedOutput(embeddings=vectors, prompt_tokens=sum(map(len, request.token_ids)))
 
     async def score(
-        self, request: ScoreRequest, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+        self, request: ScoreRequest, token_ids: list[int], ctx: EngineContext, principal: Principal
     ) -> ScoreOutput:
         self.scored.append(request)
         return ScoreOutput(scores=[len(document) / 8 for document in request.documents], prompt_tokens=len(token_ids))

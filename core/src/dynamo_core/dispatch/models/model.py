@@ -131,7 +131,7 @@ class Model:
         return output
 
     async def score(
-        self, request: ScoreRequest, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+        self, request: ScoreRequest, token_ids: list[int], ctx: EngineContext, principal: Principal
     ) -> ScoreOutput:
         """Scores documents; see `ServedModel.score`. One worker does it all, as for embeddings."""
         capabilities = self.card.capabilities
@@ -141,10 +141,10 @@ class Model:
         return output
 
     async def _whole(
-        self, endpoint: Endpoint, request: Any, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+        self, endpoint: Endpoint, request: Any, token_ids: list[int], ctx: EngineContext, principal: Principal
     ) -> Any:
         """The single output of a call that one worker answers."""
-        routed_by = PreprocessedRequest(model=self.name, token_ids=list(token_ids))
+        routed_by = PreprocessedRequest(model=self.name, token_ids=token_ids)
         stream = await self._pipeline.call(endpoint, request, routed_by, ctx, principal, _Whole(self))
         try:
             async for output in stream:

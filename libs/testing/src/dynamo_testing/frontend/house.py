@@ -145,7 +145,7 @@ class KitModel:
         raise NotSupported("models of the kit make no embeddings")
 
     async def score(
-        self, request: ScoreRequest, token_ids: Sequence[int], ctx: EngineContext, principal: Principal
+        self, request: ScoreRequest, token_ids: list[int], ctx: EngineContext, principal: Principal
     ) -> ScoreOutput:
         raise NotSupported("models of the kit score no texts")
 

@@ -6,17 +6,20 @@ A cross-encoder reads a pair at once, an embedding model each text for itself, a
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dynamo_core import BackendError, ScoreRequest
+from dynamo_core import ScoreRequest
 
 #: The processors of vLLM that make scores, by its names.
 _KINDS = ("cross-encoder", "bi-encoder", "late-interaction")
 _POOLING = "vllm.entrypoints.pooling"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,8 @@ class Scorer:
     def load(cls, engine: Any, tasks: Sequence[str], template: str | None) -> Scorer | None:
         """The scorer of an engine that does not generate; None if its model makes no scores. Imports for seconds.
 
-        `template` is a file with the template of a pair, for models that need one.
-
-        Raises:
-            BackendError.EngineShutdown: this vLLM is one that this plugin does not know, or the file cannot be read.
+        `template` is a file with the template of a pair, for models that need one. A model that vLLM cannot score with
+        is still good for embeddings: that is a warning.
         """
         try:
             text = None if template is None else Path(template).read_text("utf-8")
@@ -52,9 +53,8 @@ class Scorer:
                 import_module("vllm.outputs").ScoringRequestOutput,
             )
         except Exception as error:
-            raise BackendError.EngineShutdown(
-                f"vLLM cannot score: {type(error).__name__}: {error}", cause=error
-            ) from error
+            log.warning("no scores of this model: %s: %s", type(error).__name__, error)
+            return None
 
     async def render(self, request: ScoreRequest) -> Any:
         """A context of vLLM's with the inputs of the model, `engine_inputs`.

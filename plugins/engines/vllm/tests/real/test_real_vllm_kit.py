@@ -36,7 +36,7 @@ async def test_an_embedding_model_makes_vectors_and_no_answers(make_engine: Call
     engine = make_engine(runner="pooling", args={"convert": "embed"})
     try:
         config = await engine.start(1)
-        assert config.capabilities == {"embed"}
+        assert config.capabilities == {"embed", "progress", "rerank", "score"}
         assert not await engine.kv_event_sources()
 
         made = await engine.embed(EmbedRequest(token_ids=[[5, 6, 7], [8], [5, 6, 7]]), mock_context())

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final
@@ -39,7 +39,10 @@ _completion = msgspec.json.Decoder(_Completion)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server under test. `stream_usage` asks streams for their usage, so that the tokens of each are counted."""
+    """A server under test. `stream_usage` asks streams for their usage, so that the tokens of each are counted.
+
+    `tools` are those of each request.
+    """
 
     name: str
     endpoint: Endpoint
@@ -47,6 +50,7 @@ class Target:
     meter: Meter
     request_timeout: float = 60.0
     stream_usage: bool = True
+    tools: Sequence[Mapping[str, object]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ def request_body(target: Target, scenario: Scenario) -> bytes:
         "max_tokens": scenario.max_tokens,
         "stream": scenario.stream,
     }
+    if target.tools:
+        body["tools"] = target.tools
     if scenario.stream and target.stream_usage:
         body["stream_options"] = {"include_usage": True}
     return msgspec.json.encode(body)

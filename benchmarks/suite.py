@@ -1,7 +1,8 @@
 """The project's own suite: `dynamo serve` with the mocker beside the bare probe, both with one model, on this machine.
 
 Frontend and worker are processes of their own, and only the frontend is measured; with `--inproc` one process is both.
-With `--extension` the probe gives way: the frontend with that extension is measured beside one without any.
+With `--extension` the probe gives way: the frontend with that extension is measured beside one without any. With
+`--parser` it is one that parses answers with thoughts and calls of tools, beside one that passes them on as text.
 """
 
 import argparse
@@ -9,14 +10,14 @@ import asyncio
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from dynamo_testing.ports import free_port
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
-from benchmarks import extensions
+from benchmarks import extensions, parsing
 from benchmarks.children import ChildFailed, Children, accepts, answers_ready, parts_of, pin
 from benchmarks.http1 import Endpoint
 from benchmarks.load import Target
@@ -40,7 +41,7 @@ log: {{level: warning}}
 extensions: [{extensions}]
 workers:
   mock:
-    model: {{name: {model}, path: {folder}}}
+    model: {{name: {model}, path: {folder}, tool_call_parser: {tool_parser}, reasoning_parser: {reasoning_parser}}}
     engine: {{use: mocker, {engine}}}
 """
 
@@ -64,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare the frontend with this extension and the one without, in place of the probe",
     )
 
+    parser.add_argument(
+        "--parser",
+        choices=tuple(parsing.CALLS),
+        help="compare the frontend with this parser of calls, and one of reasoning, and the one without",
+    )
+
 
 def run_suite(options: argparse.Namespace) -> int:
     """Run the suite in an event loop of its own; returns the exit code (143 when ended by SIGTERM)."""
@@ -82,6 +89,8 @@ async def _run(options: argparse.Namespace) -> int:
                 async with Children(Path(folder), cpus[1] if cpus else None) as children:
                     bench = Bench(children, Path(folder), options.inproc, cpus)
                     make_tokenizer_folder(bench.model)
+                    if options.parser is not None:
+                        parsing.add_markers(bench.model, options.parser)
                     blocks = await _measure(options, bench)
                     if any(block.errors for block in blocks):
                         print(children.last_words(), file=sys.stderr)
@@ -111,8 +120,8 @@ class Bench:
         """The model folder that both sides serve."""
         return self.folder / "model"
 
-    async def ours(self, name: str, engine: str, extension: str | None = None) -> Target:
-        """`dynamo serve`, with an extension of this package if one is named."""
+    async def ours(self, name: str, engine: str, extension: str | None = None, *, parser: str | None = None) -> Target:
+        """`dynamo serve`, with an extension of this package if one is named, and with parsers if one is."""
         port = free_port()
         records = self.folder / f"{name}-records"
         config = self.folder / f"{name}.yaml"
@@ -122,6 +131,8 @@ class Bench:
                 model=MODEL,
                 folder=self.model,
                 engine=engine,
+                tool_parser=parser or "none",
+                reasoning_parser="none" if parser is None else "think",
                 extensions="" if extension is None else f"{{use: {extension}}}",
                 transport="inproc" if self.inproc else "tcp",
                 discovery="{use: memory}" if self.inproc else f"{{use: file, path: {records}}}",
@@ -139,7 +150,7 @@ class Bench:
             parts = parts_of(pid)
             pid = parts.pop("frontend")
             self._beside_the_clients(*parts.values())
-        return Target(extension or "dynamo", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
+        return Target(extension or parser or "dynamo", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
 
     async def probe(self, name: str, step_ms: float) -> Target:
         """The floor."""
@@ -173,9 +184,12 @@ class Bench:
 
 
 async def _measure(options: argparse.Namespace, bench: Bench) -> list[Block]:
-    plan = (
-        await _against_probe(bench) if options.extension is None else await _with_and_without(bench, options.extension)
-    )
+    if options.extension is not None:
+        plan = await _with_and_without(bench, options.extension)
+    elif options.parser is not None:
+        plan = await _parsed_and_not(bench, options.parser)
+    else:
+        plan = await _against_probe(bench)
     if options.quick:
         plan = [(quick(scenario), targets) for scenario, targets in plan]
     return await run_plan(plan, chosen_rounds(options.rounds, quick=options.quick), bench.seat_client)
@@ -193,3 +207,9 @@ async def _with_and_without(bench: Bench, extension: str) -> Plan:
         await bench.ours("dynamo-without", "speedup_ratio: 0"),
     ]
     return [(SCENARIOS[name], pair) for name in _FAST]
+
+
+async def _parsed_and_not(bench: Bench, parser: str) -> Plan:
+    engine = parsing.engine(parser)
+    targets = [await bench.ours("dynamo-parsed", engine, parser=parser), await bench.ours("dynamo-plain", engine)]
+    return [(SCENARIOS[name], [replace(target, tools=parsing.TOOLS) for target in targets]) for name in _FAST]

@@ -92,7 +92,11 @@ class AnswerParser:
             deltas += self._kept(self._tools.finish())
         return deltas
 
-    def _sorted(self, deltas: Sequence[ParserDelta]) -> list[ParserDelta]:
+    def _sorted(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
+        if len(deltas) == 1:
+            # Nearly always.
+            [only] = deltas
+            return self._calls(only.text) if isinstance(only, ContentDelta) else deltas
         out: list[ParserDelta] = []
         for delta in deltas:
             if isinstance(delta, ContentDelta):
@@ -123,14 +127,17 @@ class AnswerParser:
         return next((name for name, pieces in sound if not is_object("".join(pieces))), None)
 
     def _kept(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
-        if self._tools is not None and not self._whole:
-            for delta in deltas:
-                self._left = isinstance(delta, ContentDelta)
-                if isinstance(delta, ToolCallStart):
-                    self._told.append((delta.name, []))
-                elif isinstance(delta, ToolCallArguments):
+        for delta in deltas:
+            if isinstance(delta, ToolCallArguments):
+                self._left = False
+                if not self._whole:
                     self._told[-1][1].append(delta.text)
-        self.called = self.called or any(isinstance(delta, ToolCallStart) for delta in deltas)
+            elif isinstance(delta, ToolCallStart):
+                self.called, self._left = True, False
+                if not self._whole:
+                    self._told.append((delta.name, []))
+            else:
+                self._left = isinstance(delta, ContentDelta)
         if self._parallel:
             return deltas
         return [delta for delta in deltas if isinstance(delta, ContentDelta | ReasoningDelta) or delta.index == 0]

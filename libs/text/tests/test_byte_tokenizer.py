@@ -90,3 +90,8 @@ def test_token_bytes_tells_bytes_and_special_names_and_nothing_for_strangers() -
     assert TOKENIZER.token_bytes(EOS) == b"</s>"
     assert TOKENIZER.token_bytes(TOKENIZER.vocab_size) == b""
     assert TOKENIZER.token_bytes(-1) == b""
+
+
+def test_a_special_token_that_is_kept_shows_and_the_other_does_not() -> None:
+    assert ByteTokenizer().stream(keep=frozenset({EOS})).step([BOS, 97, EOS]) == "a</s>"
+    assert ByteTokenizer().stream(skip_special_tokens=False, keep=frozenset({EOS})).step([BOS, 97]) == "<s>a"

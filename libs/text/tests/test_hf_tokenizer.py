@@ -274,6 +274,23 @@ def test_thousands_of_skipped_tokens_do_not_pile_up_in_a_library_stream(make_wor
     assert not stream._pending
 
 
+@given(ids=st.lists(st.integers(0, 20), max_size=12), cuts=cuts, keep=st.frozensets(st.integers(0, 3)))
+@pytest.mark.parametrize(
+    "decoder", [LLAMA, STRIP_TWO, METASPACE, WORDPIECE], ids=["llama", "strip", "metaspace", "library"]
+)
+def test_special_tokens_that_are_kept_are_those_that_show_and_the_others_do_not(
+    make_word_tokenizer: MakeWords, ids: list[int], cuts: list[int], keep: frozenset[int], decoder: dict[str, Any]
+) -> None:
+    tokenizer = make_word_tokenizer(WORDS, decoder)
+    shown = [token_id for token_id in ids if token_id not in tokenizer._special or token_id in keep]
+
+    text = streamed(tokenizer.stream(keep=keep), ids, cuts)
+
+    assert text == streamed(tokenizer.stream(skip_special_tokens=False), shown, cuts)
+    everything = streamed(tokenizer.stream(skip_special_tokens=False, keep=keep), ids, cuts)
+    assert everything == streamed(tokenizer.stream(skip_special_tokens=False), ids, cuts)
+
+
 def test_token_wise_decoding_is_used_for_byte_level_tokenizers(tiny: HFTokenizer) -> None:
     assert isinstance(tiny.stream(), PieceStream)
 

@@ -86,10 +86,14 @@ class JsonValue:
             elif mode is _Mode.ESCAPE or mode is _Mode.HEX or mode is _Mode.LITERAL:
                 at = self._fixed(text[at], at)
             else:
-                match = _SPACE.match(text, at)
-                at = match.end() if match is not None else at
-                if at < end:
-                    at = self._structure(text[at], at)
+                char = text[at]
+                if char in " \t\n\r":
+                    match = _SPACE.match(text, at)
+                    at = match.end() if match is not None else at
+                    if at == end:
+                        break
+                    char = text[at]
+                at = self._structure(char, at)
         return at
 
     def _string(self, text: str, at: int, end: int) -> int:

@@ -89,7 +89,9 @@ FAMILIES: dict[str, tuple[str, str | None, str | None]] = {
     "Nemotron 3": (CHATML + XML_CALLS + "{% set truncate_history_thinking = true %}<think>", "qwen3_coder", "nemotron"),
     "OLMo 3": (CHATML + "You are Olmo. <functions></functions><function_calls></function_calls>", "olmo3", None),
     "OLMo 3 Think": (CHATML + "You are Olmo.<|im_start|>assistant\n<think>", None, "olmo3"),
-    "Seed-OSS": ("<seed:tool_call>\n<function=f>\n<parameter=a><seed:think>", None, "seed_oss"),
+    "Seed-OSS": ("<seed:tool_call>\n<function=f>\n<parameter=a><seed:think>", "seed_oss", "seed_oss"),
+    "Gemma 3": ("<start_of_turn>model\nCall functions in ```tool_code\n```", "tool_code", None),
+    "Llama 4, by its token": ("<|header_start|>assistant<|header_end|><|python_start|>", "llama4_pythonic", None),
     "ChatML and nothing else": (CHATML, None, None),
     "no template": ("", None, None),
 }

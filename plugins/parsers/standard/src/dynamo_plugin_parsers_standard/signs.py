@@ -44,7 +44,11 @@ TOOL_SIGNS: SignTable = {
     "glm45": Signs(("<tool_call>", "<arg_key>", "<arg_value>"), without=("</arg_key><arg_value>",)),
     "glm47": Signs(("<tool_call>", "</arg_key><arg_value>")),
     "llama3_json": Signs(("dictionary of argument name and its value",)),
-    "llama4_pythonic": Signs(("<|header_start|>", "[func_name1(params_name1=")),
+    "llama4_pythonic": Signs(
+        ("<|header_start|>",),
+        without=("dictionary of argument name and its value",),
+        one_of=("[func_name1(params_name1=", "<|python_start|>"),
+    ),
     "pythonic": Signs(("[func_name1(params_name1=",), without=("<|header_start|>",)),
     "mistral": Signs(("[TOOL_CALLS]",)),
     "deepseek_v3": Signs(("<｜tool▁call▁begin｜>", "```json")),
@@ -60,6 +64,8 @@ TOOL_SIGNS: SignTable = {
     "phi4_mini": Signs(("<|tool|>", "<|/tool|>")),
     "nemotron": Signs(("<TOOLCALL>",)),
     "olmo3": Signs(("<function_calls>",)),
+    "seed_oss": Signs(("<seed:tool_call>",)),
+    "tool_code": Signs(("```tool_code",)),
 }
 
 REASONING_SIGNS: SignTable = {

@@ -15,6 +15,7 @@ from dynamo_testing.events_kit import EventsKit
 from dynamo_testing.extension_kit import ExtensionKit
 from dynamo_testing.frontend_kit import FrontendKit
 from dynamo_testing.parser_kit import ReasoningParserKit, ToolParserKit
+from dynamo_testing.response_store_kit import ResponseStoreKit
 from dynamo_testing.router_kit import RouterKit
 from dynamo_testing.transport.damage import DamageChecks
 from dynamo_testing.transport_kit import TransportKit
@@ -32,6 +33,7 @@ KITS: list[type] = [
     RouterKit,
     FrontendKit,
     ExtensionKit,
+    ResponseStoreKit,
     ToolParserKit,
     ReasoningParserKit,
 ]

@@ -48,7 +48,7 @@ def describe(settings: Settings, resolved: Resolved, loader: PluginLoader) -> di
         "stages": list(_stages(settings, resolved, loader)),
         "listeners": list(_listeners(settings)),
         "parsers": list(_parsers(settings, loader)),
-        "remarks": list(_remarks(resolved)),
+        "remarks": list(_remarks(settings, resolved)),
     }
 
 
@@ -64,6 +64,8 @@ def exposure(host: str) -> str:
 def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Iterator[dict[str, Any]]:
     if resolved.frontend is not None:
         yield _stage("frontend", resolved.frontend)
+    if resolved.response_store is not None:
+        yield _stage(resolved.response_store.section, resolved.response_store)
     for admission in resolved.admission:
         yield _stage(admission.section, admission)
     if not resolved.admission:
@@ -92,7 +94,12 @@ def _stage(stage: str, picked: Picked[Any]) -> dict[str, Any]:
     }
 
 
-def _remarks(resolved: Resolved) -> Iterator[dict[str, Any]]:
+def _remarks(settings: Settings, resolved: Resolved) -> Iterator[dict[str, Any]]:
+    from dynamo_core.runtime.resolve import RESPONSE_STORE, store_remark
+
+    remark = store_remark(resolved, settings.frontend.processes)
+    if remark:
+        yield {"section": RESPONSE_STORE, "remark": remark}
     for picked in resolved:
         yield from ({"section": picked.section, "remark": remark} for remark in picked.config.remarks())
 

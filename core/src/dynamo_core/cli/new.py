@@ -74,6 +74,7 @@ TEMPLATES = {
         Template("transport"),
         Template("discovery"),
         Template("frontend", "max_tokens=8", dependency="dynamo-text"),
+        Template("response_store", "max_records=8", word="store"),
         Template("extension", "kept=8"),
         Template("tool_parser", picks="tool_call_parser: @name@", word="parser"),
         Template("reasoning_parser", picks="reasoning_parser: @name@", word="parser"),

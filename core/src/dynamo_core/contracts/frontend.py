@@ -22,6 +22,7 @@ from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
+from dynamo_core.contracts.response_store import ResponseStore
 from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import DynamoError, Problem, problem_of
@@ -346,6 +347,8 @@ class FrontendServices:
     token_cache: int = 0
     #: The thresholds of busy workers, for operators to read and change; None where that is not offered.
     thresholds: ThresholdControl | None = None
+    #: Where responses are kept between requests; None where the settings name no store. Core starts and closes it.
+    response_store: ResponseStore | None = None
     #: All routes of a listener, core's own too, for a description of them. Known once the listeners are made.
     routes: Callable[[ListenerName], Sequence[HttpRoute]] = lambda _: ()
 

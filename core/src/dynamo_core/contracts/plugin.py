@@ -20,6 +20,7 @@ KINDS = (
     "router",
     "admission",
     "frontend",
+    "response_store",
     "extension",
     "tool_parser",
     "reasoning_parser",

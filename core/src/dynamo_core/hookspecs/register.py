@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.extension import Extension
     from dynamo_core.contracts.frontend import Frontend
     from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
+    from dynamo_core.contracts.response_store import ResponseStore
     from dynamo_core.contracts.router import Router
     from dynamo_core.contracts.transport import Transport
 
@@ -50,6 +51,12 @@ def dynamo_register_admission() -> list[type[Admission]]:  # type: ignore[empty-
 @hookspec
 def dynamo_register_frontends() -> list[type[Frontend]]:  # type: ignore[empty-body]
     """Frontends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
+    stops the start with the plugin's name."""
+
+
+@hookspec
+def dynamo_register_response_stores() -> list[type[ResponseStore]]:  # type: ignore[empty-body]
+    """Response stores of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
     stops the start with the plugin's name."""
 
 

@@ -52,6 +52,7 @@ CONTRACTS = {
     "router": Contract("dynamo_register_routers", "router", "Router"),
     "admission": Contract("dynamo_register_admission", "admission", "Admission"),
     "frontend": Contract("dynamo_register_frontends", "frontend", "Frontend"),
+    "response_store": Contract("dynamo_register_response_stores", "response_store", "ResponseStore"),
     "extension": Contract("dynamo_register_extensions", "extension", "Extension"),
     TOOL_PARSER: Contract("dynamo_register_tool_parsers", "parsers", "ToolCallParser"),
     REASONING_PARSER: Contract("dynamo_register_reasoning_parsers", "parsers", "ReasoningParser"),
@@ -180,7 +181,7 @@ class PluginLoader:
         close = difflib.get_close_matches(name, [*built_in, *names], n=1)
         ours = "ours is dynamo-plugin-parsers-standard"
         if kind not in PARSER_KINDS:
-            ours = f"ours are called dynamo-plugin-{kind}-NAME"
+            ours = f"ours are called dynamo-plugin-{kind.replace('_', '-')}-NAME"
         # A name that is nearly right is a slip: advice to install it would lead to a package of a stranger.
         hint = f"did you mean {close[0]!r}?" if close else f"install the distribution that offers it ({ours})"
         return f"there is no {kind.replace('_', ' ')} {name!r} ({known}): {hint}"

@@ -17,6 +17,7 @@ from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission, AdmissionServices
 from dynamo_core.contracts.extension import AdminAccess, FrontendView
 from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
+from dynamo_core.contracts.response_store import ResponseStore, ResponseStoreServices
 from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds
 from dynamo_core.dispatch.admission import AdmissionChain
@@ -44,7 +45,7 @@ from dynamo_core.runtime.extensions import Extensions, Provided
 from dynamo_core.runtime.health import Health
 from dynamo_core.runtime.plane import Plane
 from dynamo_core.runtime.reload import Plan, Reload, Standing, Step, reload_route, switch
-from dynamo_core.runtime.resolve import load_parsers
+from dynamo_core.runtime.resolve import RESPONSE_STORE, load_parsers, store_remark
 from dynamo_core.runtime.roles import Role
 from dynamo_core.runtime.routers import RouterMaker
 from dynamo_core.runtime.worker_routes import WorkerRoutes
@@ -96,6 +97,7 @@ class FrontendProcess:
             load_parsers=partial(load_parsers, plane.loader),
         )
         self._lag = LoopLag(plane.metrics, prefix=self._settings.http.metrics_prefix)
+        self._response_store = self._make_response_store()
         self._frontend = self._make_frontend()
         self._peers = PeerCalls(
             plane.discovery, plane.transport, namespace=self._settings.namespace, replica=role.replica
@@ -152,6 +154,8 @@ class FrontendProcess:
             stack.enter(self._load_sync).start()
         if self._plane.resolved.extensions:
             api.enter(self._peers).start()
+        if self._response_store is not None:
+            await api.enter(self._response_store).start()
         await api.enter(self._extensions).start()
         await api.enter(self._frontend).start()
         for listener in self._listeners:
@@ -222,6 +226,8 @@ class FrontendProcess:
         for section, admission in self._admissions.items():
             yield from plan.reconfigured(section, [admission])
         yield from plan.reconfigured("frontend", [self._frontend])
+        if self._response_store is not None:
+            yield from plan.reconfigured(RESPONSE_STORE, [self._response_store])
         yield from self._extensions.reload_steps(plan)
         yield from self._routers.reload_steps(plan, self.models.routers)
 
@@ -313,6 +319,15 @@ class FrontendProcess:
         )
         return PeerLoadSync(self.tracker, plane.events, plane.discovery, peers=peers.labels().set)
 
+    def _make_response_store(self) -> ResponseStore | None:
+        plane, picked = self._plane, self._plane.resolved.response_store
+        if picked is None:
+            return None
+        remark = store_remark(plane.resolved, self._settings.frontend.processes)
+        if remark:
+            log.warning("%s: %s", RESPONSE_STORE, remark)
+        return picked.cls(picked.config, ResponseStoreServices(plane.metrics, self._settings.namespace))
+
     def _make_frontend(self) -> Frontend:
         plane, settings = self._plane, self._settings
         picked = self._picked
@@ -340,6 +355,7 @@ class FrontendProcess:
             overload_status=settings.http.overload_status,
             token_cache=settings.client.token_cache_mb * MB,
             thresholds=self._thresholds,
+            response_store=self._response_store,
             routes=lambda name: self._listeners[-1 if name is ListenerName.ADMIN else 0].routes,
         )
         return picked.cls(picked.config, services)

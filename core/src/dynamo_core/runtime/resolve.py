@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission
@@ -20,6 +20,7 @@ from dynamo_core.contracts.frontend import Frontend
 from dynamo_core.contracts.model_folder import TOKENIZER
 from dynamo_core.contracts.parsers import Parsers, ReasoningParser, ToolCallParser
 from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.response_store import ResponseStore
 from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import ConfigError, PluginError
@@ -34,6 +35,9 @@ from dynamo_core.plugins.loader import (
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.settings import AdmissionSection, LoadedSettings, Settings
 from dynamo_core.settings.tree import location
+
+#: The section of the response store.
+RESPONSE_STORE: Final = "frontend.response_store"
 
 PluginT_co = TypeVar("PluginT_co", bound=Plugin, covariant=True)
 
@@ -99,11 +103,21 @@ class Resolved:
     discovery: Picked[Discovery]
     workers: dict[str, Picked[LLMEngine]]
     extensions: Sequence[PickedExtension] = ()
+    #: None where nothing is kept between requests.
+    response_store: Picked[ResponseStore] | None = None
 
     def __iter__(self) -> Iterator[Picked[Any]]:
         """Every plugin that is picked."""
         routers = () if self.router is None else self.router.chain()
-        single = (self.frontend, *self.admission, *routers, self.transport, self.events, self.discovery)
+        single = (
+            self.frontend,
+            self.response_store,
+            *self.admission,
+            *routers,
+            self.transport,
+            self.events,
+            self.discovery,
+        )
         yield from (picked for picked in single if picked is not None)
         yield from (extension.plugin for extension in self.extensions)
         yield from self.workers.values()
@@ -112,6 +126,8 @@ class Resolved:
 def named_plugins(settings: Settings) -> Iterator[Named]:
     """Every plugin that the settings name, in the order of a request's way, the listeners last."""
     yield Named("frontend", "frontend", settings.frontend.use)
+    if settings.frontend.response_store.use is not None:
+        yield Named(RESPONSE_STORE, "response_store", settings.frontend.response_store.use)
     for path, section in settings.admissions.items():
         yield Named(path, "admission", section.use)
     yield from _chain(Named("router", "router", settings.router.use), settings.router.options)
@@ -157,7 +173,7 @@ def resolve(
     names = tuple(loaded.settings.workers if workers is None else workers)
     needed = {f"workers.{name}.engine" for name in names} | {"transport", "events", "discovery", "hooks"}
     if frontend:
-        needed |= {"frontend", "router", *loaded.settings.admissions}
+        needed |= {"frontend", RESPONSE_STORE, "router", *loaded.settings.admissions}
     entries = loaded.settings.extension_entries
     roles = {path: entry.role_in(frontend=frontend, worker=bool(names)) for path, entry in entries.items()}
     needed |= {path for path, role in roles.items() if role is not None}
@@ -171,6 +187,7 @@ def resolve(
     admissions = tuple(loaded.settings.admissions) if frontend else ()
     unused = [
         "events",
+        *([RESPONSE_STORE] if frontend else []),
         *(["admission"] if frontend and isinstance(loaded.settings.admission, AdmissionSection) else []),
     ]
     for section in unused:
@@ -186,6 +203,7 @@ def resolve(
         discovery=picks["discovery"],
         workers={name: picks[f"workers.{name}.engine"] for name in names},
         extensions=[PickedExtension(entries[path].key, role, picks[path]) for path, role in roles.items() if role],
+        response_store=picks.get(RESPONSE_STORE),
     )
     _check_roles(loaded, resolved)
     _check_reach(loaded, resolved)
@@ -226,6 +244,17 @@ def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> t
 
 def _place(loaded: LoadedSettings, key: str) -> str:
     return location(loaded.origin(key), key)
+
+
+def store_remark(resolved: Resolved, processes: int) -> str:
+    """What operators should know of a response store that the frontend processes do not share; empty if all is well."""
+    store = resolved.response_store
+    if store is None or store.cls.CROSS_PROCESS or processes == 1:
+        return ""
+    return (
+        f"each of the {processes} frontend processes has a response store {store.name!r} of its own, so that a response "
+        "is found by the process alone that has stored it: use a store that they share, such as 'sqlite'"
+    )
 
 
 def _check_roles(loaded: LoadedSettings, resolved: Resolved) -> None:

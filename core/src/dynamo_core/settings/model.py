@@ -147,6 +147,30 @@ class PluginEntry(PluginSection):
         return self.name or self.use
 
 
+class OptionalSection(BaseModel):
+    """A section that may pick no plugin."""
+
+    model_config = PluginSection.model_config
+
+    use: Text | None = Field(default=None, description="Name of the plugin; null means none.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The plugin's keys, not yet checked."""
+        return dict(self.model_extra or {})
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return [("use", self.use)]
+
+
+class ResponseStoreSection(OptionalSection):
+    """Where the frontend keeps responses between requests."""
+
+    use: Text | None = Field(
+        default=None, description="The response store plugin; null means that nothing is kept between requests."
+    )
+
+
 class FrontendSection(PluginSection):
     """The API for clients, and the address of the public listener."""
 
@@ -157,6 +181,7 @@ class FrontendSection(PluginSection):
         default=1, description="Frontend processes that share the port; more than 1 need a transport between processes."
     )
     tls: ServerTls = Field(default_factory=ServerTls)
+    response_store: ResponseStoreSection = Field(default_factory=ResponseStoreSection)
 
 
 class ThresholdSettings(BaseModel):
@@ -232,22 +257,12 @@ class DiscoverySection(PluginSection):
     use: Text = Field(default="memory", description="The discovery plugin; `memory` reaches one process only.")
 
 
-class EventsSection(BaseModel):
+class EventsSection(OptionalSection):
     """How workers tell routers about their caches and load."""
-
-    model_config = PluginSection.model_config
 
     use: Text | None = Field(
         default=None, description="The transport whose event plane is used; null means `transport.use`."
     )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The plugin's keys, not yet checked."""
-        return dict(self.model_extra or {})
-
-    def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return [("use", self.use)]
 
 
 class ExtensionEntry(PluginEntry):

@@ -13,6 +13,7 @@ transports, `dynamo_testing.discovery_kit.DiscoveryKit` for discovery,
 `dynamo_testing.router_kit.RouterKit` for routers,
 `dynamo_testing.frontend_kit.FrontendKit` for frontends,
 `dynamo_testing.extension_kit.ExtensionKit` for extensions,
+`dynamo_testing.response_store_kit.ResponseStoreKit` for response stores,
 `dynamo_testing.parser_kit.ToolParserKit` and `ReasoningParserKit` for parsers. `dynamo_testing.strategies` makes
 requests and outputs for tests with hypothesis.
 

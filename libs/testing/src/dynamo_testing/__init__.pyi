@@ -65,6 +65,8 @@ from dynamo_testing.parser_kit import ReasoningParserFactory as ReasoningParserF
 from dynamo_testing.parser_kit import ReasoningParserKit as ReasoningParserKit
 from dynamo_testing.parser_kit import ToolParserFactory as ToolParserFactory
 from dynamo_testing.parser_kit import ToolParserKit as ToolParserKit
+from dynamo_testing.response_store_kit import ResponseStoreFactory as ResponseStoreFactory
+from dynamo_testing.response_store_kit import ResponseStoreKit as ResponseStoreKit
 from dynamo_testing.router.harness import Fleet as Fleet
 from dynamo_testing.router.harness import RouterFactory as RouterFactory
 from dynamo_testing.router_kit import RouterKit as RouterKit

@@ -318,6 +318,7 @@ _KITS = {
     "transport": "calls, streams and events; a broker has to run, whose address --set gives",
     "discovery": "leases, records and watches; a store has to run, whose address --set gives",
     "frontend": "routes, tokenizers and, with --request, what becomes of a request",
+    "response_store": "owners, lives and writers; a server has to run, or a file be named, with --set",
     "extension": "routes, events of requests, secrets, and what is left of one that was closed",
     "parser": "what comes out of a text, however it is cut; with --reasoning a reasoning parser",
 }

@@ -15,6 +15,7 @@ REWRITTEN = (
     "dynamo_testing.frontend_kit",
     "dynamo_testing.extension",
     "dynamo_testing.extension_kit",
+    "dynamo_testing.response_store_kit",
     "dynamo_testing.parser",
     "dynamo_testing.parser_kit",
     "dynamo_testing.brokered",

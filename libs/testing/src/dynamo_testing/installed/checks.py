@@ -24,6 +24,7 @@ from dynamo_testing.parser_kit import (
     ToolParserFactory,
     ToolParserKit,
 )
+from dynamo_testing.response_store_kit import ResponseStoreFactory, ResponseStoreKit
 from dynamo_testing.router_kit import RouterFactory, RouterKit
 from dynamo_testing.transport_kit import Planes, TransportKit
 
@@ -92,6 +93,12 @@ class TestExtension(ExtensionKit):
         return lambda services: subject().cls(subject().config, services)
 
 
+class TestResponseStore(ResponseStoreKit):
+    @pytest.fixture
+    def make_store(self) -> ResponseStoreFactory:
+        return lambda services: subject().cls(subject().config, services)
+
+
 class TestToolParser(ToolParserKit):
     @pytest.fixture
     def make_parser(self) -> ToolParserFactory:
@@ -123,6 +130,7 @@ CHECKS: dict[str, tuple[type, ...]] = {
     "discovery": (TestDiscovery,),
     "frontend": (TestFrontend,),
     "extension": (TestExtension,),
+    "response_store": (TestResponseStore,),
     "tool_parser": (TestToolParser,),
     "reasoning_parser": (TestReasoningParser,),
 }

@@ -47,7 +47,9 @@ class Trial:
             raise ConfigError(
                 "the kits of this kind are classes of tests and need pytest: pip install 'dynamo-testing[pytest]'"
             ) from None
-        if hasattr(self._subject.cls, "CROSS_PROCESS"):
+        from dynamo_core.contracts.plugin import ConnectingPlugin
+
+        if issubclass(self._subject.cls, ConnectingPlugin):
             asyncio.run(self._try_start())
         Subject.current = self._subject
         entry, began = self._subject.entry, time.monotonic()

@@ -1,0 +1,7 @@
+"""A real redis-server that tests may stop, kill and start anew."""
+
+from __future__ import annotations
+
+from dynamo_testing.redis_server import make_server, redis_binary, server
+
+__all__ = ["make_server", "redis_binary", "server"]

@@ -1,0 +1,20 @@
+"""Responses kept in SQLite, as a plugin: ``response_store: {use: sqlite}``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core import ResponseStore
+
+DYNAMO_API = 2
+
+
+@hookimpl
+def dynamo_register_response_stores() -> list[type[ResponseStore]]:
+    """The store class; its module is imported when it is asked for."""
+    from dynamo_plugin_response_store_sqlite.store import SQLiteStore
+
+    return [SQLiteStore]

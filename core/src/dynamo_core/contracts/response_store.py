@@ -34,9 +34,9 @@ class ResponseStore(Plugin, AsyncResource):
     """Records by owner and key. An owner never sees a record of another one, whatever its key.
 
     A server that is away is an `Unavailable` or `CannotConnect` of each call, raised within the store's own timeout;
-    `start` does not wait for it. A call that is cancelled may have been carried out or not. Owners and keys are texts of
-    at most 512 characters; times are in seconds. A store that is bounded forgets the records first that were
-    written or renewed longest ago.
+    `start` does not wait for it. A call that is cancelled may have been carried out or not. Owners and keys are texts
+    of at most 512 characters; times are in seconds. A store that is bounded forgets the records first that were written
+    or renewed longest ago.
     """
 
     #: Whether other processes see the same records.

@@ -252,8 +252,8 @@ def store_remark(resolved: Resolved, processes: int) -> str:
     if store is None or store.cls.CROSS_PROCESS or processes == 1:
         return ""
     return (
-        f"each of the {processes} frontend processes has a response store {store.name!r} of its own, so that a response "
-        "is found by the process alone that has stored it: use a store that they share, such as 'sqlite'"
+        f"each of the {processes} frontend processes has a response store {store.name!r} of its own, so that only the "
+        "process that has stored a response finds it: use a store that they share, such as 'sqlite'"
     )
 
 

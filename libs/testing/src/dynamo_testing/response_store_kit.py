@@ -10,9 +10,9 @@ The author's whole test file::
         def make_store(self) -> ResponseStoreFactory:
             return lambda services: MyStore(MyConfig(), services)
 
-Stores that the fixture makes share what they keep, as those of two processes do. One that is bounded is made with a small
-bound, which the class tells in bytes by `BOUND`. One whose server can be away tells how to take it away and bring it back:
-`take_away` and `bring_back`.
+Stores that the fixture makes share what they keep, as those of two processes do. One that is bounded is made with a
+small bound, which the class tells in bytes by `BOUND`. One whose server can be away tells how to take it away and bring
+it back: `take_away` and `bring_back`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ResponseStoreKit:
             yield other
 
     async def test_a_record_is_read_as_it_was_written(self, store: ResponseStore, owner: str) -> None:
-        values = {"empty": b"", "bytes": bytes(range(256)), "long": b"x" * 512, **{key: b"1" for key in _HOSTILE}}
+        values = {"empty": b"", "bytes": bytes(range(256)), "long": b"x" * 512, **dict.fromkeys(_HOSTILE, b"1")}
         for key, value in values.items():
             assert await store.put(owner, {key: value}, LONG)
 
@@ -243,7 +243,7 @@ class ResponseStoreKit:
                 with pytest.raises((Unavailable, CannotConnect)):
                     await call()
             await self.bring_back(store)
-            while not await self._works(store, owner):
+            while not await self._works(store, owner):  # noqa: ASYNC110 - the store tells of itself when it is asked
                 await asyncio.sleep(SHORT)
 
     async def test_it_may_be_closed_twice_and_without_a_start(self, make_store: ResponseStoreFactory) -> None:
@@ -261,7 +261,7 @@ class ResponseStoreKit:
 
     async def _until_gone(self, store: ResponseStore, owner: str, key: str) -> None:
         async with asyncio.timeout(self.WAIT):
-            while (await store.get(owner, [key]))[0] is not None:
+            while (await store.get(owner, [key]))[0] is not None:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(SHORT / 10)
 
     async def _works(self, store: ResponseStore, owner: str) -> bool:

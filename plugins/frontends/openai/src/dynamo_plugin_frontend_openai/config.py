@@ -24,6 +24,9 @@ class OpenAIConfig(PluginConfig):
         default="/v1/messages", description="Path of the Anthropic API; `/count_tokens` below it counts tokens."
     )
     responses_path: Path = Field(default="/v1/responses", description="Path of the Responses API.")
+    conversations_path: Path = Field(
+        default="/v1/conversations", description="Path of conversations; served where `response_store` names a store."
+    )
     tokenize_path: Path = Field(default="/tokenize", description="Path that gives the tokens of a text.")
     detokenize_path: Path = Field(default="/detokenize", description="Path that gives the text of tokens.")
     models_path: Path = Field(
@@ -57,6 +60,26 @@ class OpenAIConfig(PluginConfig):
         default=256,
         ge=1,
         description="MB that all such answers of a process may take together; small ones are always collected.",
+    )
+    response_store_policy: Literal["fail", "pass"] = Field(
+        default="fail",
+        description="What becomes of an answer that cannot be stored: its request fails, or it goes out with "
+        "`store: false`.",
+    )
+    response_store_life: float = Field(
+        default=30 * 86400.0,
+        gt=0,
+        le=10 * 366 * 86400.0,
+        description="Seconds that responses and conversations are kept after they were last used.",
+    )
+    response_store_timeout: float = Field(
+        default=5.0, gt=0, le=60, description="Seconds that a call of the response store may take."
+    )
+    response_store_turns: int = Field(
+        default=1000, ge=1, le=100_000, description="Turns of a stored conversation that one request may go on from."
+    )
+    response_store_context_mb: int = Field(
+        default=16, ge=1, le=1024, description="MB of stored responses that one request may go on from."
     )
     write_buffer: int = Field(
         default=256 * 1024, ge=0, description="Bytes that may wait for a slow reader before its request is paused."

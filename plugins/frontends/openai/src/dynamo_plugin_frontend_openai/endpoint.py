@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -47,6 +47,7 @@ AT_ONCE = 256 * 1024
 _NAMED = 5
 
 ParsedT = TypeVar("ParsedT")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -64,6 +65,8 @@ class Exchange:
     out: EventStream | None = None
     #: What ends a stream that breaks, where that depends on what was in it.
     broken: Callable[[Problem], bytes] | None = None
+    #: What ends a stream that is whole, where something has to be done before it may end.
+    seal: Callable[[], Awaitable[bytes]] | None = None
 
 
 class ModelEndpoint(ABC, Generic[ParsedT]):
@@ -149,11 +152,15 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
 
     async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedT:
         """What `check` makes of a body. A large one may have as many parts as would hold the event loop."""
+        return await self.off_loop(http, raw, self.check)
+
+    async def off_loop(self, http: web.Request, raw: dict[str, Any], check: Callable[[dict[str, Any]], T]) -> T:
+        """What `check` makes of the known fields of a body, in a thread if it is large."""
         if self._ignored.unknown:
             self._ignored.strip(http, raw, {*self.BODY.__struct_fields__, *self.PASSIVE}, self.ENDPOINT)
         if len(await http.read()) <= INLINE:
-            return self.check(raw)
-        return await asyncio.to_thread(self.check, raw)
+            return check(raw)
+        return await asyncio.to_thread(check, raw)
 
     async def _refuse(
         self, http: web.Request, raw: dict[str, Any], missing: DynamoError, principal: Principal

@@ -30,7 +30,14 @@ from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, Messages
 from dynamo_plugin_frontend_openai.meters import malformed_calls
 from dynamo_plugin_frontend_openai.models import ModelLists
 from dynamo_plugin_frontend_openai.openapi import Description, Operation
-from dynamo_plugin_frontend_openai.responses import InputTokensEndpoint, ResponsesEndpoint
+from dynamo_plugin_frontend_openai.response_memory import ResponseMemory, response_memory
+from dynamo_plugin_frontend_openai.response_routes import StoredResponses
+from dynamo_plugin_frontend_openai.responses import (
+    InputTokensEndpoint,
+    RememberingInputTokensEndpoint,
+    RememberingResponsesEndpoint,
+    ResponsesEndpoint,
+)
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
 from dynamo_plugin_frontend_openai.scoring import RerankEndpoint, ScoreEndpoint
 from dynamo_plugin_frontend_openai.template import TemplateStore
@@ -95,8 +102,12 @@ class OpenAIFrontend(Frontend):
         score, rerank = ScoreEndpoint(services, ignored), RerankEndpoint(services, ignored)
         messages = MessagesEndpoint(services, ignored, answering, chats)
         counts = CountTokensEndpoint(services, ignored, chats)
-        responses = ResponsesEndpoint(services, ignored, answering, chats)
-        input_tokens = InputTokensEndpoint(services, ignored, chats)
+        stored = response_memory(services, config)
+        responses: ResponsesEndpoint = ResponsesEndpoint(services, ignored, answering, chats)
+        input_tokens: InputTokensEndpoint = InputTokensEndpoint(services, ignored, chats)
+        if stored is not None:
+            responses = RememberingResponsesEndpoint(services, ignored, answering, chats, stored)
+            input_tokens = RememberingInputTokensEndpoint(services, ignored, chats, stored)
         tokenize, detokenize = TokenizeEndpoint(services, ignored, chats), DetokenizeEndpoint(services, ignored)
         return [
             _post(config.chat_path, chat, schemas.ChatCompletion, "Chat completions, streaming or not"),
@@ -125,7 +136,7 @@ class OpenAIFrontend(Frontend):
                 config.responses_path,
                 responses,
                 schemas.WholeResponse,
-                "The Responses API without a memory, streaming or not",
+                f"The Responses API with{'out' if stored is None else ''} a memory, streaming or not",
             ),
             _post(
                 f"{config.responses_path}/input_tokens",
@@ -135,8 +146,13 @@ class OpenAIFrontend(Frontend):
             ),
             _post(config.tokenize_path, tokenize, schemas.TokenizedText, "The tokens of a text"),
             _post(config.detokenize_path, detokenize, schemas.DetokenizedText, "The text of tokens"),
+            *([] if stored is None else self._stored(stored)),
             *self._model_lists(),
         ]
+
+    def _stored(self, memory: ResponseMemory) -> list[Operation]:
+        routes = StoredResponses(memory)
+        return routes.operations(self.config.responses_path, self.config.conversations_path)
 
     def _model_lists(self) -> list[Operation]:
         config = self.config

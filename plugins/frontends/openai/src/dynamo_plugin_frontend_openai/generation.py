@@ -164,6 +164,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
             closing=lambda: told(closing(wanted, exchange.timing)),
             usage=usage if request.include_usage else None,
             done=self.DONE,
+            seal=exchange.seal,
         )
         response = await streaming.run()
         self._succeed(exchange, answer)

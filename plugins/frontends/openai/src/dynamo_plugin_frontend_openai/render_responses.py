@@ -35,6 +35,9 @@ class ResponseRenderer(BlockRenderer):
         super().__init__(identity)
         self._echo = echo
         self._called = called
+        #: Whether the last event is made by `sealed`, and the usage that it tells.
+        self.seals = False
+        self._usage: dict[str, Any] | None = None
         #: Every event has a number.
         self._count = 0
         #: Of the last item, which alone may have been cut off.
@@ -53,8 +56,16 @@ class ResponseRenderer(BlockRenderer):
         return self._written(self._blocks.end())
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The whole response."""
-        response = self._response(usage)
+        """The whole response, unless that is sealed."""
+        self._usage = usage
+        return b"" if self.seals else self.sealed(self.whole())
+
+    def whole(self) -> dict[str, Any]:
+        """The whole response, once its usage is known."""
+        return self._response(self._usage)
+
+    def sealed(self, response: dict[str, Any]) -> bytes:
+        """The event of the whole response."""
         return self._event(f"response.{response['status']}", response=response)
 
     def failed(self, problem: Problem) -> bytes:
@@ -68,7 +79,8 @@ class ResponseRenderer(BlockRenderer):
         """The whole response as JSON."""
         self._finish(collected[0].choice)
         self._blocks.end()
-        return [encode(self._response(usage))]
+        self._usage = usage
+        return [encode(self.whole())]
 
     def _opened(self) -> bytes:
         response = self._response(None, _IN_PROGRESS)

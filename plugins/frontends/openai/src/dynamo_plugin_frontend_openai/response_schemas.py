@@ -255,6 +255,40 @@ class WholeResponse(msgspec.Struct):
     usage: ResponseUsage
 
 
+class DeletedObject(msgspec.Struct):
+    """Something that was removed."""
+
+    id: str
+    object: Literal["response", "conversation.deleted"]
+    deleted: bool
+
+
+class ConversationObject(msgspec.Struct):
+    """A conversation."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str | None]
+
+
+class StoredItem(msgspec.Struct):
+    """An item; the rest depends on its type."""
+
+    id: str
+    type: str
+
+
+class ItemPage(msgspec.Struct):
+    """Items, and whether there are more."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class TokenizedText(msgspec.Struct):
     """The tokens; `token_strs` if they were asked for."""
 

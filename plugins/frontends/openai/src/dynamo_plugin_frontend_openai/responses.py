@@ -1,34 +1,43 @@
-"""``POST /v1/responses`` and its ``/input_tokens``: the Responses API, without a memory of earlier requests."""
+"""``POST /v1/responses`` and its ``/input_tokens``: the Responses API, with or without a memory of earlier requests."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
+from dynamo_core import principal_of
 from dynamo_core.protocol import CHAT
 
 from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.answer import Answer
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
 from dynamo_plugin_frontend_openai.counting import CountingEndpoint
-from dynamo_plugin_frontend_openai.endpoint import Exchange
+from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.from_responses import NAMES, chat_of_response
 from dynamo_plugin_frontend_openai.generation import Renderer
 from dynamo_plugin_frontend_openai.preprocess import Prompt
-from dynamo_plugin_frontend_openai.render import Identity
+from dynamo_plugin_frontend_openai.render import Identity, encode
 from dynamo_plugin_frontend_openai.render_responses import ID_PREFIX, ResponseRenderer
 from dynamo_plugin_frontend_openai.requests import fields
+from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.response_tools import ResponseTools
 from dynamo_plugin_frontend_openai.requests.responses import (
     InputTokensRequest,
+    RememberedInputTokens,
+    RememberedRequest,
     ResponsesRequest,
     parse_responses,
 )
+from dynamo_plugin_frontend_openai.response_memory import Recalled, ResponseMemory
 from dynamo_plugin_frontend_openai.translated import TranslatedRequest
 
 if TYPE_CHECKING:
-    from dynamo_core import ServedModel
+    from dynamo_core import FrontendServices, ServedModel
+
+    from dynamo_plugin_frontend_openai.answering import Answering
+    from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 
 
 class ParsedResponse(TranslatedRequest):
@@ -36,11 +45,18 @@ class ParsedResponse(TranslatedRequest):
 
     NAMES = NAMES
 
-    def __init__(self, request: InputTokensRequest, raw: dict[str, Any], chats: ChatDependencies) -> None:
+    def __init__(
+        self,
+        request: InputTokensRequest,
+        raw: dict[str, Any],
+        chats: ChatDependencies,
+        recalled: Recalled | None = None,
+    ) -> None:
+        self.recalled = recalled
         self._tools = ResponseTools.of(request.tools or ())
         super().__init__(chat_of_response(request, self._tools), chats)
         self.ignored = self._tools.left_out
-        self._echo = _echo(raw)
+        self._echo = _echo(raw) | ({} if recalled is None else _stored_echo(raw, recalled))
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> ResponseRenderer:
         """Events and bodies of the Responses API."""
@@ -52,7 +68,7 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
 
     ENDPOINT = "responses"
     MODEL_TYPE = CHAT
-    BODY = ResponsesRequest
+    BODY: ClassVar[type[InputTokensRequest]] = ResponsesRequest
     PASSIVE = fields.RESPONSES
     USER = asking.USER
     SESSION = asking.RESPONSES_SESSION
@@ -81,13 +97,114 @@ class InputTokensEndpoint(CountingEndpoint):
     """Counts the tokens of requests."""
 
     ENDPOINT = "input_tokens"
-    BODY = InputTokensRequest
+    BODY: ClassVar[type[InputTokensRequest]] = InputTokensRequest
     PASSIVE = fields.INPUT_TOKENS
     ALSO: ClassVar[dict[str, Any]] = {"object": "response.input_tokens"}
 
     def check(self, raw: dict[str, Any]) -> ParsedResponse:
         """Checks a body."""
         return ParsedResponse(parse_responses(raw, self.BODY, self.PASSIVE), raw, self._chats)
+
+
+class RememberingResponsesEndpoint(ResponsesEndpoint):
+    """Responses that are stored, and go on from those that were."""
+
+    BODY: ClassVar[type[InputTokensRequest]] = RememberedRequest
+    PASSIVE = fields.REMEMBERED_RESPONSES
+
+    def __init__(
+        self,
+        services: FrontendServices,
+        ignored: IgnoredFields,
+        answering: Answering,
+        chats: ChatDependencies,
+        memory: ResponseMemory,
+    ) -> None:
+        super().__init__(services, ignored, answering, chats)
+        self._responses = memory
+
+    async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedResponse:
+        return await _recalling(self, self.BODY, http, raw, self._responses, self._chats)
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        parsed: ParsedResponse,
+        prompts: Sequence[Prompt],
+        renderer: Renderer,
+        answer: Answer,
+    ) -> web.StreamResponse:
+        if isinstance(renderer, ResponseRenderer) and parsed.recalled is not None and parsed.recalled.keeps:
+            renderer.seals = True
+
+            async def seal() -> bytes:
+                return renderer.sealed(await self._kept(parsed, renderer))
+
+            exchange.seal = seal
+        return await super()._stream(exchange, parsed, prompts, renderer, answer)
+
+    async def _collect(
+        self,
+        exchange: Exchange,
+        parsed: ParsedResponse,
+        prompts: Sequence[Prompt],
+        renderer: Renderer,
+        answer: Answer,
+    ) -> list[bytes]:
+        body = await super()._collect(exchange, parsed, prompts, renderer, answer)
+        if not isinstance(renderer, ResponseRenderer) or parsed.recalled is None or not parsed.recalled.keeps:
+            return body
+        return [encode(await self._kept(parsed, renderer))]
+
+    async def _kept(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> dict[str, Any]:
+        """The whole response, once it is stored; or as the client is told that it is not."""
+        response = renderer.whole()
+        if parsed.recalled is None or await self._responses.keep(parsed.recalled, response):
+            return response
+        return response | {"store": False}
+
+
+class RememberingInputTokensEndpoint(InputTokensEndpoint):
+    """Counts the tokens of requests that go on from stored responses."""
+
+    BODY: ClassVar[type[InputTokensRequest]] = RememberedInputTokens
+    PASSIVE = fields.REMEMBERED_INPUT_TOKENS
+
+    def __init__(
+        self, services: FrontendServices, ignored: IgnoredFields, chats: ChatDependencies, memory: ResponseMemory
+    ) -> None:
+        super().__init__(services, ignored, chats)
+        self._responses = memory
+
+    async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedResponse:
+        return await _recalling(self, self.BODY, http, raw, self._responses, self._chats, counts=True)
+
+
+async def _recalling(
+    endpoint: ModelEndpoint[Any],
+    body: type[InputTokensRequest],
+    http: web.Request,
+    raw: dict[str, Any],
+    memory: ResponseMemory,
+    chats: ChatDependencies,
+    *,
+    counts: bool = False,
+) -> ParsedResponse:
+    """A checked body with what it refers to put before its own input."""
+
+    def parse(given: dict[str, Any]) -> InputTokensRequest:
+        return parse_responses(given, body, endpoint.PASSIVE)
+
+    # First by itself, so that what is wrong with it is told by its own places.
+    request = await endpoint.off_loop(http, raw, parse)
+    size = len(await http.read())
+    recalled = await memory.recall(raw, principal_of(http), size, counts=counts)
+
+    def whole() -> ParsedResponse:
+        full = parse({**raw, "input": [*recalled.before, *recalled.own]}) if recalled.refers else request
+        return ParsedResponse(full, raw, chats, recalled)
+
+    return whole() if recalled.size <= INLINE else await asyncio.to_thread(whole)
 
 
 def _echo(raw: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +217,7 @@ def _echo(raw: dict[str, Any]) -> dict[str, Any]:
         "max_tool_calls": raw.get("max_tool_calls"),
         "metadata": raw.get("metadata") or {},
         "parallel_tool_calls": raw.get("parallel_tool_calls") is not False,
-        "previous_response_id": None,
+        "previous_response_id": raw.get("previous_response_id"),
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
         "service_tier": "default",
         "store": False,
@@ -113,6 +230,12 @@ def _echo(raw: dict[str, Any]) -> dict[str, Any]:
         "truncation": "disabled",
         "user": raw.get("user"),
     }
+
+
+def _stored_echo(raw: dict[str, Any], recalled: Recalled) -> dict[str, Any]:
+    """What a response tells of being stored."""
+    conversation = recalled.conversation
+    return {"store": recalled.stores, "conversation": None if conversation is None else {"id": conversation.id}}
 
 
 def _given(fields: dict[str, Any] | None) -> dict[str, Any]:

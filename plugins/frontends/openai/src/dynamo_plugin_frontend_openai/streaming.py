@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ class StreamingAnswer:
     Until the first output is there nothing is sent, so that an error before it is a plain HTTP error; silence of
     `keep_alive` seconds ends that wait, and from then on is broken by comment lines. `opening` goes before the first
     chunk; `closing` makes what goes before the last finish chunk, `usage` the usage if a chunk of it is wanted; `done`
-    ends it all.
+    ends it all, and `seal` makes what comes even after that, once what it waits for is done.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class StreamingAnswer:
         closing: Callable[[], bytes],
         usage: Callable[[], dict[str, Any]] | None,
         done: bytes = DONE,
+        seal: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._answer = answer
         self._renderer = renderer
@@ -48,6 +49,7 @@ class StreamingAnswer:
         self._closing: Callable[[], bytes] | None = closing
         self._usage = usage
         self._done = done
+        self._seal = seal
         self._opened: set[int] = set()
         #: Where nearly every item goes, once the answer has begun.
         self._plain: PlainPath | None = None
@@ -82,6 +84,11 @@ class StreamingAnswer:
         finally:
             self._live = False
             self._timer.cancel()
+        if self._seal is not None:
+            if self._tail:
+                # The client has all of the answer while it waits for the end.
+                self._out.push(self._tail)
+            self._tail = await self._seal()
         return await self._out.end(self._tail)
 
     async def _commit(self) -> None:
@@ -94,7 +101,7 @@ class StreamingAnswer:
                 raise self._answer.failure
             if not first and self._silent:
                 first = KEEP_ALIVE
-        if self._answer.done:
+        if self._answer.done and self._seal is None:
             self._tail, first = first, b""
         await self._out.open(first)
         self._open_gate()

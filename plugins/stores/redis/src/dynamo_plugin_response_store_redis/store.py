@@ -49,7 +49,7 @@ class RedisStoreConfig(RedisSettings):
         default=None,
         min_length=1,
         max_length=128,
-        description="What every key begins with; null means the namespace. Frontends with the same one share responses.",
+        description="What every key begins with; null means the namespace. Frontends with the same share responses.",
     )
     timeout: float = Field(
         default=2.0, gt=0, le=60, description="Seconds that connecting, or one answer of the server, may take."

@@ -69,7 +69,7 @@ class SQLiteStore(ResponseStore):
         Raises:
             ConfigError: its folder is not there, or it is no file of this store.
         """
-        if not self.config.path.parent.is_dir():  # noqa: ASYNC240 - once, at the start
+        if not self.config.path.parent.is_dir():
             raise ConfigError(
                 f"frontend.response_store.path: {self.config.path.parent} is not a folder: make it, or name a file "
                 "elsewhere"

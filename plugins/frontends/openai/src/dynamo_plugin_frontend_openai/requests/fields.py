@@ -223,6 +223,15 @@ INPUT_TOKENS: Mapping[str, Accepts] = {
     "truncation": RESPONSES["truncation"],
 }
 
+#: Where a store holds earlier responses these are no longer passive.
+_REMEMBERED = frozenset({"conversation", "previous_response_id", "store"})
+REMEMBERED_RESPONSES: Mapping[str, Accepts] = {
+    name: accepts for name, accepts in RESPONSES.items() if name not in _REMEMBERED
+}
+REMEMBERED_INPUT_TOKENS: Mapping[str, Accepts] = {
+    name: accepts for name, accepts in INPUT_TOKENS.items() if name not in _REMEMBERED
+}
+
 TOKENIZE: Mapping[str, Accepts] = {
     "chat_template": _nothing,
     "mm_processor_kwargs": _nothing,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
@@ -20,6 +20,8 @@ from dynamo_plugin_frontend_openai.requests.response_tools import (
 )
 
 MESSAGE, CALL, REASONING = "message", "function_call", "reasoning"
+#: An item that only names one of an earlier response.
+REFERENCE = "item_reference"
 CUSTOM_CALL = "custom_tool_call"
 #: Items that hold what a call gave.
 RESULTS = frozenset({f"{CALL}_output", f"{CUSTOM_CALL}_output", *(f"{tool.item}_output" for tool in NATIVE.values())})
@@ -28,10 +30,11 @@ NATIVE_CALLS: Mapping[str, str] = {tool.item: tool.key for tool in NATIVE.values
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _REFUSAL = "refusal"
 
+_OR_STORE = "or have the server set `frontend.response_store`"
 #: Fields that ask for something that would have to be kept between requests, and what to do instead.
 _STATE: Mapping[str, str] = {
-    "previous_response_id": "send the whole conversation as `input`",
-    "conversation": "send the whole conversation as `input`",
+    "previous_response_id": f"send the whole conversation as `input`, {_OR_STORE}",
+    "conversation": f"send the whole conversation as `input`, {_OR_STORE}",
     "prompt": "send the text of the prompt as `instructions` or `input`",
     "background": "wait for the answer, or stream it",
 }
@@ -64,8 +67,10 @@ class ResponseItem(msgspec.Struct, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What the item is; one with a role and no type is a message."""
-        return MESSAGE if self.type is None and self.role is not None else self.type or ""
+        """What the item is; without a type, one with a role is a message, and one with an id a reference."""
+        if self.type is not None:
+            return self.type
+        return MESSAGE if self.role is not None else REFERENCE if self.id is not None else ""
 
 
 class ResponseTextFormat(msgspec.Struct, kw_only=True):
@@ -104,6 +109,9 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=
 class InputTokensRequest(msgspec.Struct, kw_only=True):
     """A request whose tokens are to be counted."""
 
+    #: Whether items may be references to those of earlier responses.
+    REFERENCES: ClassVar[bool] = False
+
     model: Annotated[str, NOT_EMPTY]
     input: Annotated[str | list[ResponseItem], NOT_EMPTY]
     instructions: str | None = None
@@ -126,6 +134,31 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     user: str | None = None
     # Beyond the API: load testers ask for answers of a length.
     ignore_eos: bool | None = None
+
+
+class ConversationParam(msgspec.Struct, kw_only=True):
+    """A conversation that is named as an object."""
+
+    id: str
+
+
+class RememberedInputTokens(InputTokensRequest, kw_only=True):
+    """A request whose tokens are to be counted, where a store holds earlier responses."""
+
+    REFERENCES: ClassVar[bool] = True
+
+    previous_response_id: str | None = None
+    conversation: str | ConversationParam | None = None
+
+
+class RememberedRequest(ResponsesRequest, kw_only=True):
+    """A request for a response, where a store holds earlier ones."""
+
+    REFERENCES: ClassVar[bool] = True
+
+    previous_response_id: str | None = None
+    conversation: str | ConversationParam | None = None
+    store: bool | None = None
 
 
 RequestT = TypeVar("RequestT", bound=InputTokensRequest)
@@ -151,8 +184,7 @@ def parse_responses(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[
             )
     fields.check_passive(raw, passive)
     if not isinstance(request.input, str):
-        for index, item in enumerate(request.input):
-            _check_item(item, f"input[{index}]")
+        check_items(request.input, "input", references=request.REFERENCES)
     check_tools(request.tools or ())
     check_tool_choice(request.tool_choice)
     if request.text is not None and request.text.format is not None:
@@ -176,7 +208,17 @@ def text_of_output(output: str | list[dict[str, Any]] | dict[str, Any] | None) -
     return msgspec.json.encode(output).decode()
 
 
-def _check_item(item: ResponseItem, path: str) -> None:
+def check_items(items: Sequence[ResponseItem], path: str, *, references: bool = False) -> None:
+    """Checks items at a path of a body.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    for index, item in enumerate(items):
+        _check_item(item, f"{path}[{index}]", references=references)
+
+
+def _check_item(item: ResponseItem, path: str, *, references: bool) -> None:
     match item.kind:
         case "message":
             if item.role is None:
@@ -197,8 +239,10 @@ def _check_item(item: ResponseItem, path: str) -> None:
             _check_output(item.output, f"{path}.output")
         case "reasoning":
             return
+        case "item_reference" if references:
+            _require(item, path, "id")
         case "item_reference":
-            raise invalid("Nothing is stored between requests: send the item itself", f"{path}.type")
+            raise invalid(f"Nothing is stored between requests: send the item itself, {_OR_STORE}", f"{path}.type")
         case kind:
             raise invalid(f"Items of type '{kind}' are not supported", f"{path}.type")
 

@@ -24,6 +24,7 @@ from dynamo_core import (
     Permit,
     PreprocessedRequest,
     Principal,
+    ResponseStore,
     ScoreOutput,
     ScoreRequest,
     Sink,
@@ -333,6 +334,7 @@ class Server:
         #: What stands before each route.
         self.protect: Callable[[HttpRoute], HttpRoute] = lambda route: route
         self.config = OpenAIConfig()
+        self.response_store: ResponseStore | None = None
         self.write_stall = 5.0
         self.keep_alive = 15.0
         self.listener: Listener | None = None
@@ -365,6 +367,7 @@ class Server:
             metrics=self.metrics,
             write_stall=self.write_stall,
             keep_alive=self.keep_alive,
+            response_store=self.response_store,
         )
         self.frontend = OpenAIFrontend(self.config, services)
         await self.frontend.start()

@@ -133,11 +133,7 @@ class ResponseMemory:
         Raises:
             HttpFault: it is not there.
         """
-        (data,) = await self._get(owner, [id])
-        turn = decoded(Turn, id, data) if id.startswith(ID_PREFIX) else None
-        if turn is None:
-            raise HttpFault(404, f"Response with id '{id[:80]}' not found.")
-        return turn
+        return (await self._turn(owner, id))[0]
 
     async def input_of(self, owner: str, turn: Turn) -> list[Item]:
         """What the model was shown for a response, the oldest first, without what is not there any more."""
@@ -244,14 +240,24 @@ class ResponseMemory:
 
     async def _recall_chain(self, recalled: Recalled, previous: str) -> None:
         try:
-            parent = await self.turn(recalled.owner, previous)
+            parent, size = await self._turn(recalled.owner, previous)
         except HttpFault as error:
             raise _no_previous(previous) from error
+        recalled.size += size
+        self._check_size(recalled.size)
         before = await self._before(recalled, parent)
         if before is None:
             raise _no_previous(previous, " One of those before it is not there any more.")
         recalled.before = before + parent.items()
         recalled.near = [*parent.near, previous] if len(parent.near) < NEAR else [previous]
+
+    async def _turn(self, owner: str, id: str) -> tuple[Turn, int]:
+        """A response that was stored, and the size of its record."""
+        (data,) = await self._get(owner, [id])
+        turn = decoded(Turn, id, data) if id.startswith(ID_PREFIX) else None
+        if turn is None or data is None:
+            raise HttpFault(404, f"Response with id '{id[:80]}' not found.")
+        return turn, len(data)
 
     async def _before(self, recalled: Recalled, turn: Turn, *, strict: bool = True) -> list[Item] | None:
         """The items before a turn; None if some are not there any more, unless they may be left out."""

@@ -104,6 +104,7 @@ from dynamo_core.contracts.request_events import RequestReceived as RequestRecei
 from dynamo_core.contracts.request_events import RequestRefused as RequestRefused
 from dynamo_core.contracts.request_events import RequestRouted as RequestRouted
 from dynamo_core.contracts.request_events import Subscription as Subscription
+from dynamo_core.contracts.response_store import Expected as Expected
 from dynamo_core.contracts.response_store import ResponseStore as ResponseStore
 from dynamo_core.contracts.response_store import ResponseStoreServices as ResponseStoreServices
 from dynamo_core.contracts.response_store import StoreFull as StoreFull

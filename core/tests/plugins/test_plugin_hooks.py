@@ -16,6 +16,7 @@ SIGNATURES = {
     "dynamo_register_routers": [],
     "dynamo_register_admission": [],
     "dynamo_register_frontends": [],
+    "dynamo_register_response_stores": [],
     "dynamo_register_extensions": [],
     "dynamo_register_tool_parsers": [],
     "dynamo_register_reasoning_parsers": [],

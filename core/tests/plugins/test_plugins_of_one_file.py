@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynamo_core import (
-    Admission, Discovery, EngineConfig, Extension, Frontend, LLMEngine, PluginConfig, ReasoningParser, Router,
-    ToolCallParser, Transport, hookimpl,
+    Admission, Discovery, EngineConfig, Extension, Frontend, LLMEngine, PluginConfig, ReasoningParser,
+    ResponseStore, Router, ToolCallParser, Transport, hookimpl,
 )
 
 DYNAMO_API = 2
@@ -53,6 +53,7 @@ discovery = stage(Discovery)
 router = stage(Router)
 admission = stage(Admission)
 frontend = stage(Frontend)
+response_store = stage(ResponseStore)
 extension = stage(Extension)
 tool_parser = stage(ToolCallParser)
 reasoning_parser = stage(ReasoningParser)
@@ -73,7 +74,7 @@ def dynamo_engine_stopped(worker_id):
 
 CONFIG = """
 hooks: [./stages.py]
-frontend: {use: ./stages.py:frontend, limit: 1}
+frontend: {use: ./stages.py:frontend, limit: 1, response_store: {use: ./stages.py:response_store}}
 admission: {use: ./stages.py:admission, limit: 2}
 router: {use: ./stages.py:router, limit: 3}
 transport: {use: ./stages.py:transport}

@@ -107,7 +107,12 @@ def test_a_layer_that_changes_use_drops_the_plugin_keys_below_it_and_keeps_commo
     by_set = load_settings(path, env={}, sets=["workers.mock.engine.use=vllm"])
 
     assert by_profile.dump()["transport"] == {"use": "tcp"}
-    common = {"host": "127.0.0.1", "processes": 1, "tls": {"cert": None, "key": None, "client_ca": None}}
+    common = {
+        "host": "127.0.0.1",
+        "processes": 1,
+        "tls": {"cert": None, "key": None, "client_ca": None},
+        "response_store": {"use": None},
+    }
     assert by_env.dump()["frontend"] == {"use": "grpc", "port": 9000, "streams": 5} | common
     assert by_flat_name.dump()["transport"] == {"use": "tcp"}
     assert by_flag.dump()["transport"] == {"use": "tcp"}

@@ -100,6 +100,7 @@ def test_common_keys_stay_beside_the_plugins() -> None:
         "port",
         "processes",
         "tls",
+        "response_store",
         "servers",
         "limits",
     }

@@ -8,13 +8,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.errors import Unavailable
 from dynamo_core.resources import AsyncResource
+
+#: What keys must hold for a write to happen, None for no record; no condition if it is None itself.
+Expected: TypeAlias = Mapping[str, bytes | None] | None
 
 
 class StoreFull(Unavailable):
@@ -52,13 +55,7 @@ class ResponseStore(Plugin, AsyncResource):
         """Opens what the calls share. Called once before anything else. What waiting cannot mend is a `ConfigError`."""
 
     @abstractmethod
-    async def put(
-        self,
-        owner: str,
-        records: Mapping[str, bytes],
-        ttl: float,
-        expected: Mapping[str, bytes | None] | None = None,
-    ) -> bool:
+    async def put(self, owner: str, records: Mapping[str, bytes], ttl: float, expected: Expected = None) -> bool:
         """Writes all of these records, or none, each for `ttl` seconds from now; they are durable when it returns.
 
         With `expected`, nothing is written, and False returned, unless each of its keys holds exactly that; None stands

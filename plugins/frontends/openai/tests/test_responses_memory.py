@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import openai
 import pytest
-from dynamo_core import FinishReason, HttpRoute, Principal, ResponseStoreServices
+from dynamo_core import Expected, FinishReason, HttpRoute, Principal, ResponseStoreServices
 from dynamo_core.contracts.frontend import PRINCIPAL
 from dynamo_core.errors import CannotConnect
 from dynamo_core.telemetry import Metrics
@@ -42,13 +42,7 @@ class Watched(MemoryStore):
         self.steps: list[int] = []
         self.written: list[dict[str, bytes]] = []
 
-    async def put(
-        self,
-        owner: str,
-        records: Mapping[str, bytes],
-        ttl: float,
-        expected: Mapping[str, bytes | None] | None = None,
-    ) -> bool:
+    async def put(self, owner: str, records: Mapping[str, bytes], ttl: float, expected: Expected = None) -> bool:
         self.asked.set()
         await self.gate.wait()
         if self.away:

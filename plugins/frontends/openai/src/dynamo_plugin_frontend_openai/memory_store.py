@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from dynamo_core import PluginConfig, ResponseStore, ResponseStoreServices, StoreFull
+from dynamo_core import Expected, PluginConfig, ResponseStore, ResponseStoreServices, StoreFull
 from pydantic import Field
 
 _MB = 1024 * 1024
@@ -43,13 +43,7 @@ class MemoryStore(ResponseStore):
         self._records: dict[tuple[str, str], _Record] = {}
         self._size = 0
 
-    async def put(
-        self,
-        owner: str,
-        records: Mapping[str, bytes],
-        ttl: float,
-        expected: Mapping[str, bytes | None] | None = None,
-    ) -> bool:
+    async def put(self, owner: str, records: Mapping[str, bytes], ttl: float, expected: Expected = None) -> bool:
         """See `ResponseStore`."""
         if any(self._live(owner, key) != value for key, value in (expected or {}).items()):
             return False

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
-from dynamo_core import PluginConfig, ResponseStore, ResponseStoreServices
+from dynamo_core import Expected, PluginConfig, ResponseStore, ResponseStoreServices
 from dynamo_core.errors import CannotConnect
 from dynamo_redis import RedisSettings, client_options, config_error, explain
 from pydantic import Field
@@ -89,13 +89,7 @@ class RedisStore(ResponseStore):
             if wrong is not None:
                 raise wrong from failure
 
-    async def put(
-        self,
-        owner: str,
-        records: Mapping[str, bytes],
-        ttl: float,
-        expected: Mapping[str, bytes | None] | None = None,
-    ) -> bool:
+    async def put(self, owner: str, records: Mapping[str, bytes], ttl: float, expected: Expected = None) -> bool:
         """See `ResponseStore`."""
         conditions = expected or {}
         keys = [self._key(owner, key) for key in (f"put:{secrets.token_hex(8)}", *records, *conditions)]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from dynamo_core import PluginConfig, ResponseStore, ResponseStoreServices, StoreFull
+from dynamo_core import Expected, PluginConfig, ResponseStore, ResponseStoreServices, StoreFull
 from dynamo_core.errors import ConfigError, Unavailable
 from pydantic import Field
 
@@ -78,13 +78,7 @@ class SQLiteStore(ResponseStore):
             # One that is locked, or on a disk that is full, is opened by a later call.
             await self._ask(lambda connection: None)
 
-    async def put(
-        self,
-        owner: str,
-        records: Mapping[str, bytes],
-        ttl: float,
-        expected: Mapping[str, bytes | None] | None = None,
-    ) -> bool:
+    async def put(self, owner: str, records: Mapping[str, bytes], ttl: float, expected: Expected = None) -> bool:
         """See `ResponseStore`."""
         size = sum(map(len, records.values()))
         if size > self.config.max_mb * _MB:

@@ -18,6 +18,7 @@ from dynamo_testing.events_kit import EventsKit
 from dynamo_testing.extension_kit import ExtensionKit
 from dynamo_testing.frontend_kit import FrontendKit
 from dynamo_testing.parser_kit import ReasoningParserKit, ToolParserKit
+from dynamo_testing.response_store_kit import ResponseStoreKit
 from dynamo_testing.router_kit import RouterKit
 from dynamo_testing.transport.damage import DamageChecks
 from dynamo_testing.transport_kit import TransportKit
@@ -37,6 +38,7 @@ KITS: dict[type, list[str]] = {
     RouterKit: ["broken_routers"],
     FrontendKit: ["broken_frontends"],
     ExtensionKit: ["broken_extensions"],
+    ResponseStoreKit: ["broken_response_stores"],
     ToolParserKit: ["broken_parsers"],
     ReasoningParserKit: ["broken_reasoning_parsers"],
 }

@@ -280,3 +280,30 @@ async def answers_to_operators() -> AsyncGenerator[Feed, None]:
             await AdminClient(url, url, None, None, 5.0).ask("POST", "/", {})
 
         yield feed
+
+
+TURN = to_json(
+    {"response": {"id": "resp_1", "output": [{"id": "msg_1-0", "type": "message"}]}, "input": [], "near": []}
+)
+TALK = to_json({"id": "conv_1", "created_at": 1, "metadata": {"a": "b"}, "batches": 2})
+BATCH = to_json({"items": [{"id": "msg_1.0-0", "type": "message"}]})
+
+
+@reader(
+    "dynamo_plugin_frontend_openai.stored:_decoders msgspec.json.Decoder",
+    good=[TURN, TALK, BATCH],
+    raises=[],
+)
+async def records_of_response_stores() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_frontend_openai.stored import Batch, Conversation, Turn, decoded, items_of_record
+
+    def feed(data: bytes) -> None:
+        items_of_record("resp_1", data)
+        items_of_record("conv_1.0", data)
+        conversation = decoded(Conversation, "conv_1", data)
+        if conversation is not None:
+            conversation.keys()
+
+    yield feed
+    for kind, good in ((Turn, TURN), (Conversation, TALK), (Batch, BATCH)):
+        assert decoded(kind, "key", good) is not None

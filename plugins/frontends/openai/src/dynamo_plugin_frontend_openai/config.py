@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from dynamo_core import PluginConfig
 from pydantic import Field
 
+#: Turns of a stored conversation, at most.
+MOST_TURNS = 100_000
 Path = Annotated[str, Field(pattern=r"^/[^{}\s?#]*[^/{}\s?#]$")]
 
 
@@ -76,7 +78,7 @@ class OpenAIConfig(PluginConfig):
         default=5.0, gt=0, le=60, description="Seconds that a call of the response store may take."
     )
     response_store_turns: int = Field(
-        default=1000, ge=1, le=100_000, description="Turns of a stored conversation that one request may go on from."
+        default=1000, ge=1, le=MOST_TURNS, description="Turns of a stored conversation that one request may go on from."
     )
     response_store_context_mb: int = Field(
         default=16, ge=1, le=1024, description="MB of stored responses that one request may go on from."

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -123,6 +123,8 @@ class ResponseMemory:
         elif conversation is not None:
             named = conversation["id"] if isinstance(conversation, dict) else conversation
             recalled.conversation, recalled.before = await self._conversation_items(recalled, named)
+            # The answer will be one more.
+            self._check_length(recalled.conversation.batches + 1)
         recalled.before = await self._resolved(recalled, recalled.before)
         recalled.own = await self._resolved(recalled, recalled.kept)
         return recalled
@@ -307,11 +309,14 @@ class ResponseMemory:
             raise HttpFault(404, f"Conversation with id '{id[:80]}' not found.")
         return conversation, data
 
-    async def _append(self, owner: str, id: str, make: Any, more: Mapping[str, bytes]) -> list[Item]:
+    async def _append(
+        self, owner: str, id: str, make: Callable[[int], list[Item]], more: Mapping[str, bytes]
+    ) -> list[Item]:
         """Adds a batch that `make` makes of its number, and writes `more` with it."""
         for _ in range(_ATTEMPTS):
             conversation, data = await self._conversation(owner, id)
-            items: list[Item] = make(conversation.batches)
+            self._check_length(conversation.batches + 1)
+            items = make(conversation.batches)
             key = batch_key(id, conversation.batches)
             conversation.batches += 1
             records = {id: encoded(conversation), key: encoded(Batch(items)), **more}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
@@ -90,7 +90,12 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
         if isinstance(renderer, ResponseRenderer):
             # The last event of a stream that breaks holds the response as far as it came.
             exchange.broken = renderer.failed
+            exchange.seal = self._seal(parsed, renderer)
         return await super()._stream(exchange, parsed, prompts, renderer, answer)
+
+    def _seal(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
+        """What makes the last event of a stream, if something has to be done before it."""
+        return None
 
 
 class InputTokensEndpoint(CountingEndpoint):
@@ -126,22 +131,15 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
     async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedResponse:
         return await _recalling(self, self.BODY, http, raw, self._responses, self._chats)
 
-    async def _stream(
-        self,
-        exchange: Exchange,
-        parsed: ParsedResponse,
-        prompts: Sequence[Prompt],
-        renderer: Renderer,
-        answer: Answer,
-    ) -> web.StreamResponse:
-        if isinstance(renderer, ResponseRenderer) and parsed.recalled is not None and parsed.recalled.keeps:
-            renderer.seals = True
+    def _seal(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
+        if parsed.recalled is None or not parsed.recalled.keeps:
+            return None
+        renderer.seals = True
 
-            async def seal() -> bytes:
-                return renderer.sealed(await self._kept(parsed, renderer))
+        async def seal() -> bytes:
+            return renderer.sealed(await self._kept(parsed, renderer))
 
-            exchange.seal = seal
-        return await super()._stream(exchange, parsed, prompts, renderer, answer)
+        return seal
 
     async def _collect(
         self,

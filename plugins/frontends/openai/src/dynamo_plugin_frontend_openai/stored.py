@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from dynamo_core.protocol import Unreadable, read
 
+from dynamo_plugin_frontend_openai.config import MOST_TURNS
 from dynamo_plugin_frontend_openai.render_responses import ID_PREFIX
 from dynamo_plugin_frontend_openai.requests.responses import CALL, CUSTOM_CALL, MESSAGE, REASONING, REFERENCE
 
@@ -26,6 +27,8 @@ NEAR = 16
 _PREFIXES = {MESSAGE: "msg_", REASONING: "rs_", CALL: "fc_", CUSTOM_CALL: "ctc_"}
 
 Item = dict[str, Any]
+#: How many batches a conversation has: at most the turns that any setting lets a request go on from.
+Batches = Annotated[int, msgspec.Meta(ge=0, le=MOST_TURNS)]
 
 
 class Turn(msgspec.Struct, omit_defaults=True):
@@ -39,11 +42,16 @@ class Turn(msgspec.Struct, omit_defaults=True):
     input: list[Item]
     near: list[str] = []
     conversation: str | None = None
-    batches: int = 0
+    batches: Batches = 0
+
+    def __post_init__(self) -> None:
+        output = self.response.get("output")
+        if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
+            raise ValueError("the output of the response is no list of items")
 
     def items(self) -> list[Item]:
         """What the turn adds to a conversation."""
-        return [*self.input, *self.response.get("output", ())]
+        return [*self.input, *self.response["output"]]
 
 
 class Conversation(msgspec.Struct):
@@ -52,7 +60,7 @@ class Conversation(msgspec.Struct):
     id: str
     created_at: int
     metadata: dict[str, str | None]
-    batches: int = 0
+    batches: Batches = 0
 
     def told(self) -> dict[str, Any]:
         """The conversation as clients see it."""

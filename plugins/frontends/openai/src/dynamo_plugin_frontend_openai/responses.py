@@ -142,12 +142,7 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
         return seal
 
     async def _collect(
-        self,
-        exchange: Exchange,
-        parsed: ParsedResponse,
-        prompts: Sequence[Prompt],
-        renderer: Renderer,
-        answer: Answer,
+        self, exchange: Exchange, parsed: ParsedResponse, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
     ) -> list[bytes]:
         body = await super()._collect(exchange, parsed, prompts, renderer, answer)
         if not isinstance(renderer, ResponseRenderer) or parsed.recalled is None or not parsed.recalled.keeps:

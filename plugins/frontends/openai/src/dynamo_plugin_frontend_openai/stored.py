@@ -102,7 +102,7 @@ def decoded(kind: type[RecordT], key: str, data: bytes | None) -> RecordT | None
     try:
         record: RecordT = read(_decoders[kind], data)
     except Unreadable as error:
-        log.warning("the record %s of the response store cannot be read: %s", key, error)
+        log.info("the record %s of the response store cannot be read: %s", key, error)
         return None
     return record
 

@@ -1,4 +1,4 @@
-"""The package `openai`, over the Responses API of a server that remembers: the client sends what is new, and no more."""
+"""The package `openai`, over the Responses API of a server that remembers: the client sends only what is new."""
 
 import json
 

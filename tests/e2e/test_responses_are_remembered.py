@@ -1,0 +1,107 @@
+"""Stored responses with real processes: which of them find one, after a restart too, and without the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_testing.redis_server import MakeServer, RedisServer, make_server, redis_binary, server
+
+__all__ = ["make_server", "redis_binary", "server"]
+
+CONFIG = """
+frontend: {processes: %d, response_store: %s, response_store_timeout: 4}
+client: {drain_grace: 0}
+auth: {keys: [{id: ann, env: ANN}, {id: bob, env: BOB}]}
+admin: {port: 0}
+workers:
+  mock:
+    model: {name: mock-model}
+    engine: {use: mocker, speedup_ratio: 0}
+    grace_period: 0
+"""
+PATH = "/v1/responses"
+KEYS = {"ANN": "key-of-ann-0123456789", "BOB": "key-of-bob-0123456789"}
+
+
+class Client:
+    """One key at one server."""
+
+    def __init__(self, server: Any, name: str = "ANN") -> None:
+        self.server = server
+        self.header = {"authorization": f"Bearer {KEYS[name]}"}
+
+    def ask(self, method: str = "POST", path: str = PATH, **fields: Any) -> tuple[int, Any]:
+        body = {"model": "mock-model", "input": "Hi", "max_output_tokens": 4, **fields} if method == "POST" else None
+        status, _, answer = self.server.request(method, path, body, **self.header)
+        return status, json.loads(answer)
+
+
+def chain(*clients: Client) -> str:
+    """A chain of responses, each by the next client; the id of its last."""
+    previous: dict[str, str] = {}
+    made: dict[str, Any] = {}
+    for client in clients:
+        status, made = client.ask(**previous)
+        assert (status, made["store"]) == (200, True), made
+        previous = {"previous_response_id": made["id"]}
+    return str(made["id"])
+
+
+def items_of(client: Client, response: str) -> int:
+    status, listed = client.ask("GET", f"{PATH}/{response}/input_items?limit=100")
+    assert status == 200, listed
+    return len(listed["data"])
+
+
+def test_processes_of_a_host_share_what_is_in_a_file_and_a_restart_keeps_it(serve: Any, tmp_path: Path) -> None:
+    store = f"{{use: sqlite, path: {tmp_path / 'responses.db'}}}"
+    planes = f"\ntransport: {{use: tcp}}\ndiscovery: {{use: file, path: {tmp_path / 'found'}}}\n"
+    first = serve(CONFIG % (2, store) + planes, env=KEYS)
+    made = chain(*[Client(first)] * 12)
+    first.end()
+
+    second = serve(CONFIG % (1, store), env=KEYS)
+
+    assert items_of(Client(second), made) == 23
+    assert Client(second, "BOB").ask("GET", f"{PATH}/{made}")[0] == 404
+    assert chain(Client(second)) != made
+
+
+def test_frontends_of_two_servers_share_what_is_in_redis(serve_for_module: Any, server: RedisServer) -> None:
+    config = CONFIG % (1, f"{{use: redis, url: '{server.url}', timeout: 2}}")
+    one, other = (Client(serve_for_module(config, env=KEYS)) for _ in range(2))
+
+    made = chain(one, other, one, other)
+
+    assert items_of(one, made) == 7
+    assert one.ask("DELETE", f"{PATH}/{made}")[0] == 200
+    assert other.ask("GET", f"{PATH}/{made}")[0] == 404
+
+
+@pytest.mark.parametrize(("policy", "status"), [("fail", 503), ("pass", 200)])
+def test_a_store_that_dies_is_told_as_configured_and_used_again(
+    policy: str, status: int, serve_for_module: Any, make_server: MakeServer
+) -> None:
+    redis = make_server()
+    config = CONFIG % (1, f"{{use: redis, url: '{redis.url}', timeout: 1}}")
+    client = Client(serve_for_module(config, "--set", f"frontend.response_store_policy={policy}", env=KEYS))
+    chain(client)
+    redis.kill()
+
+    answered, body = client.ask()
+    assert answered == status, body
+    assert body["store"] is False if status == 200 else body["error"]["code"] == "response_store_unavailable"
+    redis.start()
+
+    assert client.server.until(lambda: client.ask()[1].get("store") is True, 10)
+
+
+def test_a_store_of_each_process_is_warned_of(serve: Any, tmp_path: Path) -> None:
+    planes = f"\ntransport: {{use: tcp}}\ndiscovery: {{use: file, path: {tmp_path / 'found'}}}\n"
+
+    running = serve(CONFIG % (2, "{use: memory}") + planes, env=KEYS)
+
+    assert "each of the 2 frontend processes has a response store 'memory' of its own" in running.log

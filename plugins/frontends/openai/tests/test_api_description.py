@@ -138,14 +138,10 @@ async def test_the_page_needs_nothing_from_elsewhere(cold_server: Any) -> None:
 
 async def test_all_paths_can_be_changed(cold_server: Any) -> None:
     names = [name for name in OpenAIConfig.model_fields if name.endswith("_path")]
-<<<<<<< HEAD
+    cold_server.response_store = MemoryStore(MemoryStoreConfig(), ResponseStoreServices(Metrics()))
     several = [name for name in OpenAIConfig.model_fields if name.endswith("_paths")]
     changed: dict[str, Any] = {name: f"/x/{name}" for name in names} | {name: (f"/x/{name}",) for name in several}
     cold_server.config = cold_server.config.model_copy(update=changed)
-=======
-    cold_server.config = cold_server.config.model_copy(update={name: f"/x/{name}" for name in names})
-    cold_server.response_store = MemoryStore(MemoryStoreConfig(), ResponseStoreServices(Metrics()))
->>>>>>> a1de01c (Responses with memory: bounds of conversations, bad records)
     cold_server.add_model()
     await cold_server.start()
 

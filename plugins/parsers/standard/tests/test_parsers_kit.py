@@ -8,7 +8,7 @@ import pytest
 from dynamo_core import ToolCallParser
 from dynamo_plugin_parsers_standard import dynamo_register_reasoning_parsers
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
-from dynamo_plugin_parsers_standard.pythonic import PythonicParser
+from dynamo_plugin_parsers_standard.parameter_formats import PythonicParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
 from dynamo_testing import (
     Answer,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dynamo_core import ReasoningParser, ToolCallParser
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
-from dynamo_plugin_parsers_standard.pythonic import PythonicParser
+from dynamo_plugin_parsers_standard.parameter_formats import PythonicParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
 from dynamo_testing.parser.cost import Lines, allocated_by, longest_text
 

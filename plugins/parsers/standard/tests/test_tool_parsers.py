@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dynamo_core import ContentDelta, ToolCallArguments, ToolCallParser, ToolCallStart
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
-from dynamo_plugin_parsers_standard.pythonic import PythonicParser
+from dynamo_plugin_parsers_standard.parameter_formats import PythonicParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -16,9 +16,9 @@ DYNAMO_API = 2
 def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
     """One class for each way in which models write calls."""
     from dynamo_plugin_parsers_standard.json_formats import JSON_PARSERS
-    from dynamo_plugin_parsers_standard.pythonic import PythonicParser
+    from dynamo_plugin_parsers_standard.parameter_formats import PARAMETER_PARSERS
 
-    return [*JSON_PARSERS, PythonicParser]
+    return [*JSON_PARSERS, *PARAMETER_PARSERS]
 
 
 @hookimpl

@@ -101,13 +101,13 @@ class FormatParser(ToolCallParser):
         self._space.append(text[start:at])
         if at == len(text):
             return at
-        if close := self._closes.at(text, at):
-            self._space.clear()
-            self._closes = _closing(tuple(tag for tag in self._closes.tags if tag != close))
-            return at + len(close)
         if self._in_section and (close := compiled.section_closes.at(text, at)):
             self._space.clear()
             self._in_section = False
+            return at + len(close)
+        if close := self._closes.at(text, at):
+            self._space.clear()
+            self._closes = _closing(tuple(tag for tag in self._closes.tags if tag != close))
             return at + len(close)
         begins = compiled.in_section if self._in_section else compiled.begins
         if begins.at(text, at):

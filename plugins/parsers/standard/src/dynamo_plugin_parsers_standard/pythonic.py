@@ -1,80 +1,29 @@
-"""Calls as Llama 4 and others write them, in Python: ``[weather(city="Oslo", days=2), time()]``."""
+"""Reads calls that are written in Python: ``weather(city="Oslo", days=2)``."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
-import warnings
 from collections.abc import Callable
-from typing import Any
 
-from dynamo_text import MAX_DEPTH, CallSink, Progress
+from dynamo_text import MAX_DEPTH, CallReader, CallSink, Progress
 
-from dynamo_plugin_parsers_standard.markup import MarkupParser
+from dynamo_plugin_parsers_standard.formats import Opened
 from dynamo_plugin_parsers_standard.names import known_names
+from dynamo_plugin_parsers_standard.scan import skip_white
+from dynamo_plugin_parsers_standard.schema_values import json_of_literal, python_expression
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 _LONGEST_NAME = 256
-_PLAIN = re.compile(r"[^()\[\]{}'\"]*")
+_PLAIN = re.compile(r"[^()\[\]{}'\"#]*")
 _IN_STRING = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
-_WORDS = {"true": True, "false": False, "null": None}
-
-
-class PythonicParser(MarkupParser):
-    """A list of calls at the beginning of the answer, with literals as named arguments; then everything is content.
-
-    The arguments are told as JSON once the call is closed: they are not JSON before. Only calls of tools of the request
-    count.
-    """
-
-    NAME = "pythonic"
-    OPEN = "["
-
-    def _begin(self) -> None:
-        self._enter(self._call)
-
-    def _complete(self) -> None:
-        self._enter(self._after_call)
-
-    def _call(self, text: str, at: int, last: bool) -> int:
-        at = self._hold_space(text, at)
-        if at < len(text):
-            before = self._take_header() + "".join(self._space)
-            self._space.clear()
-            self._read(PythonCall(self._out, before, known_names(self.tools)))
-        return at
-
-    def _after_call(self, text: str, at: int, last: bool) -> int:
-        at = self._hold_space(text, at)
-        if at == len(text):
-            return at
-        if text[at] == ",":
-            self._space.append(",")
-            self._enter(self._call)
-        elif text[at] == "]":
-            self._space.clear()
-            self._enter(self._closed)
-        else:
-            self._emit_space()
-            self._enter(self._content)
-            return at
-        return at + 1
-
-    def _closed(self, text: str, at: int, last: bool) -> int:
-        at = self._hold_space(text, at)
-        if at < len(text):
-            self._emit_space()
-            self._enter(self._content)
-        return at
-
-    def _content(self, text: str, at: int, last: bool) -> int:
-        self._out.content(text[at:])
-        return len(text)
 
 
 class PythonCall:
-    """Reads one call up to its closing parenthesis; a `dynamo_text.calls.CallReader`."""
+    """Reads one call up to its closing parenthesis; a `dynamo_text.CallReader`.
+
+    The arguments are literals with names. They are told as JSON at the end: they are not JSON before.
+    """
 
     def __init__(self, sink: CallSink, before: str, accepts: Callable[[str], bool]) -> None:
         self.progress = Progress.OPEN
@@ -135,6 +84,10 @@ class PythonCall:
             self._depth += 1
             if self._depth > MAX_DEPTH:
                 self.progress = Progress.BROKEN
+        elif char == "#":
+            # A comment would be lost.
+            self.progress = Progress.BROKEN
+            return at
         else:
             self._depth -= 1
             if not self._depth:
@@ -165,36 +118,84 @@ class PythonCall:
         self.reported = True
 
 
+class PythonCalls:
+    """Reads calls as a list, from its opening bracket to its closing one; a `dynamo_text.CallReader`."""
+
+    def __init__(self, sink: CallSink, before: str, accepts: Callable[[str], bool]) -> None:
+        self.progress = Progress.OPEN
+        self.reported = False
+        self._sink = sink
+        self._accepts = accepts
+        self._raw = [before]
+        self._call: PythonCall | None = None
+        #: What may come: the opening bracket, a call, or what follows one.
+        self._expected = "["
+
+    def feed(self, text: str, at: int = 0, last: bool = False) -> int:
+        """See `CallReader.feed`."""
+        end = len(text)
+        while at < end and self.progress is Progress.OPEN:
+            call = self._call
+            if call is None:
+                at = self._between(text, at)
+                continue
+            at = call.feed(text, at, last)
+            self.reported = self.reported or call.reported
+            if call.progress is Progress.DONE:
+                self._call = None
+                self._expected = ",]"
+            else:
+                self.progress = call.progress
+        return at
+
+    def unreported(self) -> str:
+        """See `CallReader.unreported`."""
+        return "".join(self._raw) if self._call is None else self._call.unreported()
+
+    def leftover(self) -> str:
+        """See `CallReader.leftover`."""
+        return "" if self._call is None and self.reported else self.unreported()
+
+    def _between(self, text: str, at: int) -> int:
+        start, at = at, skip_white(text, at)
+        self._raw.append(text[start:at])
+        if at == len(text):
+            return at
+        if not self._expected:
+            self._call = PythonCall(self._sink, "".join(self._raw), self._accepts)
+            self._raw.clear()
+            return at
+        if text[at] not in self._expected:
+            self.progress = Progress.BROKEN
+            return at
+        if text[at] == "]":
+            self._raw.clear()
+            self.progress = Progress.DONE
+        else:
+            self._raw.append(text[at])
+            self._expected = ""
+        return at + 1
+
+
+def python_call(opened: Opened) -> CallReader:
+    """The call is one in Python."""
+    return PythonCall(opened.sink, opened.before, bool)
+
+
+def known_python_call(opened: Opened) -> CallReader:
+    """The same, of a tool of the request."""
+    return PythonCall(opened.sink, opened.before, known_names(opened.tools))
+
+
+def python_list(opened: Opened) -> CallReader:
+    """The calls are a list in Python, of tools of the request."""
+    return PythonCalls(opened.sink, opened.before, known_names(opened.tools))
+
+
 def _arguments(call: str) -> str | None:
     """The named arguments between parentheses as a JSON object; None if they are not literals, or not named."""
-    try:
-        with warnings.catch_warnings():
-            # Strings of models have escapes that Python does not know, and warns of.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(f"f{call}", mode="eval").body
-        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
-            return None
-        values = {keyword.arg: _literal(keyword.value) for keyword in tree.keywords}
-        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = python_expression(f"f{call}")
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
         return None
-    return None if None in values else text
-
-
-def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=None | bool() | int() | float() | str()):
-            return node.value
-        case ast.Name(id=name) if name in _WORDS:
-            # Models mix the languages up.
-            return _WORDS[name]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):
-                raise ValueError("the key of a JSON object is a text")
-            return {_literal(key): _literal(value) for key, value in zip(keys, values, strict=True) if key is not None}
-    raise ValueError("not a literal")
+    names: list[ast.expr | None] = [ast.Constant(keyword.arg) for keyword in tree.keywords]
+    return json_of_literal(ast.Dict(names, [keyword.value for keyword in tree.keywords]))

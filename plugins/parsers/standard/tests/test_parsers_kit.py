@@ -8,7 +8,16 @@ import pytest
 from dynamo_core import ToolCallParser
 from dynamo_plugin_parsers_standard import dynamo_register_reasoning_parsers
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
-from dynamo_plugin_parsers_standard.parameter_formats import PythonicParser
+from dynamo_plugin_parsers_standard.parameter_formats import (
+    DeepSeekV32Parser,
+    FunctionGemmaParser,
+    Glm45Parser,
+    Llama4PythonicParser,
+    MiniMaxM2Parser,
+    Olmo3Parser,
+    PythonicParser,
+    Qwen3CoderParser,
+)
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
 from dynamo_testing import (
     Answer,
@@ -66,6 +75,95 @@ class TestPythonic(_Tools):
     CALLS = ((" [f(a=1), g()] \n", [CALL_F, CALL_G]), ("[f(a=1)] and so", [CALL_F, " and so"]))
     UNSOUND = ("[f(1)]", "[f(a=b)]", "[f(a=1", "[h(a=1)]")
     OPENINGS = ('[f(a="',)
+
+
+class TestLlama4Pythonic(_Tools):
+    PARSER = Llama4PythonicParser
+    CALLS = (("So <|python_start|>[f(a=1), g()]<|python_end|>", ["So ", CALL_F, CALL_G]), (" [f(a=1)]", [CALL_F]))
+    UNSOUND = ("<|python_start|>print(1)<|python_end|>", "<|python_start|>", "<|python_start|>[f(1)]")
+    OPENINGS = ("<|python_start|>", '<|python_start|>[f(a="')
+
+
+class TestOlmo3(_Tools):
+    PARSER = Olmo3Parser
+    CALLS = (("So\n<function_calls>\nf(a=1)\ng()\n</function_calls>\nDone", ["So\n", CALL_F, CALL_G, "\nDone"]),)
+    UNSOUND = ("<function_calls></function_calls>", "<function_calls>f(1)</function_calls>", "<function_calls>\nf(")
+    OPENINGS = ("<function_calls>", '<function_calls>f(a="')
+
+
+class TestQwen3Coder(_Tools):
+    PARSER = Qwen3CoderParser
+    CALLS = (
+        (
+            "So\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+            "<function=g>\n</function>\n</tool_call>",
+            ["So\n", Call("f", {"a": "1"}), CALL_G],
+        ),
+    )
+    UNSOUND = (
+        "<tool_call></tool_call>",
+        "<tool_call><function=f>",
+        "<function=h></function>",
+        "<tool_call><function=>",
+    )
+    OPENINGS = ("<tool_call>", "<function=f>", "<function=f><parameter=", "<function=f><parameter=a>")
+
+
+class TestGlm45(_Tools):
+    PARSER = Glm45Parser
+    CALLS = (
+        (
+            "So\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call><tool_call>g</tool_call>",
+            ["So\n", Call("f", {"a": "1"}), CALL_G],
+        ),
+    )
+    UNSOUND = ("<tool_call></tool_call>", "<tool_call>f one", "<tool_call>f<arg_key>a</arg_key></tool_call>")
+    OPENINGS = ("<tool_call>", "<tool_call>f", "<tool_call>f<arg_key>a</arg_key><arg_value>")
+
+
+class TestMiniMaxM2(_Tools):
+    PARSER = MiniMaxM2Parser
+    CALLS = (
+        (
+            '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n<invoke name="g">\n'
+            "</invoke>\n</minimax:tool_call>\nSo",
+            [Call("f", {"a": "1"}), CALL_G, "\nSo"],
+        ),
+    )
+    UNSOUND = ("<minimax:tool_call></minimax:tool_call>", '<minimax:tool_call><invoke name="f">')
+    OPENINGS = ("<minimax:tool_call>", '<invoke name="f"><parameter name="a">')
+
+
+class TestDeepSeekV32(_Tools):
+    PARSER = DeepSeekV32Parser
+    CALLS = (
+        (
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="false">1'
+            '</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n'
+            "</｜DSML｜function_calls>",
+            [CALL_F, CALL_G],
+        ),
+    )
+    UNSOUND = ("<｜DSML｜function_calls></｜DSML｜function_calls>", '<｜DSML｜function_calls><｜DSML｜invoke name="f">')
+    OPENINGS = ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">')
+
+
+class TestFunctionGemma(_Tools):
+    PARSER = FunctionGemmaParser
+    CALLS = (
+        (
+            "So <start_function_call>call:f{a:1}<end_function_call><start_function_call>call:g{}<end_function_call>",
+            ["So ", CALL_F, CALL_G],
+        ),
+        ("<start_function_call>call:f{a:<escape>,}<escape>}<end_function_call>", [Call("f", {"a": ",}"})]),
+    )
+    UNSOUND = ("<start_function_call>f{}", "<start_function_call>call:f{a}<end_function_call>", "call:f{a:1}")
+    OPENINGS = (
+        "<start_function_call>",
+        "<start_function_call>call:f{a:",
+        "<start_function_call>call:f{a:<escape>",
+        "<start_function_call>call:f{a:[{b:[",
+    )
 
 
 @pytest.mark.parametrize("parser", [ThinkParser, Qwen3Parser], scope="class")

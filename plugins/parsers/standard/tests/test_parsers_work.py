@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 from dynamo_core import ReasoningParser, ToolCallParser
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
-from dynamo_plugin_parsers_standard.parameter_formats import PythonicParser
+from dynamo_plugin_parsers_standard.parameter_formats import (
+    DeepSeekV32Parser,
+    FunctionGemmaParser,
+    Glm45Parser,
+    Olmo3Parser,
+    PythonicParser,
+    Qwen3CoderParser,
+)
 from dynamo_plugin_parsers_standard.think import ThinkParser
-from dynamo_testing.parser.cost import Lines, allocated_by, longest_text
+from dynamo_testing.parser.cost import Lines, allocated_by, check_cost, longest_text
 
 MB = 1024 * 1024
 #: Characters in a piece of text.
@@ -41,6 +48,23 @@ CASES: dict[str, tuple[Make, str, str]] = {
     ),
     "mistral, space in the header": (MistralParser, "[TOOL_CALLS] ", " \n"),
     "pythonic, a long argument": (PythonicParser, '[f(a="', "the quick brown fox "),
+    "olmo3, a long argument": (Olmo3Parser, '<function_calls>f(a="', "the quick brown fox "),
+    "qwen3_coder, a long string": (Qwen3CoderParser, "<function=f><parameter=a>", "the quick\\nbrown fox\n"),
+    "qwen3_coder, a long number": (Qwen3CoderParser, "<function=f><parameter=n>", "12345678901234567890"),
+    "qwen3_coder, tags in a string": (Qwen3CoderParser, "<function=f><parameter=a>", "</parameter> </function> <"),
+    "qwen3_coder, space after a value": (Qwen3CoderParser, "<function=f><parameter=a></parameter>", " \n"),
+    "glm45, a long string": (Glm45Parser, "<tool_call>f<arg_key>a</arg_key><arg_value>", "the quick brown fox "),
+    "deepseek_v32, a long value": (
+        DeepSeekV32Parser,
+        '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">',
+        "the quick brown fox ",
+    ),
+    "functiongemma, a long string": (
+        FunctionGemmaParser,
+        "<start_function_call>call:f{a:<escape>",
+        "the quick brown fox ",
+    ),
+    "functiongemma, a long word": (FunctionGemmaParser, "<start_function_call>call:f{a:", "the quick brown fox "),
     "think, reasoning": (lambda tools: ThinkParser(""), "<think>", "the quick brown fox\n"),
     "think, newlines": (lambda tools: ThinkParser(""), "<think>", "\n"),
     "think, content": (lambda tools: ThinkParser(""), "So ", "the quick brown fox "),
@@ -79,3 +103,15 @@ def test_structure_costs_a_fixed_number_of_lines_per_character(tools: Any) -> No
 
     assert max(counts) < 40 * 25 * len(text)
     assert max(counts) == min(counts)
+
+
+@pytest.mark.parametrize(
+    ("make", "head", "body"),
+    [
+        (Qwen3CoderParser, "", "<tool_call><function=h> "),
+        (Qwen3CoderParser, "<function=f>", "<parameter=a>1</parameter>"),
+        (FunctionGemmaParser, "<start_function_call>call:f{a:[", "1,{b:<escape>c<escape>},"),
+    ],
+)
+def test_structure_costs_as_much_after_much_text_as_at_first(make: Make, head: str, body: str, tools: Any) -> None:
+    check_cost(make(tools), head, body)

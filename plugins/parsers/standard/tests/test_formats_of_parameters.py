@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -457,7 +458,10 @@ def check_mutations(parse: Any, form: Format, count: int) -> None:
         for at in range(0, len(text), size):
             deltas += parser.feed(text[at : at + size])
         deltas += parser.finish()
-        assert _WORD.findall(said(deltas)) == _WORD.findall(text), (text, deltas)
+        kept = iter(found := _WORD.findall(said(deltas)))
+        assert all(word in kept for word in _WORD.findall(text)), (text, deltas)
+        # A tag that is taken out may join the halves of a word.
+        assert Counter(found) <= Counter(_WORD.findall(re.sub("|".join((*map(re.escape, form.tags), r"\s", "['\"]")), "", text)))
         other = form.parser(TOOLS)
         if buffered:
             other.buffer_calls()

@@ -461,7 +461,8 @@ def check_mutations(parse: Any, form: Format, count: int) -> None:
         kept = iter(found := _WORD.findall(said(deltas)))
         assert all(word in kept for word in _WORD.findall(text)), (text, deltas)
         # A tag that is taken out may join the halves of a word.
-        assert Counter(found) <= Counter(_WORD.findall(re.sub("|".join((*map(re.escape, form.tags), r"\s", "['\"]")), "", text)))
+        joined = re.sub("|".join((*map(re.escape, form.tags), r"\s", "['\"]")), "", text)
+        assert Counter(found) <= Counter(_WORD.findall(joined))
         other = form.parser(TOOLS)
         if buffered:
             other.buffer_calls()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from typing import ClassVar
 
-from dynamo_plugin_parsers_standard.formats import CallFormat, Section, Signs
+from dynamo_plugin_parsers_standard.formats import CallFormat, Section
 from dynamo_plugin_parsers_standard.gemma import braces
 from dynamo_plugin_parsers_standard.machine import FormatParser
 from dynamo_plugin_parsers_standard.pythonic import known_python_call, python_call, python_list
@@ -40,7 +40,6 @@ def _xml(section: str) -> CallFormat:
         opens=("<function=",),
         bodies={"": tagged(syntax)},
         closes=(closing,),
-        signs=(Signs((opening, "<function=", "<parameter=")),),
     )
 
 
@@ -81,7 +80,6 @@ class Glm45Parser(_ParameterParser):
     FORMAT = CallFormat(
         opens=("<tool_call>",),
         bodies={"": _GLM},
-        signs=(Signs(("<tool_call>", "<arg_key>"), excludes=("</arg_key><arg_value>",)),),
     )
 
 
@@ -90,9 +88,7 @@ class Glm47Parser(_ParameterParser):
 
     NAME = "glm47"
     INSIDE = _GLM_TAGS
-    FORMAT = CallFormat(
-        opens=("<tool_call>",), bodies={"": _GLM}, signs=(Signs(("<tool_call>", "</arg_key><arg_value>")),)
-    )
+    FORMAT = CallFormat(opens=("<tool_call>",), bodies={"": _GLM})
 
 
 class MiniMaxM2Parser(_ParameterParser):
@@ -115,7 +111,6 @@ class MiniMaxM2Parser(_ParameterParser):
             )
         },
         closes=("</minimax:tool_call>",),
-        signs=(Signs(("<minimax:tool_call>",)),),
     )
 
 
@@ -141,7 +136,6 @@ class DeepSeekV32Parser(_ParameterParser):
             )
         },
         closes=("</｜DSML｜function_calls>",),
-        signs=(Signs(("｜DSML｜", "function_calls")),),
     )
 
 
@@ -161,7 +155,6 @@ class Llama4PythonicParser(FormatParser):
         bodies={"[": python_list},
         closes=("<|python_end|>",),
         bare={"[": python_list},
-        signs=(Signs(("<|python_start|>",)),),
     )
 
 
@@ -177,7 +170,6 @@ class Olmo3Parser(FormatParser):
         bodies=dict.fromkeys(_LETTERS, python_call),
         closes=("</function_calls>",),
         repeats=True,
-        signs=(Signs(("<function_calls>",), excludes=("｜DSML｜",)),),
     )
 
 
@@ -198,7 +190,6 @@ def _braces(opening: str, quote: str, closing: str) -> CallFormat:
         section=Section(opens=(opening,), closes=(closing,), optional=False),
         opens=("call:",),
         bodies={"": braces(quote)},
-        signs=(Signs((opening,)),),
     )
 
 

@@ -118,7 +118,18 @@ async def calls_in_answers() -> AsyncGenerator[Feed, None]:
     assert begun[-2:] == ["f", "f"]
 
 
-@reader("dynamo_plugin_parsers_standard.pythonic:_arguments ast.parse", bodies=plain_bodies, good=[b"(a=1)"])
+@reader("dynamo_plugin_parsers_standard.schema_values:_is_json json.loads", bodies=plain_bodies, good=[b'{"a":1}'])
+async def values_of_tagged_calls() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_parsers_standard.schema_values import ANY_JSON, json_of
+
+    found: list[str] = []
+    yield lambda data: found.append(json_of(data.decode(errors="replace"), ANY_JSON))
+    assert found[-1] == '{"a":1}'
+
+
+@reader(
+    "dynamo_plugin_parsers_standard.schema_values:python_expression ast.parse", bodies=plain_bodies, good=[b"(a=1)"]
+)
 async def pythonic_calls() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_parsers_standard.pythonic import _arguments
 

@@ -41,7 +41,6 @@ _OLMO = ("Olmo", "OLMo", "<functions>")
 TOOL_SIGNS: SignTable = {
     "hermes": Signs(("<tool_call>", "</tool_call>"), without=("<function=", "<arg_key>")),
     "qwen3_coder": Signs(("<tool_call>", "<function=", "<parameter=")),
-    "seed_oss": Signs(("<seed:tool_call>", "<function=")),
     "glm45": Signs(("<tool_call>", "<arg_key>", "<arg_value>"), without=("</arg_key><arg_value>",)),
     "glm47": Signs(("<tool_call>", "</arg_key><arg_value>")),
     "llama3_json": Signs(("dictionary of argument name and its value",)),

@@ -30,6 +30,7 @@ from dynamo_core.contracts.discovery import Lease as Lease
 from dynamo_core.contracts.discovery import WatchEvent as WatchEvent
 from dynamo_core.contracts.discovery import WatchKind as WatchKind
 from dynamo_core.contracts.engine import EMBED as EMBED
+from dynamo_core.contracts.engine import GUIDED as GUIDED
 from dynamo_core.contracts.engine import MULTI_CHOICE as MULTI_CHOICE
 from dynamo_core.contracts.engine import PROGRESS as PROGRESS
 from dynamo_core.contracts.engine import RERANK as RERANK

@@ -67,6 +67,8 @@ EMBED = "embed"
 SCORE = "score"
 #: The engine implements `LLMEngine.score` for requests with one query, at least.
 RERANK = "rerank"
+#: The engine obeys `sampling_options.guided_decoding`, with `structural_tag` in the form that xgrammar defines.
+GUIDED = "guided"
 #: The engine itself generates several choices for one request (`sampling_options.n`).
 MULTI_CHOICE = "multi_choice"
 #: The engine implements `LLMEngine.progress`. A request that waits long for its first token is then not mistaken for
@@ -148,7 +150,7 @@ class EngineConfig:
     data_parallel_start_rank: int = 0
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
-    #: Any of `EMBED`, `MULTI_CHOICE`, `PROGRESS`, `RERANK`, `SCORE`.
+    #: Any of `EMBED`, `GUIDED`, `MULTI_CHOICE`, `PROGRESS`, `RERANK`, `SCORE`.
     capabilities: frozenset[str] = frozenset()
     runtime_data: dict[str, Any] = field(default_factory=dict)
 

@@ -113,6 +113,18 @@ class ToolCallParser(_Parser):
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.tools = tools
 
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, parallel: bool, text: bool
+    ) -> Mapping[str, Any] | None:
+        """The grammar of an answer that calls these tools, as a format of xgrammar's structural tags.
+
+        The arguments of a call obey the schema of its tool. Unless `parallel`, there is one call at most. With `text`
+        there may be text before and after calls, and no call at all; without, there is at least one, and nothing else.
+        None: there is no such grammar for the format, or for these tools.
+        """
+        return None
+
     def buffer_calls(self) -> None:
         """Called before the first `feed` if the client gets the answer in one piece, at its end.
 
@@ -129,6 +141,13 @@ class ReasoningParser(_Parser):
 
     def __init__(self, prompt: str) -> None:
         self.prompt = prompt
+
+    def structural_tag(self) -> Mapping[str, Any] | None:
+        """The grammar of the reasoning before the content, as a format of xgrammar's structural tags.
+
+        None: there is no such grammar, so that an answer with reasoning cannot be guided.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from dynamo_core import (
     EMBED,
+    GUIDED,
     MULTI_CHOICE,
     PROGRESS,
     RERANK,
@@ -47,7 +48,7 @@ from dynamo_plugin_engine_vllm.library import Library
 from dynamo_plugin_engine_vllm.load import Rank, least_loaded, ranks_of, stat_logger
 from dynamo_plugin_engine_vllm.output_stream import OutputStream, result_or_error
 from dynamo_plugin_engine_vllm.outputs import OutputConverter
-from dynamo_plugin_engine_vllm.sampling import sampling_args
+from dynamo_plugin_engine_vllm.sampling import sampling_args, takes_structural_tags
 from dynamo_plugin_engine_vllm.scoring import Scorer
 from dynamo_plugin_engine_vllm.side_channel import side_channel
 from dynamo_plugin_engine_vllm.subscription import EventSequencer, follow
@@ -176,6 +177,8 @@ class VllmEngine(LLMEngine):
         if self._scorer is not None:
             capabilities |= {SCORE, RERANK}
         generates = "generate" in tasks
+        if generates and takes_structural_tags(config.structured_outputs_config):
+            capabilities.add(GUIDED)
         if generates and self._role is DisaggregationMode.AGGREGATED:
             capabilities.add(MULTI_CHOICE)
         if not generates:

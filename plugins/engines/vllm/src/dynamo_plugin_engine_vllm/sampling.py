@@ -87,6 +87,15 @@ def sampling_args(
     return SamplingArgs(params, guided, options.bad_words_token_ids)
 
 
+def takes_structural_tags(settings: Any) -> bool:
+    """Whether whole answers can be guided by structural tags, given vLLM's settings of structured outputs.
+
+    With a reasoning parser of its own, vLLM guides only what comes after the reasoning.
+    """
+    backend, reasoning = getattr(settings, "backend", "auto"), getattr(settings, "reasoning_parser", "")
+    return backend in ("auto", "xgrammar") and not reasoning
+
+
 def _check(request: PreprocessedRequest, room: int, context_length: int, role: DisaggregationMode) -> None:
     options = request.sampling_options
     if not request.token_ids:

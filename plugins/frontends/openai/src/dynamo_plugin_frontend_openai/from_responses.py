@@ -41,15 +41,14 @@ _NATIVE_TYPES = {tool.item: kind for kind, tool in NATIVE.items()}
 def chat_of_response(request: InputTokensRequest, tools: ResponseTools) -> dict[str, Any]:
     """The body of the chat request that asks for the same; `tools` are those of the request."""
     wanted = request.text.format if request.text else None
-    functions, choice = chosen(tools, request.tool_choice)
     chat = _given(
         model=request.model,
         messages=_messages(request, tools),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         response_format=None if wanted is None else _format(wanted),
-        tools=functions or None,
-        tool_choice=choice,
+        tools=tools.functions or None,
+        tool_choice=chosen(tools, request.tool_choice),
     )
     if isinstance(request, ResponsesRequest):
         chat |= _given(

@@ -21,13 +21,15 @@ from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, schema_erro
 from dynamo_plugin_frontend_openai.requests.tools import (
     NONE,
     REQUIRED,
-    NamedChoice,
+    Function,
     Tool,
     ToolCall,
     ToolChoice,
+    allowed_names,
     check_functions,
     check_tools,
     guided,
+    mode_of,
     with_objects,
 )
 
@@ -81,14 +83,30 @@ class ChatRequest(GenerationRequest, kw_only=True):
     @property
     def must_call(self) -> bool:
         """Whether the answer must call a tool."""
-        return self.tool_choice == REQUIRED or isinstance(self.tool_choice, NamedChoice)
+        return mode_of(self.tool_choice) == REQUIRED
+
+    @property
+    def callable_functions(self) -> list[Function]:
+        """The functions that the model may call."""
+        allowed = allowed_names(self.tool_choice)
+        functions = [tool.function for tool in self.tools or () if self.uses_tools and tool.function is not None]
+        return [each for each in functions if allowed is None or each.name in allowed]
 
     @property
     def guided(self) -> GuidedDecodingOptions | None:
-        """What the answer must look like: calls, if a tool must be called; else as the client says."""
+        """What the answer must look like: calls, if a tool must be called; else as the client says.
+
+        None for an answer that is calls or a value: whether an engine can be asked for that depends on the model.
+        """
         if self.must_call:
             return guided(self.tools or (), self.tool_choice, parallel=self.parallel)
-        return super().guided
+        return None if self.uses_tools else super().guided
+
+    @property
+    def value_schema(self) -> dict[str, Any] | bool | None:
+        """The schema of an answer without calls; None if it is text."""
+        found = None if self.must_call else super().guided
+        return None if found is None else found.json
 
     @property
     def token_limit(self) -> int | None:
@@ -188,9 +206,9 @@ def check_text_only(request: ChatRequest) -> None:
 
 
 def _check_calls_or_text(request: ChatRequest) -> None:
-    """One answer cannot be free to call a tool and bound to a form. If a call is a must, there is no text to bind."""
+    """Of all that binds the text, only `response_format` can be met beside calls: by JSON. A must has no text to bind."""
     found = constraint(request) if request.uses_tools else None
-    if found is not None and not (request.must_call and found[0] == "response_format"):
+    if found is not None and found[0] != "response_format":
         raise invalid(
             f"{found[0]} cannot be combined with tools that may be called; set tool_choice to 'none'", found[0]
         )

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.tools import AUTO, FUNCTION
+from dynamo_plugin_frontend_openai.requests.tools import ALLOWED, AUTO, FUNCTION
 
-CUSTOM, NAMESPACE, ALLOWED = "custom", "namespace", "allowed_tools"
+CUSTOM, NAMESPACE = "custom", "namespace"
 #: The one parameter of the function that stands for a custom tool.
 INPUT = "input"
 
@@ -150,11 +150,10 @@ class ResponseTools:
                 made._add(tool, path)
         return made
 
-    def only(self, chosen: Iterable[ChosenTool]) -> list[dict[str, Any]]:
-        """The functions of some tools."""
+    def names_of(self, chosen: Iterable[ChosenTool]) -> list[str]:
+        """The functions that stand for some tools."""
         wanted = {(each.type, each.name or each.type) for each in chosen}
-        names = {name for name, called in self.called.items() if (called.type, called.name) in wanted}
-        return [function for function in self.functions if function[FUNCTION]["name"] in names]
+        return [name for name, called in self.called.items() if (called.type, called.name) in wanted]
 
     def name_of(self, name: str, namespace: str | None = None) -> str:
         """The function that stands for a tool; the tool's own name if it is not among them."""
@@ -209,13 +208,24 @@ def check_tool_choice(choice: str | ResponseToolChoice | None) -> None:
         raise invalid("A tool choice that is an object must name a function or a custom tool", "tool_choice")
 
 
-def chosen(tools: ResponseTools, choice: str | ResponseToolChoice | None) -> tuple[list[dict[str, Any]], Any]:
-    """The functions that a model is shown, and the choice among them in the form of the chat API."""
+def chosen(tools: ResponseTools, choice: str | ResponseToolChoice | None) -> Any:
+    """A choice among the functions that stand for tools, in the form of the chat API.
+
+    Raises:
+        InvalidArgument: one of tools of which no model is shown any.
+    """
     if not isinstance(choice, ResponseToolChoice):
-        return tools.functions, choice
-    if choice.type == ALLOWED:
-        return tools.only(choice.tools or ()), choice.mode or AUTO
-    return tools.functions, {"type": FUNCTION, FUNCTION: {"name": tools.name_of(choice.name or choice.type)}}
+        return choice
+    if choice.type != ALLOWED:
+        return _named(tools.name_of(choice.name or choice.type))
+    names = tools.names_of(choice.tools or ())
+    if not names:
+        raise invalid("The tool choice allows none of the tools", "tool_choice.tools")
+    return {"type": ALLOWED, ALLOWED: {"mode": choice.mode or AUTO, "tools": [_named(name) for name in names]}}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": FUNCTION, FUNCTION: {"name": name}}
 
 
 def _check_named(tool: ResponseTool, path: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from dynamo_core import GuidedDecodingOptions
@@ -15,7 +15,7 @@ from dynamo_plugin_frontend_openai.requests.common import invalid
 from dynamo_plugin_frontend_openai.requests.decode import object_of, schema_error
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
-FUNCTION = "function"
+FUNCTION, ALLOWED = "function", "allowed_tools"
 
 _MAX_TOOLS = 1536
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,96}")
@@ -43,11 +43,19 @@ class FunctionName(msgspec.Struct, kw_only=True):
     name: str
 
 
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """The tools that may be called, of those that the model is shown."""
+
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedChoice] | None = None
+
+
 class NamedChoice(msgspec.Struct, kw_only=True):
-    """The one tool that must be called."""
+    """The one tool that must be called, or the tools that may be."""
 
     type: str
     function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -71,6 +79,22 @@ ToolChoice: TypeAlias = str | NamedChoice
 def forced_name(choice: ToolChoice | None) -> str | None:
     """The function that must be called, if one is named."""
     return choice.function.name if isinstance(choice, NamedChoice) and choice.function is not None else None
+
+
+def mode_of(choice: ToolChoice | None) -> str:
+    """Whether a tool must be called, may be, or may not."""
+    if not isinstance(choice, NamedChoice):
+        return choice or AUTO
+    if choice.allowed_tools is None:
+        return REQUIRED
+    return choice.allowed_tools.mode or AUTO
+
+
+def allowed_names(choice: ToolChoice | None) -> frozenset[str] | None:
+    """The functions that may be called; None if all may be."""
+    if not isinstance(choice, NamedChoice) or choice.allowed_tools is None:
+        return None
+    return frozenset(each.function.name for each in choice.allowed_tools.tools or () if each.function is not None)
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
@@ -100,6 +124,8 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     name = forced_name(choice)
     if name is not None and name not in names:
         raise invalid(f"tool_choice names the function '{name}', which is not among the tools", "tool_choice")
+    for name in sorted((allowed_names(choice) or frozenset()) - names):
+        raise invalid(f"tool_choice allows the function '{name}', which is not among the tools", "tool_choice")
 
 
 def check_functions(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
@@ -113,7 +139,13 @@ def check_functions(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
             raise invalid(f"Tools of type '{tool.type}' are not supported by this model", f"tools[{index}].type")
         if tool.function is None:
             raise invalid("A tool of type 'function' has no function", f"tools[{index}].function")
-    if isinstance(choice, NamedChoice) and (choice.type != FUNCTION or choice.function is None):
+    if not isinstance(choice, NamedChoice):
+        return
+    if choice.type == ALLOWED:
+        named = choice.allowed_tools.tools if choice.allowed_tools is not None else None
+        if not named or any(each.type != FUNCTION or each.function is None for each in named):
+            raise invalid("A tool choice of type 'allowed_tools' must name functions", "tool_choice")
+    elif choice.type != FUNCTION or choice.function is None:
         raise invalid("A tool choice that is an object must name a function", "tool_choice")
 
 
@@ -123,11 +155,16 @@ def guided(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) 
     Raises:
         InvalidArgument: definitions of two tools have one name and differ, so that no schema can hold both.
     """
-    functions = [tool.function for tool in tools if tool.function is not None]
+    allowed = allowed_names(choice)
+    functions = [
+        tool.function
+        for tool in tools
+        if tool.function is not None and (allowed is None or tool.function.name in allowed)
+    ]
     name = forced_name(choice)
     if name is not None:
         return GuidedDecodingOptions(json=next(_parameters(each) for each in functions if each.name == name))
-    if choice != REQUIRED or not functions:
+    if mode_of(choice) != REQUIRED or not functions:
         return None
     definitions: dict[str, Any] = {}
     calls = [_call(function, definitions) for function in functions]

@@ -369,12 +369,12 @@ async def test_two_fields_that_say_what_the_answer_looks_like_are_both_named(ser
 
 
 async def test_an_answer_is_not_free_to_call_a_tool_and_bound_to_a_form(server: Any) -> None:
-    auto = await server.chat(tools=TOOLS, response_format=FORMAT)
+    auto = await server.chat(tools=TOOLS, guided_regex="a")
     regex = await server.chat(tools=TOOLS, tool_choice="required", guided_regex="a+")
     forced, _ = await seen(server, CHAT, {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT})
     never, _ = await seen(server, CHAT, {"tools": TOOLS, "tool_choice": "none", "response_format": FORMAT})
 
-    assert (auto.status, auto.json()["error"]["param"]) == (400, "response_format")
+    assert (auto.status, auto.json()["error"]["param"]) == (400, "guided_regex")
     assert (regex.status, regex.json()["error"]["param"]) == (400, "guided_regex")
     # An answer that must be calls has no text to which a form could apply.
     assert forced["sampling_options"]["guided_decoding"]["json"]["type"] == "array"

@@ -464,13 +464,15 @@ async def test_tools_that_a_server_would_run_are_left_out_and_named(server: Any,
     assert replies[0].json()["tools"] == tools
 
 
-async def test_only_the_allowed_tools_are_shown(server: Any) -> None:
+async def test_all_tools_are_shown_although_only_some_are_allowed(server: Any) -> None:
+    """So that the prompt stays the same, and with it what caches hold of it."""
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "patch"}]}
 
     prompt = await shown(server, tools=[*TOOLS, PATCH], tool_choice=choice)
 
     assert [json.loads(line[5:])["function"]["name"] for line in prompt.splitlines() if line.startswith("TOOL ")] == [
-        "patch"
+        "weather",
+        "patch",
     ]
 
 

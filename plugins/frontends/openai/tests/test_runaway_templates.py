@@ -256,13 +256,13 @@ async def test_one_process_serves_many_conversations_however_large_the_frontend_
 ) -> None:
     memory = b"x" * (megabytes << 20)
     started: list[object] = []
-    original = template_process._Process
+    original = template_process.LimitedProcess
 
     def start() -> Any:
         started.append(None)
         return original()
 
-    monkeypatch.setattr(template_process, "_Process", start)
+    monkeypatch.setattr(template_process, "LimitedProcess", start)
     template = ChatTemplate("{{ messages|length }}{{ n }}")
 
     texts = [await render(store, template, long=True, variables={"n": number}) for number in range(5)]
@@ -323,7 +323,7 @@ def test_a_process_ends_with_its_parent() -> None:
 def test_a_process_without_a_parent_ends_although_its_template_does_not() -> None:
     """The kernel bounds its processor time."""
     child = Path(template_process.__file__).with_name("template_child.py")
-    job = json.dumps({"source": RUNAWAYS["nested loops"], "values": {}, "seconds": 0.1}).encode()
+    job = json.dumps({"type": "Job", "source": RUNAWAYS["nested loops"], "values": {}, "seconds": 0.1}).encode()
 
     process = subprocess.run(
         [sys.executable, "-P", str(child)], input=len(job).to_bytes(8) + job, capture_output=True, timeout=50

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dynamo_core import TaskSet
 
     from dynamo_plugin_frontend_openai.memory import AnswerMemory
+    from dynamo_plugin_frontend_openai.schema_check import SchemaChecker
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,5 +26,6 @@ class Answering:
     tasks: TaskSet
     write_buffer: int
     memory: AnswerMemory
+    checker: SchemaChecker
     turns: Turns = field(default_factory=Turns)
     usage_watch: UsageWatch = field(default_factory=UsageWatch)

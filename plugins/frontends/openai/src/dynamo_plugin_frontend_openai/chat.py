@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dynamo_core import GUIDED
 from dynamo_core.protocol import CHAT
 
 from dynamo_plugin_frontend_openai import asking
+from dynamo_plugin_frontend_openai.answer_grammar import answer_grammar
 from dynamo_plugin_frontend_openai.answering import Answering
+from dynamo_plugin_frontend_openai.call_filter import CallFilter
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
+from dynamo_plugin_frontend_openai.claims import Answered
 from dynamo_plugin_frontend_openai.forced import ForcedCalls
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint, ParsedRequest, ParsedT, Renderer
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
@@ -21,7 +25,7 @@ from dynamo_plugin_frontend_openai.preprocess import Prompt, chat_prompt, fittin
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, check_text_only, parse_chat
-from dynamo_plugin_frontend_openai.requests.tools import forced_name
+from dynamo_plugin_frontend_openai.requests.tools import FUNCTION, allowed_names, forced_name
 from dynamo_plugin_frontend_openai.template import TemplateStore
 
 if TYPE_CHECKING:
@@ -53,6 +57,8 @@ class ParsedChat(ParsedRequest):
         self.chat: ChatRequest = parse_chat(raw)
         super().__init__(raw, self.chat)
         self._chats = chats
+        #: Those of all choices.
+        self._call_ids: set[str] = set()
 
     def check_for_tokens(self) -> None:
         """Refuses pictures, tools that are no functions, and the like."""
@@ -79,33 +85,50 @@ class ParsedChat(ParsedRequest):
         """An answer that is parsed, if the model or the request asks for that; else one that is only text."""
         chat, parsers = self.chat, model.parsers
         own = parsers.tools if chat.uses_tools else None
-        reasoning = None if own is not None and own.TELLS_REASONING else parsers.reasoning
+        kind = None if own is not None and own.TELLS_REASONING else parsers.reasoning
+        reasoning = None if kind is None else kind(prompt.text or "")
         forced = chat.uses_tools and chat.must_call
-        if own is None and reasoning is None and not forced:
+        callable_tools = self._callable_tools() if chat.uses_tools else []
+        if chat.is_bound and GUIDED in model.card.capabilities:
+            grammar = answer_grammar(chat, callable_tools, own, reasoning)
+            request.sampling_options.guided_decoding = grammar
+            answered = None if grammar is not None else self._answered()
+        else:
+            answered = self._answered() if chat.is_bound else None
+        if own is None and reasoning is None and answered is None and not forced:
             return TokenChoice(index, request, model.tokenizer, stops)
-        markers = self._chats.markers.find(model, own, reasoning)
-        if markers.all_or_none or any(each is not None and each.NEEDS_SPECIAL_TOKENS for each in (own, reasoning)):
+        markers = self._chats.markers.find(model, own, kind)
+        if markers.all_or_none or any(each is not None and each.NEEDS_SPECIAL_TOKENS for each in (own, kind)):
             request.output_options.skip_special_tokens = False
         tools: TextParser | None = None
         if own is not None:
-            tools = _ready(own(self.raw["tools"]), markers)
+            tools = _ready(own(callable_tools), markers)
         if forced:
             tools = ForcedCalls(forced_name(chat.tool_choice), tools)
-        parser = AnswerParser(
-            None if reasoning is None else _ready(reasoning(prompt.text or ""), markers),
-            tools,
-            parallel=chat.parallel,
-            whole=not chat.streaming,
-        )
+        calls = CallFilter(allowed_names(chat.tool_choice), parallel=chat.parallel, ids=self._call_ids)
+        thoughts = None if reasoning is None else _ready(reasoning, markers)
+        parser = AnswerParser(thoughts, tools, calls, whole=not chat.streaming)
         return ParsedChoice(
             index,
             request,
             model.tokenizer,
             parser,
             stops,
+            answered,
             markers=markers,
             report_malformed=partial(self._chats.report_malformed, model),
         )
+
+    def _callable_tools(self) -> list[dict[str, Any]]:
+        """The tools that may be called, as the client sent them."""
+        allowed = allowed_names(self.chat.tool_choice)
+        return [tool for tool in self.raw["tools"] if allowed is None or tool[FUNCTION]["name"] in allowed]
+
+    def _answered(self) -> Answered | None:
+        """What an answer is gathered in that has to be checked at its end; None if there is nothing to check."""
+        chat = self.chat
+        strict = {each.name: each.parameters for each in chat.callable_functions if each.strict and each.parameters}
+        return Answered(chat.value_schema, strict) if strict or chat.value_schema is not None else None
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
         """Chat chunks and bodies."""

@@ -18,6 +18,8 @@ from dynamo_core import (
 )
 from dynamo_text import Detokenizer, StopStrings
 
+from dynamo_plugin_frontend_openai.claims import Answered
+from dynamo_plugin_frontend_openai.schema_check import Verdict
 from dynamo_plugin_frontend_openai.scores import Scored, ScoreKeeper
 
 
@@ -42,6 +44,7 @@ class Choice:
     """A choice whose engine makes the text itself. Also the base of the other kind."""
 
     __slots__ = (
+        "answered",
         "called",
         "completion_tokens",
         "cut",
@@ -57,6 +60,7 @@ class Choice:
         "scored",
         "tokens",
         "usage",
+        "verdict",
     )
 
     def __init__(self, index: int) -> None:
@@ -70,6 +74,10 @@ class Choice:
         self.cut = False
         #: Why its end is not that of an answer, although the engine sees nothing wrong with it.
         self.fault: DynamoError | None = None
+        #: What gathers it for a check at its end, if there is one.
+        self.answered: Answered | None = None
+        #: Why it is not what was asked for, if it was checked and is not.
+        self.verdict: Verdict | None = None
         #: Whether nothing is lost if items are read late: there is no stop string to end the choice early.
         self.patient = True
         #: Which of the prompts of the request it answers, from 0, and how long that is by the frontend's own count.

@@ -40,6 +40,7 @@ from dynamo_plugin_frontend_openai.responses import (
 )
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
 from dynamo_plugin_frontend_openai.scoring import RerankEndpoint, ScoreEndpoint
+from dynamo_plugin_frontend_openai.schema_check import SchemaChecker
 from dynamo_plugin_frontend_openai.template import TemplateStore
 from dynamo_plugin_frontend_openai.token_memory import token_memory
 from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
@@ -60,6 +61,7 @@ class OpenAIFrontend(Frontend):
         super().__init__(config, services)
         self._tasks = TaskSet()
         self._token_memory = token_memory(services)
+        self._checker = SchemaChecker(services)
         templates = TemplateStore(self.config.template_timeout)
         self._chats = ChatDependencies(
             templates,
@@ -95,7 +97,7 @@ class OpenAIFrontend(Frontend):
         chats = self._chats
         ignored = IgnoredFields(services, unknown=config.unknown_fields == "ignore")
         memory = AnswerMemory(services, config.unary_answer_limit_mb * MB, config.unary_answers_limit_mb * MB)
-        answering = Answering(self._tasks, config.write_buffer, memory)
+        answering = Answering(self._tasks, config.write_buffer, memory, self._checker)
         chat = ChatEndpoint(services, ignored, answering, chats)
         completions = CompletionEndpoint(services, ignored, answering)
         embeddings = EmbeddingEndpoint(services, ignored)
@@ -178,6 +180,7 @@ class OpenAIFrontend(Frontend):
         await self._tasks.join(_CLOSE_TIMEOUT)
         await self._tasks.aclose()
         await self._chats.templates.aclose()
+        await self._checker.aclose()
 
 
 def _post(path: str, endpoint: ModelEndpoint[Any], answer: type[msgspec.Struct], summary: str) -> Operation:

@@ -114,6 +114,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
         self._write_buffer = answering.write_buffer
         self._memory = answering.memory
         self._turns = answering.turns
+        self._checker = answering.checker
         self._usage_watch = answering.usage_watch
         self._meters = PromptMeters(services)
 
@@ -163,6 +164,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
             opening=told(opening(wanted, prompts, model.tokenizer.decode)),
             closing=lambda: told(closing(wanted, exchange.timing)),
             usage=usage if request.include_usage else None,
+            check=self._checker.of(answer.choices, model.name),
             done=self.DONE,
             seal=exchange.seal,
         )
@@ -185,6 +187,9 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
     ) -> list[bytes]:
         model = exchange.model
         collected = await UnaryAnswer(answer, renderer, self._memory).collect()
+        check = self._checker.of(answer.choices, model.name)
+        if check is not None:
+            await check()
         extension = unary_extension(parsed.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
         usage = usage_of(answer.choices, engine_counts=_engine_counts(model))
         return renderer.body(parsed.kept(collected, model), usage, extension)

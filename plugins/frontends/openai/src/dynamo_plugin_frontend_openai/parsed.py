@@ -10,7 +10,6 @@ from dynamo_core import (
     LLMEngineOutput,
     ParserDelta,
     PreprocessedRequest,
-    ReasoningDelta,
     ReasoningParser,
     Tokenizer,
     ToolCallArguments,
@@ -18,7 +17,9 @@ from dynamo_core import (
 )
 from dynamo_text import StopStrings, is_object
 
+from dynamo_plugin_frontend_openai.call_filter import CallFilter
 from dynamo_plugin_frontend_openai.choices import TokenChoice
+from dynamo_plugin_frontend_openai.claims import Answered
 from dynamo_plugin_frontend_openai.errors import BrokenCall
 from dynamo_plugin_frontend_openai.markers import NO_MARKERS, MarkerTokens
 
@@ -48,16 +49,16 @@ class TextParser(Protocol):
 class AnswerParser:
     """Reasoning first; what of the text is content goes on to the parser of calls. Either may be missing.
 
-    Unless `parallel`, only the first call is told. With `whole` the client sees nothing before the end: a call that
-    breaks off is text.
+    `calls` says which calls are told. With `whole` the client sees nothing before the end: a call that breaks off is
+    text.
     """
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tools: TextParser | None, *, parallel: bool = True, whole: bool = False
+        self, reasoning: ReasoningParser | None, tools: TextParser | None, calls: CallFilter, *, whole: bool = False
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools
-        self._parallel = parallel
+        self._filter = calls
         self._whole = whole
         if whole and tools is not None:
             tools.buffer_calls()
@@ -89,7 +90,7 @@ class AnswerParser:
         """What is left at the end."""
         deltas = [] if self._reasoning is None else self._sorted(self._reasoning.finish())
         if self._tools is not None:
-            deltas += self._kept(self._tools.finish())
+            deltas += self._kept(self._tools.finish()) + self._filter.finish()
         return deltas
 
     def _sorted(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
@@ -141,6 +142,16 @@ class AnswerParser:
         if self._parallel:
             return deltas
         return [delta for delta in deltas if isinstance(delta, ContentDelta | ReasoningDelta) or delta.index == 0]
+        deltas = self._filter.feed(deltas)
+        if not self._whole:
+            for delta in deltas:
+                self._left = isinstance(delta, ContentDelta)
+                if isinstance(delta, ToolCallStart):
+                    self._told.append((delta.name, []))
+                elif isinstance(delta, ToolCallArguments):
+                    self._told[-1][1].append(delta.text)
+        self.called = self.called or any(isinstance(delta, ToolCallStart) for delta in deltas)
+        return deltas
 
 
 class ParsedChoice(TokenChoice):
@@ -158,6 +169,7 @@ class ParsedChoice(TokenChoice):
         tokenizer: Tokenizer,
         parser: AnswerParser,
         stops: StopStrings | None = None,
+        answered: Answered | None = None,
         *,
         markers: MarkerTokens = NO_MARKERS,
         report_malformed: Callable[[int], None] | None = None,
@@ -169,6 +181,7 @@ class ParsedChoice(TokenChoice):
         #: Deltas that were made while an item was decoded, and how much of its text is in them.
         self._early: list[ParserDelta] = []
         self._fed = 0
+        self.answered = answered
         self.plain = False
 
     def feed(self, output: LLMEngineOutput) -> str:
@@ -240,4 +253,6 @@ class ParsedChoice(TokenChoice):
                 self.finish_reason = TOOL_CALLS
             if parser.malformed and self._report_malformed is not None:
                 self._report_malformed(parser.malformed)
+        if self.answered is not None:
+            self.answered.add(deltas)
         self.parsed = deltas

@@ -137,6 +137,11 @@ def _score_lists(scores: Mapping[str, list[bytes]], more: bytes) -> list[bytes]:
     return parts
 
 
+def verdict_of(choice: Choice) -> dict[str, Any]:
+    """What the client is told of a choice that is not what it asked for: ``structured_output``."""
+    return {} if choice.verdict is None else {"structured_output": choice.verdict}
+
+
 def head(identity: Identity, kind: str) -> bytes:
     """The beginning of every chunk of an answer, up to the list of choices."""
     return b'data: %b,"choices":[' % encode(identity.of(kind))[:-1]

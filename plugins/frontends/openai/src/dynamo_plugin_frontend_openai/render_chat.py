@@ -19,6 +19,7 @@ from dynamo_plugin_frontend_openai.render import (
     extension_chunk,
     head,
     usage_chunk,
+    verdict_of,
     weight,
 )
 from dynamo_plugin_frontend_openai.scores import Scored
@@ -81,10 +82,12 @@ class ChatRenderer:
 
     def finish(self, choice: Choice) -> bytes:
         """An empty delta with the reason."""
-        return b'%b{}%b,"finish_reason":"%b"}]}\n\n' % (
+        verdict = b"" if choice.verdict is None else b',"structured_output":%b' % encode(choice.verdict)
+        return b'%b{}%b,"finish_reason":"%b"%b}]}\n\n' % (
             self._prefixes[choice.index],
             self._no_scores,
             (choice.finish_reason or "stop").encode(),
+            verdict,
         )
 
     def usage(self, usage: dict[str, Any]) -> bytes:
@@ -131,7 +134,7 @@ class ChatRenderer:
         choice["finish_reason"] = item.choice.finish_reason or "stop"
         if item.token_ids is not None:
             choice["token_ids"] = item.token_ids
-        return choice
+        return choice | verdict_of(item.choice)
 
 
 def _delta(delta: ParserDelta) -> bytes:

@@ -9,7 +9,7 @@ from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.blocks import Block, BlockRenderer, Kind
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
+from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, verdict_of
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -35,6 +35,7 @@ class MessageRenderer(BlockRenderer):
         super().__init__(identity)
         self._prompt_tokens = prompt_tokens
         self._edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if edits else {}
+        self._verdict: dict[str, Any] = {}
         self._pinged = False
 
     def opening(self, choice: Choice) -> bytes:
@@ -52,18 +53,21 @@ class MessageRenderer(BlockRenderer):
     def finish(self, choice: Choice) -> bytes:
         """The end of the last block. The reason comes with the usage."""
         self._choice = choice
+        self._verdict = verdict_of(choice)
         return self._written(self._blocks.end())
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The reason, the usage, and the end of the message."""
-        delta = _event("message_delta", delta=_reason(self._choice), usage=_usage(usage), **self._edits)
+        more = self._edits | self._verdict
+        delta = _event("message_delta", delta=_reason(self._choice), usage=_usage(usage), **more)
         return delta + _event("message_stop")
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole message as JSON."""
         self._blocks.end()
         content = [_whole(block) for block in self._blocks.all]
-        return [encode(self._message(content, collected[0].choice, _usage(usage)) | self._edits)]
+        choice = collected[0].choice
+        return [encode(self._message(content, choice, _usage(usage)) | self._edits | verdict_of(choice))]
 
     def _message(self, content: list[dict[str, Any]], choice: Choice | None, usage: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.blocks import Block, BlockRenderer, Kind
 from dynamo_plugin_frontend_openai.choices import Choice
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode
+from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, verdict_of
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 from dynamo_plugin_frontend_openai.requests.response_tools import CUSTOM, INPUT, NATIVE, Called
 from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
@@ -106,6 +106,7 @@ class ResponseRenderer(BlockRenderer):
             "output": [self._item(block) for block in self._blocks.all],
             **self._echo,
             "usage": None if usage is None else _usage(usage),
+            **({} if self._choice is None else verdict_of(self._choice)),
         }
 
     def _begun(self, block: Block) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from dynamo_plugin_frontend_openai.answer import Answer
+from dynamo_plugin_frontend_openai.choices import Choice
 from dynamo_plugin_frontend_openai.plain import PlainPath
 from dynamo_plugin_frontend_openai.render import DONE, ChunkRenderer
 from dynamo_plugin_frontend_openai.source import Source
@@ -25,7 +26,8 @@ class StreamingAnswer:
     Until the first output is there nothing is sent, so that an error before it is a plain HTTP error; silence of
     `keep_alive` seconds ends that wait, and from then on is broken by comment lines. `opening` goes before the first
     chunk; `closing` makes what goes before the last finish chunk, `usage` the usage if a chunk of it is wanted; `done`
-    ends it all, and `seal` makes what comes even after that, once what it waits for is done.
+    ends it all, and `seal` makes what comes even after that, once what it waits for is done. `check` looks at what was
+    answered before the end is written.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class StreamingAnswer:
         opening: bytes,
         closing: Callable[[], bytes],
         usage: Callable[[], dict[str, Any]] | None,
+        check: Callable[[], Awaitable[None]] | None = None,
         done: bytes = DONE,
         seal: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
@@ -46,7 +49,10 @@ class StreamingAnswer:
         self._out = out
         self._keep_alive = keep_alive
         self._opening = opening
-        self._closing: Callable[[], bytes] | None = closing
+        self._closing = closing
+        self._check = check
+        #: The choices whose end is written when there is no other left.
+        self._ended: list[Choice] = []
         self._usage = usage
         self._done = done
         self._seal = seal
@@ -84,12 +90,16 @@ class StreamingAnswer:
         finally:
             self._live = False
             self._timer.cancel()
+        tail = self._tail
+        if self._check is not None:
+            await self._check()
+            tail += self._ending()
         if self._seal is not None:
-            if self._tail:
+            if tail:
                 # The client has all of the answer while it waits for the end.
-                self._out.push(self._tail)
-            self._tail = await self._seal()
-        return await self._out.end(self._tail)
+                self._out.push(tail)
+            tail = await self._seal()
+        return await self._out.end(tail)
 
     async def _commit(self) -> None:
         """Waits for the first output, or for too long, and sends it with the headers."""
@@ -189,19 +199,23 @@ class StreamingAnswer:
                 parts.append(renderer.opening(choice))
                 self._plain = PlainPath.of(answer.choices, renderer, answer.inflight)
             parts.append(renderer.piece(piece))
-            if piece.last:
-                if answer.done and self._closing is not None:
-                    parts.append(self._closing())
-                    self._closing = None
+            if piece.last and answer.done:
+                self._ended.append(choice)
+            elif piece.last:
                 parts.append(renderer.finish(choice))
-        if answer.done:
-            if self._usage is not None:
-                parts.append(renderer.usage(self._usage()))
-            parts.append(self._done)
+        if answer.done and self._check is None:
+            parts.append(self._ending())
         if parts and self._opening:
             parts.insert(0, self._opening)
             self._opening = b""
         return b"".join(parts)
+
+    def _ending(self) -> bytes:
+        """What comes when every choice has ended."""
+        parts = [self._closing(), *map(self._renderer.finish, self._ended)]
+        if self._usage is not None:
+            parts.append(self._renderer.usage(self._usage()))
+        return b"".join([*parts, self._done])
 
     def _tick(self) -> None:
         """Silence has lasted, or has been broken since the timer was set."""

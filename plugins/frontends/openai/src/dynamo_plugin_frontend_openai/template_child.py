@@ -1,4 +1,4 @@
-"""The process that renders what may take long; also what any chat template finds in its environment.
+"""The process for what may take long: it renders, and checks answers. Also the environment of any chat template.
 
 It is started by its path and imports nothing of this package, so that it is there quickly and small. Requests and
 answers are JSON, each after its length; `template_process.py` is the other end.
@@ -36,6 +36,8 @@ _WORN = 512 << 20
 _KILOBYTE = 1024
 #: Compiled templates that are kept.
 _KEPT = 16
+#: Characters of what is told about a text that is not as its schema says.
+_LONGEST = 500
 #: The exit code of a process that needed more memory than it may have.
 OUT_OF_MEMORY = 3
 
@@ -75,12 +77,32 @@ def tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-class Job(msgspec.Struct):
+class Job(msgspec.Struct, tag=True):
     """What is to be rendered: a template, and its variables. `seconds` is the processor time that it may take."""
 
     source: str
     values: dict[str, Any]
     seconds: float
+
+
+class SchemaJob(msgspec.Struct, tag=True):
+    """Texts that are to be JSON, and the schema of each. `seconds` is the processor time that it may take."""
+
+    claims: list[tuple[str, dict[str, Any] | bool]]
+    seconds: float
+
+
+class Checked(msgspec.Struct):
+    """The first text that is not as its schema says: its place, and why. `fault` is why it could not be told.
+
+    The process ends after the `last` answer.
+    """
+
+    at: int | None = None
+    violation: str | None = None
+    fault: str | None = None
+    seconds: float = 0.0
+    last: bool = False
 
 
 class Rendered(msgspec.Struct):
@@ -124,6 +146,38 @@ class _Renderer:
                 self._templates.clear()
             template = self._templates[source] = self._environment.from_string(source)
         return template
+
+
+def _check(job: SchemaJob) -> Checked:
+    for at, (text, schema) in enumerate(job.claims):
+        try:
+            violation = _violation(text, schema)
+        except MemoryError:
+            raise
+        except Exception as error:
+            return Checked(at, fault=_words(error)[:_LONGEST])
+        if violation is not None:
+            return Checked(at, violation[:_LONGEST])
+    return Checked()
+
+
+def _violation(text: str, schema: dict[str, Any] | bool) -> str | None:
+    # Only where answers are checked: it takes a while to load.
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except ValueError as error:
+        return f"it is not JSON: {_words(error)}"
+    # Without a registry of its own it would load what a schema refers to from the network.
+    for found in Draft202012Validator(schema, registry=Registry()).iter_errors(value):
+        return f"{found.json_path}: {found.message}"
+    return None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no value")
 
 
 def _words(error: Exception) -> str:
@@ -178,11 +232,11 @@ def main() -> None:
     _limit(resource.RLIMIT_CORE, 0, 0)
     renderer, last = _Renderer(), False
     while not last and (message := read(sys.stdin.buffer)) is not None:
-        job = msgspec.json.decode(message, type=Job)
+        job = msgspec.json.decode(message, type=Job | SchemaJob)
         del message
         _limit_time(job.seconds)
         begun = time.process_time()
-        answer = renderer.answer(job)
+        answer = renderer.answer(job) if isinstance(job, Job) else _check(job)
         answer.seconds = time.process_time() - begun
         last = answer.last = _memory() > _WORN
         write(sys.stdout.buffer, msgspec.json.encode(answer))

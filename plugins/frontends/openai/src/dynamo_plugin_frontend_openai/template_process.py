@@ -28,7 +28,7 @@ _GB = 1 << 30
 _END = 5.0
 
 
-class _Process:
+class LimitedProcess:
     """One process, started when it is first asked. `ask` is called by one thread at a time, and blocks."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class TemplateProcesses:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._idle: list[_Process] = []
+        self._idle: list[LimitedProcess] = []
         self._room = asyncio.Semaphore(PROCESSES)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks = TaskSet()
@@ -133,7 +133,7 @@ class TemplateProcesses:
         self._idle.clear()
 
     async def _ask(self, name: str, source: str, values: Callable[[], dict[str, Any]]) -> Rendered:
-        process = self._idle.pop() if self._idle else _Process()
+        process = self._idle.pop() if self._idle else LimitedProcess()
         asking = self._tasks.spawn(asyncio.to_thread(self._exchange, process, source, values), name="ask-template")
         try:
             rendered = await asyncio.shield(asking)
@@ -152,12 +152,12 @@ class TemplateProcesses:
             self._idle.append(process)
         return rendered
 
-    def _exchange(self, process: _Process, source: str, values: Callable[[], dict[str, Any]]) -> Rendered | None:
+    def _exchange(self, process: LimitedProcess, source: str, values: Callable[[], dict[str, Any]]) -> Rendered | None:
         """The answer of a process; None if it has ended."""
         answer = process.ask(msgspec.json.encode(Job(source, values(), self._timeout)))
         return None if answer is None else msgspec.json.decode(answer, type=Rendered)
 
-    async def _end(self, process: _Process, asking: asyncio.Task[Rendered | None] | None = None) -> None:
+    async def _end(self, process: LimitedProcess, asking: asyncio.Task[Rendered | None] | None = None) -> None:
         """Ends a process; before that the thread that asks it, which sees the end of the pipe."""
         process.kill()
         if asking is not None:

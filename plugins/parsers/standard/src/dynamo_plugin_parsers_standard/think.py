@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dynamo_core import ContentDelta, DeltaWriter, ModelText, ParserDelta, ReasoningParser
 
+from dynamo_plugin_parsers_standard.grammar import reasoning_tag
 from dynamo_plugin_parsers_standard.scan import Scanner, State, Tags, skip_white
 from dynamo_plugin_parsers_standard.signs import REASONING_SIGNS, recognize
 
@@ -88,6 +90,14 @@ class ThinkParser(ReasoningParser):
         """Markup of calls that is a token of the model ends reasoning as a token only."""
         self._token_ends = markers.intersection(self._ends)
         self._ends = tuple(end for end in self._ends if end not in markers)
+
+    def structural_tag(self) -> Mapping[str, Any] | None:
+        """Thoughts up to the closing tag, where they have begun; where they may, with both tags."""
+        if self._done:
+            return {"type": "const_string", "value": ""}
+        if self.FORMAT.around is not None:
+            return None
+        return reasoning_tag("" if self._inside else self.FORMAT.pairs[0][0], self._close)
 
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""

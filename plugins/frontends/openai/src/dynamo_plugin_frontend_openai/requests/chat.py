@@ -103,6 +103,15 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return None if self.uses_tools else super().guided
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the answer cannot be just any text and calls."""
+        return (
+            (self.uses_tools and (self.must_call or not self.parallel))
+            or super().guided is not None
+            or any(function.strict for function in self.callable_functions)
+        )
+
+    @property
     def value_schema(self) -> dict[str, Any] | bool | None:
         """The schema of an answer without calls; None if it is text."""
         found = None if self.must_call else super().guided
@@ -206,7 +215,7 @@ def check_text_only(request: ChatRequest) -> None:
 
 
 def _check_calls_or_text(request: ChatRequest) -> None:
-    """Of all that binds the text, only `response_format` can be met beside calls: by JSON. A must has no text to bind."""
+    """Of all that binds the text, only `response_format` goes with tools: its value is JSON, and so are calls."""
     found = constraint(request) if request.uses_tools else None
     if found is not None and found[0] != "response_format":
         raise invalid(

@@ -1,0 +1,63 @@
+"""Of the calls that parsers find, those that the client is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from dynamo_core import ContentDelta, ParserDelta, ToolCallArguments, ToolCallStart, new_call_id
+
+
+class CallFilter:
+    """Passes on calls of the `allowed` tools (None: all), and only the first of them unless `parallel`.
+
+    Calls of other tools are text, in JSON. `ids` are those of the calls of all choices of a request: no two are alike.
+    """
+
+    def __init__(self, allowed: frozenset[str] | None, *, parallel: bool, ids: set[str]) -> None:
+        self._allowed = allowed
+        self._parallel = parallel
+        self._ids = ids
+        #: By the number that the parser gave a call, the one that the client is told.
+        self._told: dict[int, int] = {}
+        #: The number of the call that is being written as text.
+        self._as_text: int | None = None
+
+    def feed(self, deltas: Iterable[ParserDelta]) -> list[ParserDelta]:
+        """What the client is told of some deltas."""
+        out: list[ParserDelta] = []
+        for delta in deltas:
+            if self._as_text is not None and not _belongs(delta, self._as_text):
+                out += self.finish()
+            match delta:
+                case ToolCallStart(index, _, name) if self._allowed is not None and name not in self._allowed:
+                    self._as_text = index
+                    out.append(ContentDelta(f'{{"name": {json.dumps(name)}, "arguments": '))
+                case ToolCallStart(index, id, name) if self._parallel or not self._told:
+                    number = self._told[index] = len(self._told)
+                    out.append(ToolCallStart(number, self._own(id), name))
+                case ToolCallArguments(index, text) if index == self._as_text:
+                    out.append(ContentDelta(text))
+                case ToolCallArguments(index, text) if index in self._told:
+                    out.append(ToolCallArguments(self._told[index], text))
+                case ToolCallStart() | ToolCallArguments():
+                    continue
+                case _:
+                    out.append(delta)
+        return out
+
+    def finish(self) -> list[ParserDelta]:
+        """The end of a call that is text, if one is open."""
+        if self._as_text is None:
+            return []
+        self._as_text = None
+        return [ContentDelta("}")]
+
+    def _own(self, given: str) -> str:
+        own = new_call_id() if given in self._ids else given
+        self._ids.add(own)
+        return own
+
+
+def _belongs(delta: ParserDelta, index: int) -> bool:
+    return isinstance(delta, ToolCallArguments) and delta.index == index

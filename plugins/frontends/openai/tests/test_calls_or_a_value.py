@@ -1,0 +1,318 @@
+"""Tools beside `response_format`, `strict`, and tools that are allowed: what is asked of an engine, what is checked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from dynamo_core import GUIDED, FinishReason, Parsers
+from dynamo_plugin_parsers_standard.hermes import HermesParser
+from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+SCHEMA = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "time", "arguments": {"zone": [1, {"a": "}"}]}}\n</tool_call>'
+
+
+def function(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": CITY, **more}}
+
+
+TOOLS = [function("weather"), function("time", parameters={"type": "object"})]
+STRICT = [function("weather", strict=True)]
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS, **fields}
+
+
+@pytest.fixture
+def template() -> str:
+    return "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{{ messages[0].content }}"
+
+
+@pytest.fixture
+async def guided(cold_server: Any) -> Any:
+    """A server whose model is guided, and writes calls like Hermes."""
+    model = cold_server.add_model(capabilities=[GUIDED])
+    model.parsers = Parsers(HermesParser)
+    model.says("x")
+    await cold_server.start()
+    return cold_server
+
+
+async def grammar(server: Any, **fields: Any) -> Any:
+    """What the engine is to be guided by."""
+    reply = await server.post(CHAT, chat(**fields))
+    assert reply.status == 200, reply.body
+    return (await server.directory.models["m"].call()).request.sampling_options.guided_decoding
+
+
+async def answers(server: Any, model: Any, text: str, **fields: Any) -> list[dict[str, Any]]:
+    """The choice of a body, and the last of a stream."""
+    model.says_cut(text, [3, 7, 2])
+    whole = (await server.post(CHAT, chat(**fields))).json()["choices"][0]
+    events = (await server.post(CHAT, chat(stream=True, **fields))).events
+    return [whole, events[-2]["choices"][0]]
+
+
+# What a guided engine is asked for.
+
+
+async def test_an_answer_that_may_be_a_call_or_a_value_has_a_grammar_of_both(guided: Any) -> None:
+    found = await grammar(guided, response_format=FORMAT)
+
+    one_of = found.structural_tag["format"]
+    assert found.json is None
+    assert one_of["type"] == "or"
+    calls, value = one_of["elements"]
+    assert [tag["begin"] for tag in calls["tags"]] == [
+        f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in ("weather", "time")
+    ]
+    assert calls["tags"][0]["content"]["json_schema"] == CITY
+    assert calls["at_least_one"] is True
+    assert calls["stop_after_first"] is False
+    assert value["json_schema"] == SCHEMA
+    # Or a value could be read as a call.
+    assert value.get("excludes", list(HermesParser.MARKERS)) == list(HermesParser.MARKERS)
+
+
+async def test_the_grammar_has_the_allowed_tools_and_one_call_if_the_client_wants_that(guided: Any) -> None:
+    found = await grammar(guided, response_format=FORMAT, tool_choice=allowed("time"), parallel_tool_calls=False)
+
+    calls = found.structural_tag["format"]["elements"][0]
+    assert [tag["begin"] for tag in calls["tags"]] == ['<tool_call>\n{"name": "time", "arguments": ']
+    assert calls["stop_after_first"] is True
+
+
+@pytest.mark.parametrize("fields", [{"tools": STRICT}, {"parallel_tool_calls": False}])
+async def test_strict_arguments_and_one_call_leave_the_text_free(guided: Any, fields: dict[str, Any]) -> None:
+    found = await grammar(guided, **fields)
+
+    calls = found.structural_tag["format"]
+    assert calls["type"] == "triggered_tags"
+    assert calls["triggers"] == ["<tool_call>"]
+    assert calls["stop_after_first"] is (fields.get("parallel_tool_calls") is False)
+
+
+async def test_tools_that_ask_for_nothing_are_not_guided(guided: Any) -> None:
+    assert await grammar(guided) is None
+    assert await grammar(guided, tool_choice=allowed("time")) is None
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "begins"), [(ThinkParser, "optional"), (DeepSeekR1Parser, "sequence")], ids=["think", "r1"]
+)
+@pytest.mark.parametrize(
+    "fields", [{"response_format": FORMAT}, {"tool_choice": "required"}, {"tools": [], "response_format": FORMAT}]
+)
+async def test_a_grammar_lets_thoughts_through(
+    guided: Any, reasoning: Any, begins: str, fields: dict[str, Any]
+) -> None:
+    guided.directory.models["m"].parsers = Parsers(HermesParser, reasoning)
+
+    found = await grammar(guided, **fields)
+
+    before, _ = found.structural_tag["format"]["elements"]
+    assert before["type"] == begins
+    assert "</think>" in json.dumps(before)
+
+
+async def test_required_among_the_allowed_tools_is_a_list_of_their_calls(guided: Any) -> None:
+    found = await grammar(guided, tool_choice=allowed("time", mode="required"))
+
+    calls = found.json["items"]["anyOf"]
+    assert [call["properties"]["name"]["enum"] for call in calls] == [["time"]]
+
+
+async def test_an_engine_that_is_not_guided_is_not_asked_for_a_grammar_of_both(server: Any, model: Any) -> None:
+    model.says('{"degrees": 3}')
+
+    assert await grammar(server, response_format=FORMAT) is None
+    assert await grammar(server, tools=STRICT) is None
+
+
+# What is checked, where nothing guides.
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("It is cold.", "not JSON"),
+        ('{"degrees": "cold"}', "$.degrees"),
+        ("{}", "'degrees' is a required property"),
+        ('{"degrees": NaN}', "NaN"),
+    ],
+)
+async def test_a_value_that_is_not_as_its_schema_says_is_flagged(server: Any, model: Any, text: str, why: str) -> None:
+    for choice in await answers(server, model, text, response_format=FORMAT):
+        assert choice["finish_reason"] == "stop"
+        assert choice["structured_output"]["valid"] is False
+        assert choice["structured_output"]["error"].startswith("the answer: ")
+        assert why in choice["structured_output"]["error"]
+    assert server.gauge("structured_output_violations_total") == 2
+
+
+@pytest.mark.parametrize("text", ['{"degrees": 3}', f"<think>hm</think>\n\n{CALL}", CALL, CALL + OTHER])
+async def test_a_sound_value_and_calls_are_not_flagged(server: Any, model: Any, text: str) -> None:
+    for choice in await answers(server, model, text, response_format=FORMAT):
+        assert choice["finish_reason"] == ("tool_calls" if "tool_call" in text else "stop")
+        assert "structured_output" not in choice
+
+
+async def test_arguments_of_a_strict_function_are_checked(server: Any, model: Any) -> None:
+    wrong = CALL.replace('"Oslo"', "7")
+
+    for choice in await answers(server, model, CALL + wrong, tools=STRICT):
+        assert choice["structured_output"]["error"] == "the arguments of weather: $.city: 7 is not of type 'string'"
+    for choice in await answers(server, model, wrong):
+        assert "structured_output" not in choice
+
+
+async def test_an_answer_that_was_cut_off_says_only_that(server: Any, model: Any) -> None:
+    model.says('{"deg', reason=FinishReason.LENGTH)
+
+    choice = (await server.post(CHAT, chat(response_format=FORMAT))).json()["choices"][0]
+
+    assert choice["finish_reason"] == "length"
+    assert "structured_output" not in choice
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "^(a+)+$", "type": "string"},
+        {"$ref": "http://127.0.0.1:1/x.json"},
+        {"$ref": "#"},
+        {"type": "no such type"},
+        {"pattern": "("},
+    ],
+    ids=["runaway", "remote", "endless", "unknown", "broken"],
+)
+async def test_a_schema_that_cannot_be_used_is_told_and_harms_nothing(
+    server: Any, model: Any, schema: dict[str, Any]
+) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    model.says(json.dumps("a" * 40 + "b"))
+
+    choice = (await server.post(CHAT, chat(response_format=wanted))).json()["choices"][0]
+    assert choice["structured_output"]["valid"] is None
+
+    # The next one is checked as if nothing had been.
+    model.says('{"degrees": 3}')
+    choice = (await server.post(CHAT, chat(response_format=FORMAT))).json()["choices"][0]
+    assert "structured_output" not in choice
+
+
+async def test_the_other_apis_flag_it_too(server: Any, model: Any) -> None:
+    model.says("cold")
+    tools = [{"name": "weather", "input_schema": CITY}]
+    messages = {
+        "model": "m",
+        "max_tokens": 50,
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": tools,
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    }
+    responses = {
+        "model": "m",
+        "input": "Weather?",
+        "tools": [{"type": "function", "name": "weather", "parameters": CITY}],
+        "text": {"format": {"type": "json_schema", "name": "weather", "schema": SCHEMA}},
+    }
+
+    for path, body, last in (
+        (MESSAGES, messages, lambda events: events[-2]),
+        (RESPONSES, responses, lambda events: events[-1]["response"]),
+    ):
+        whole = (await server.post(path, body)).json()
+        stream = (await server.post(path, body | {"stream": True})).body.decode()
+        events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+        for answer in (whole, last(events)):
+            assert answer["structured_output"]["valid"] is False
+
+
+# Which calls are told.
+
+
+async def test_a_call_of_a_tool_that_is_not_allowed_is_text(server: Any, model: Any) -> None:
+    whole, last = await answers(server, model, CALL + OTHER, tool_choice=allowed("weather"))
+
+    arguments = '{"zone": [1, {"a": "}"}]}'
+    assert [call["function"]["name"] for call in whole["message"]["tool_calls"]] == ["weather"]
+    assert whole["message"]["content"] == f'{{"name": "time", "arguments": {arguments}}}'
+    assert last["finish_reason"] == "tool_calls"
+
+    whole, last = await answers(server, model, OTHER + CALL, tool_choice=allowed("weather"))
+    assert [call["function"]["name"] for call in whole["message"]["tool_calls"]] == ["weather"]
+
+    whole, last = await answers(server, model, OTHER, tool_choice=allowed("weather"))
+    assert "tool_calls" not in whole["message"]
+    assert last["finish_reason"] == "stop"
+
+
+async def test_the_prompt_shows_all_tools_whichever_are_allowed(server: Any, model: Any) -> None:
+    model.says("x")
+    prompts = []
+    for choice in ("auto", allowed("time"), allowed("weather", mode="required")):
+        assert (await server.post(CHAT, chat(tool_choice=choice))).status == 200
+        prompts.append(await model.prompt())
+
+    assert prompts == ["weather time Weather?"] * 3
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        allowed(),
+        allowed("nothing"),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": []}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "custom"}]}},
+    ],
+)
+async def test_allowed_tools_must_be_among_the_tools(server: Any, choice: dict[str, Any]) -> None:
+    reply = await server.post(CHAT, chat(tool_choice=choice))
+
+    assert reply.status == 400
+    assert reply.json()["error"]["param"].startswith("tool_choice")
+
+
+async def test_responses_allow_some_of_the_tools(server: Any, model: Any) -> None:
+    model.says(CALL + OTHER)
+    body = {
+        "model": "m",
+        "input": "Weather?",
+        "tools": [{"type": "function", "name": name, "parameters": CITY} for name in ("weather", "time")],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+    }
+
+    output = (await server.post(RESPONSES, body)).json()["output"]
+    refused = await server.post(
+        RESPONSES, body | {"tool_choice": {**body["tool_choice"], "tools": [{"type": "function", "name": "none"}]}}
+    )
+
+    assert [item["name"] for item in output if item["type"] == "function_call"] == ["weather"]
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "tool_choice.tools")
+
+
+async def test_no_two_calls_of_a_request_have_one_id(server: Any, model: Any) -> None:
+    """Some formats let the model write the id."""
+    model.parsers = Parsers(MistralParser)
+    model.says("[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{}")
+
+    choices = (await server.post(CHAT, chat(n=3))).json()["choices"]
+
+    ids = [choice["message"]["tool_calls"][0]["id"] for choice in choices]
+    assert len(set(ids)) == 3
+    assert "123456789" in ids

@@ -217,28 +217,26 @@ async def test_a_schema_that_cannot_be_used_is_told_and_harms_nothing(
 async def test_the_other_apis_flag_it_too(server: Any, model: Any) -> None:
     model.says("cold")
     tools = [{"name": "weather", "input_schema": CITY}]
-    messages = {
+    messages: dict[str, Any] = {
         "model": "m",
         "max_tokens": 50,
         "messages": [{"role": "user", "content": "Weather?"}],
         "tools": tools,
         "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     }
-    responses = {
+    responses: dict[str, Any] = {
         "model": "m",
         "input": "Weather?",
         "tools": [{"type": "function", "name": "weather", "parameters": CITY}],
         "text": {"format": {"type": "json_schema", "name": "weather", "schema": SCHEMA}},
     }
 
-    for path, body, last in (
-        (MESSAGES, messages, lambda events: events[-2]),
-        (RESPONSES, responses, lambda events: events[-1]["response"]),
-    ):
+    for path, body in ((MESSAGES, messages), (RESPONSES, responses)):
         whole = (await server.post(path, body)).json()
         stream = (await server.post(path, body | {"stream": True})).body.decode()
         events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
-        for answer in (whole, last(events)):
+        last = events[-2] if path == MESSAGES else events[-1]["response"]
+        for answer in (whole, last):
             assert answer["structured_output"]["valid"] is False
 
 
@@ -290,7 +288,7 @@ async def test_allowed_tools_must_be_among_the_tools(server: Any, choice: dict[s
 
 async def test_responses_allow_some_of_the_tools(server: Any, model: Any) -> None:
     model.says(CALL + OTHER)
-    body = {
+    body: dict[str, Any] = {
         "model": "m",
         "input": "Weather?",
         "tools": [{"type": "function", "name": name, "parameters": CITY} for name in ("weather", "time")],

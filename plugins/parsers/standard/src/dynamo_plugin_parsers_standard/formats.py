@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from dynamo_core import new_call_id
 from dynamo_text import CallArguments, CallArray, CallObject, CallReader, CallSink
 
+from dynamo_plugin_parsers_standard.grammar import CallGrammar
 from dynamo_plugin_parsers_standard.names import known_names
 
 
@@ -100,6 +101,8 @@ class CallFormat:
     #: Whether only the beginning of an answer has calls. From the first text that is no call on, all is content.
     only_first: bool = False
     new_id: Callable[[], str] = new_call_id
+    #: What engines with guided decoding write it by.
+    grammar: CallGrammar | None = None
 
     def tags(self) -> tuple[str, ...]:
         """All tags of the format."""

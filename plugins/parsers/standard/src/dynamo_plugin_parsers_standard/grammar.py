@@ -14,20 +14,24 @@ _BREAK = {"type": "optional", "content": {"type": "const_string", "value": "\n\n
 class CallGrammar:
     """How a model of one format writes calls: ``{name}`` stands for the name of the tool in `begin`.
 
-    `trigger` is how a call begins, or the section that holds all calls, where there are `open` and `close`. Between two
-    calls there is `between`. `style` is how arguments are written, in the words of xgrammar.
+    `trigger` is how a call begins, or the section of all calls, which `open` and `close` are around if there is one;
+    without it no text may stand before. Between two calls there is `between`. `style` is how arguments are written, in
+    the words of xgrammar. With `after_number`, a number and that text follow `begin`.
     """
 
     begin: str
     end: str
-    trigger: str
+    trigger: str = ""
     open: str = ""
     close: str = ""
     between: str = ""
     style: str = "json"
+    after_number: str = ""
 
-    def tag(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, text: bool) -> Mapping[str, Any]:
+    def tag(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, text: bool) -> Mapping[str, Any] | None:
         """What `ToolCallParser.structural_tag` gives."""
+        if text and not self.trigger:
+            return None
         tags = [self._call(tool["function"]) for tool in tools]
         if text and not self.open:
             return {
@@ -53,9 +57,13 @@ class CallGrammar:
 
     def _call(self, function: Mapping[str, Any]) -> dict[str, Any]:
         schema = function.get("parameters") or {"type": "object", "properties": {}}
-        content = {"type": "json_schema", "json_schema": schema}
+        content: dict[str, Any] = {"type": "json_schema", "json_schema": schema}
         if self.style != "json":
             content["style"] = self.style
+        if self.after_number:
+            number = {"type": "regex", "pattern": "[0-9]+"}
+            after = {"type": "const_string", "value": self.after_number}
+            content = {"type": "sequence", "elements": [number, after, content]}
         begin = self.begin.replace("{name}", function["name"])
         return {"type": "tag", "begin": begin, "content": content, "end": self.end}
 

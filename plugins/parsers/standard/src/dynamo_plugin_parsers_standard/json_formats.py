@@ -16,10 +16,18 @@ from dynamo_plugin_parsers_standard.formats import (
     json_object,
     known_object,
 )
+from dynamo_plugin_parsers_standard.grammar import CallGrammar
 from dynamo_plugin_parsers_standard.machine import FormatParser
 
+#: How a call begins that is an object, up to the arguments.
+_OBJECT = '{"name": "{name}", "arguments": '
 _ALPHABET = string.ascii_letters + string.digits
 _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
+
+
+def list_grammar(open_tag: str, close_tag: str = "") -> CallGrammar:
+    """The grammar of calls that are a list between two tags."""
+    return CallGrammar(_OBJECT, "}", open_tag, f"{open_tag}[", f"]{close_tag}", between=", ")
 
 
 def new_mistral_id() -> str:
@@ -49,6 +57,7 @@ class HermesParser(FormatParser):
         bodies={"{": json_object, "[": json_array},
         closes=("</tool_call>",),
         repeats=True,
+        grammar=CallGrammar(f"<tool_call>\n{_OBJECT}", "}\n</tool_call>", "<tool_call>", between="\n"),
     )
 
 
@@ -66,6 +75,8 @@ class Llama3JsonParser(FormatParser):
         bare={"{": known_object},
         separators=";,",
         only_first=True,
+        # A call stands at the beginning, where no text is.
+        grammar=CallGrammar('{"name": "{name}", "parameters": ', "}", between="; "),
     )
 
 
@@ -84,10 +95,14 @@ class MistralParser(FormatParser):
             tags={"[CALL_ID]": "id", "[ARGS]": ""}, body_without_tag=True, word=re.compile(r"[A-Za-z0-9_.-]*")
         ),
         new_id=new_mistral_id,
+        grammar=CallGrammar("[TOOL_CALLS]{name}[ARGS]", "", "[TOOL_CALLS]"),
     )
 
 
 _DEEPSEEK = Section(opens=("<｜tool▁calls▁begin｜>",), closes=("<｜tool▁calls▁end｜>",))
+_DEEPSEEK_SIGN = "<｜tool▁calls▁begin｜>"
+#: What a grammar of calls is triggered by, and what stands around the calls.
+_DEEPSEEK_SECTION = (_DEEPSEEK_SIGN, _DEEPSEEK_SIGN, "<｜tool▁calls▁end｜>")
 
 
 class DeepSeekV3Parser(FormatParser):
@@ -100,6 +115,12 @@ class DeepSeekV3Parser(FormatParser):
         header=Header(first="kind", tags={"<｜tool▁sep｜>": "name", "```json": ""}),
         bodies={"": json_arguments},
         closes=("```", "<｜tool▁call▁end｜>"),
+        grammar=CallGrammar(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
+            *_DEEPSEEK_SECTION,
+            between="\n",
+        ),
     )
 
 
@@ -113,6 +134,7 @@ class DeepSeekV31Parser(FormatParser):
         header=Header(tags={"<｜tool▁sep｜>": ""}),
         bodies={"": json_arguments},
         closes=("<｜tool▁call▁end｜>",),
+        grammar=CallGrammar("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>", *_DEEPSEEK_SECTION),
     )
 
 
@@ -134,6 +156,14 @@ class KimiK2Parser(FormatParser):
         ),
         bodies={"": json_arguments},
         closes=("<|tool_call_end|>",),
+        grammar=CallGrammar(
+            "<|tool_call_begin|>functions.{name}:",
+            "<|tool_call_end|>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            after_number="<|tool_call_argument_begin|>",
+        ),
     )
 
 
@@ -145,6 +175,7 @@ class GraniteParser(FormatParser):
         opens=("<|tool_call|>", "<tool_call>"),
         bodies={"[": json_array},
         closes=("</tool_call>",),
+        grammar=list_grammar("<|tool_call|>"),
     )
 
 
@@ -152,7 +183,11 @@ class Granite20bFcParser(FormatParser):
     """Objects, each after ``<function_call>``."""
 
     NAME = "granite_20b_fc"
-    FORMAT = CallFormat(opens=("<function_call>",), bodies={"{": json_object})
+    FORMAT = CallFormat(
+        opens=("<function_call>",),
+        bodies={"{": json_object},
+        grammar=CallGrammar(f"<function_call>{_OBJECT}", "}", "<function_call>", between="\n"),
+    )
 
 
 class Phi4MiniParser(FormatParser):
@@ -163,6 +198,7 @@ class Phi4MiniParser(FormatParser):
         opens=("functools", "<|tool_call|>"),
         bodies={"[": json_array},
         closes=("<|/tool_call|>",),
+        grammar=list_grammar("<|tool_call|>", "<|/tool_call|>"),
     )
 
 
@@ -170,7 +206,12 @@ class NemotronParser(FormatParser):
     """A list between ``<TOOLCALL>`` and ``</TOOLCALL>``."""
 
     NAME = "nemotron"
-    FORMAT = CallFormat(opens=("<TOOLCALL>",), bodies={"[": json_array}, closes=("</TOOLCALL>",))
+    FORMAT = CallFormat(
+        opens=("<TOOLCALL>",),
+        bodies={"[": json_array},
+        closes=("</TOOLCALL>",),
+        grammar=list_grammar("<TOOLCALL>", "</TOOLCALL>"),
+    )
 
 
 #: The parsers of this module.

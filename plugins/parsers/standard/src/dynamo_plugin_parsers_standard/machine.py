@@ -54,6 +54,14 @@ class FormatParser(ToolCallParser):
         """See `ToolCallParser.recognizes`."""
         return recognize(TOOL_SIGNS, cls.NAME, model)
 
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, parallel: bool, text: bool
+    ) -> Mapping[str, Any] | None:
+        """The grammar of calls in the format."""
+        grammar = cls.FORMAT.grammar
+        return None if grammar is None else grammar.tag(tools, parallel=parallel, text=text)
+
     def __init__(self, tools: Sequence[Mapping[str, Any]], new_id: Callable[[], str] | None = None) -> None:
         super().__init__(tools)
         self._out = DeltaWriter(new_id or self.FORMAT.new_id)

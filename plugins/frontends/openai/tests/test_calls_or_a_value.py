@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import GUIDED, FinishReason, Parsers
-from dynamo_plugin_parsers_standard.hermes import HermesParser
-from dynamo_plugin_parsers_standard.mistral import MistralParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser, MistralParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

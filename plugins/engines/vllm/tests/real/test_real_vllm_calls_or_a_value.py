@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from test_real_vllm_stack import Server
+from tokenizers import Tokenizer
+
+from plugins.engines.vllm.tests.real.conftest import make_model
+from plugins.engines.vllm.tests.real.test_real_vllm_stack import Server
 
 pytestmark = pytest.mark.full
 
@@ -61,22 +64,43 @@ workers:
 """
 
 
+#: A token of the tiny tokenizer that stands for one of a model that thinks.
+SPARE, CLOSE = "<|im_start|>", "</think>"
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a token that ends thoughts."""
+    folder = make_model(tmp_path_factory.mktemp("thinker"))
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text().replace(SPARE, CLOSE))
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["special"] and token["content"] != CLOSE
+    file.write_text(json.dumps(tokenizer))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
 @pytest.fixture(scope="module", params=["", ", reasoning_parser: deepseek_r1"], ids=["plain", "reasoning"])
-def server(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, thinker: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("serve")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
     config = folder / "dynamo.yaml"
-    config.write_text(CONFIG.format(model=model, reasoning=request.param))
+    config.write_text(CONFIG.format(model=thinker, reasoning=request.param))
     running = Server(config)
     try:
         running.wait_for_port()
-        running.thinks = bool(request.param)
         yield running
     finally:
         running.end()
 
 
-def asked(server: Server, seed: int, **fields: Any) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def token(thinker: Path) -> Any:
+    return Tokenizer.from_file(str(thinker / "tokenizer.json")).token_to_id
+
+
+def asked(server: Server, seed: int, token: Any, first: str = "{", **fields: Any) -> dict[str, Any]:
+    """A choice whose model likes to begin with `first`, and not to think for long."""
     tools = [
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
         for name, schema in PARAMETERS.items()
@@ -87,7 +111,8 @@ def asked(server: Server, seed: int, **fields: Any) -> dict[str, Any]:
         "tools": tools,
         "seed": seed,
         "temperature": 1.0,
-        "max_tokens": 700,
+        "max_tokens": 900,
+        "logit_bias": {str(token(first)): 15, str(token(CLOSE)): 15},
         **fields,
     }
     status, answer = server.request("POST", "/v1/chat/completions", body)
@@ -113,3 +138,43 @@ def sound(choice: dict[str, Any], allowed: frozenset[str] = frozenset(PARAMETERS
         assert name in allowed
         Draft202012Validator(PARAMETERS[name]).validate(json.loads(call["function"]["arguments"]))
     return "calls"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_answer_is_calls_or_a_value(server: Server, token: Any, seed: int) -> None:
+    assert sound(asked(server, seed, token, response_format=FORMAT)) == "value"
+    assert sound(asked(server, seed, token, "<", response_format=FORMAT)) == "calls"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_call_is_one_call_of_an_allowed_tool(server: Server, token: Any, seed: int) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "time"}}]}
+
+    choice = asked(
+        server,
+        seed,
+        token,
+        "<",
+        response_format=FORMAT,
+        parallel_tool_calls=False,
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+    )
+
+    assert sound(choice, frozenset({"time"})) == "calls"
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_call_that_must_be_made_obeys_its_schema(server: Server, token: Any, seed: int) -> None:
+    choice = asked(server, seed, token, response_format=FORMAT, tool_choice="required", parallel_tool_calls=False)
+
+    assert sound(choice) == "calls"
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+def test_strict_tools_leave_the_text_free(server: Server, token: Any) -> None:
+    assert asked(server, 1, token, max_tokens=20)["finish_reason"] in ("stop", "length")
+
+
+def test_a_value_without_tools_is_guided_after_the_thoughts(server: Server, token: Any) -> None:
+    assert sound(asked(server, 1, token, tools=[], response_format=FORMAT)) == "value"

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dynamo_plugin_frontend_openai.schema_check import Verdict
+
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
 
@@ -93,6 +95,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: FinishReason
     logprobs: dict[str, Any] | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    structured_output: Verdict | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -215,6 +218,7 @@ class AnthropicMessage(msgspec.Struct):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
     stop_sequence: str | None
     usage: MessageUsage
+    structured_output: Verdict | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct):
@@ -253,6 +257,7 @@ class WholeResponse(msgspec.Struct):
     model: str
     output: list[dict[str, Any]]
     usage: ResponseUsage
+    structured_output: Verdict | UnsetType = UNSET
 
 
 class DeletedObject(msgspec.Struct):

@@ -39,8 +39,8 @@ from dynamo_plugin_frontend_openai.responses import (
     ResponsesEndpoint,
 )
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
-from dynamo_plugin_frontend_openai.scoring import RerankEndpoint, ScoreEndpoint
 from dynamo_plugin_frontend_openai.schema_check import SchemaChecker
+from dynamo_plugin_frontend_openai.scoring import RerankEndpoint, ScoreEndpoint
 from dynamo_plugin_frontend_openai.template import TemplateStore
 from dynamo_plugin_frontend_openai.token_memory import token_memory
 from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint

@@ -128,20 +128,6 @@ class AnswerParser:
         return next((name for name, pieces in sound if not is_object("".join(pieces))), None)
 
     def _kept(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
-        for delta in deltas:
-            if isinstance(delta, ToolCallArguments):
-                self._left = False
-                if not self._whole:
-                    self._told[-1][1].append(delta.text)
-            elif isinstance(delta, ToolCallStart):
-                self.called, self._left = True, False
-                if not self._whole:
-                    self._told.append((delta.name, []))
-            else:
-                self._left = isinstance(delta, ContentDelta)
-        if self._parallel:
-            return deltas
-        return [delta for delta in deltas if isinstance(delta, ContentDelta | ReasoningDelta) or delta.index == 0]
         deltas = self._filter.feed(deltas)
         if not self._whole:
             for delta in deltas:

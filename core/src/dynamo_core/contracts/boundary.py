@@ -168,7 +168,8 @@ def usage_fault(usage: CompletionUsage, *, prompt: int | None, tokens: int | Non
 
     An answer that a stop condition ended (`stopped`) may count the token that ended it, although that token is hidden.
     """
-    if min(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.cached_tokens or 0) < 0:
+    details = (usage.cached_tokens or 0, usage.reasoning_tokens or 0)
+    if min(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, *details) < 0:
         return "usage has a negative number"
     if prompt is not None and usage.prompt_tokens != prompt:
         return f"usage says {usage.prompt_tokens} prompt tokens, the prompt had {prompt}"
@@ -179,6 +180,8 @@ def usage_fault(usage: CompletionUsage, *, prompt: int | None, tokens: int | Non
         return f"usage says {usage.total_tokens} tokens in all, prompt and completion are {total}"
     if (usage.cached_tokens or 0) > usage.prompt_tokens:
         return f"usage says {usage.cached_tokens} cached tokens of {usage.prompt_tokens} in the prompt"
+    if (usage.reasoning_tokens or 0) > usage.completion_tokens:
+        return f"usage says {usage.reasoning_tokens} reasoning tokens of {usage.completion_tokens} in the completion"
     return ""
 
 

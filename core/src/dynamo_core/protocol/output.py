@@ -42,12 +42,17 @@ _OPENAI_REASON = {
 
 
 class CompletionUsage(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Token counts of one request."""
+    """Token counts of one request.
+
+    `reasoning_tokens` are those of the completion that were reasoning. Only engines with `model_input: text` set it: in
+    tokens the frontend finds the reasoning itself.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class TopLogprob(msgspec.Struct, omit_defaults=True, gc=False):

@@ -34,7 +34,12 @@ def words(*texts: str) -> list[dict[str, Any]]:
 END: dict[str, Any] = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 USAGE: dict[str, Any] = {
     "choices": [],
-    "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
+    "usage": {
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    },
 }
 
 

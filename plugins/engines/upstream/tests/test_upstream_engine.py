@@ -42,7 +42,8 @@ async def test_an_answer_has_its_text_its_reason_and_the_servers_usage(peer: Any
 
     assert "".join(item.text for item in items) == "one two"
     assert last.finish_reason is FinishReason.STOP
-    assert (last.completion_usage.prompt_tokens, last.completion_usage.cached_tokens) == (7, 4)
+    usage = last.completion_usage
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.reasoning_tokens) == (7, 4, 1)
     [asked] = peer.asked
     assert (asked["path"], asked["model"], asked["max_tokens"]) == ("/v1/chat/completions", "its-model", 5)
 

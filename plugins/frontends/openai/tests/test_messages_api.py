@@ -277,6 +277,26 @@ async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -
     assert message["usage"] == {"input_tokens": 30, "output_tokens": 9}
 
 
+async def test_what_a_cache_had_of_the_prompt_is_counted_apart(server: Any, model: Any) -> None:
+    prompt = len("user: Hi\nassistant: ")
+
+    def script(call: Any) -> None:
+        usage = CompletionUsage(prompt_tokens=prompt, completion_tokens=2, total_tokens=prompt + 2, cached_tokens=16)
+        call.say("Hi", finish_reason=FinishReason.STOP, completion_usage=usage)
+        call.complete()
+
+    model.script = script
+
+    message = await both(server)
+
+    assert message["usage"] == {
+        "input_tokens": prompt - 16,
+        "cache_read_input_tokens": 16,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 2,
+    }
+
+
 # What becomes of the answer.
 
 

@@ -173,6 +173,7 @@ class ContinuedSink:
                 completion_tokens=answer,
                 total_tokens=prompt + answer,
                 cached_tokens=self._cached_tokens,
+                reasoning_tokens=usage.reasoning_tokens,
             )
         if item.cum_log_probs is not None and self._cum_log_probs is not None:
             changes["cum_log_probs"] = self._cum_log_probs + item.cum_log_probs

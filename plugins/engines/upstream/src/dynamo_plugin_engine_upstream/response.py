@@ -154,14 +154,18 @@ def _usage(reported: Any) -> CompletionUsage | None:
     if not isinstance(reported, dict):
         return None
     prompt, completion = _count(reported.get("prompt_tokens")), _count(reported.get("completion_tokens"))
-    details = reported.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return CompletionUsage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
-        cached_tokens=cached if isinstance(cached, int) else None,
+        cached_tokens=_detail(reported.get("prompt_tokens_details"), "cached_tokens"),
+        reasoning_tokens=_detail(reported.get("completion_tokens_details"), "reasoning_tokens"),
     )
+
+
+def _detail(details: Any, name: str) -> int | None:
+    value = details.get(name) if isinstance(details, dict) else None
+    return value if isinstance(value, int) else None
 
 
 def _count(value: Any) -> int:

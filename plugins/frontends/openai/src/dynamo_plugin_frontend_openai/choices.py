@@ -56,6 +56,7 @@ class Choice:
         "patient",
         "prompt",
         "prompt_tokens",
+        "reasoning_tokens",
         "reported",
         "scored",
         "tokens",
@@ -87,6 +88,8 @@ class Choice:
         self.limit: int | None = None
         #: What the engine counted last, if it did.
         self.usage: CompletionUsage | None = None
+        #: How many tokens were reasoning; None if neither a parser nor the engine tells reasoning apart.
+        self.reasoning_tokens: int | None = None
         #: How many tokens the engine says it made; None if it does not say, or does not know where the answer ended.
         self.reported: int | None = None
         #: The tokens that the text of the last `feed` or `end` shows, if log-probabilities were asked for and the
@@ -118,6 +121,7 @@ class Choice:
             # Text has no tokens to count; the engine has, and says it at the end.
             self.reported = self.usage.completion_tokens
             self.completion_tokens = max(self.completion_tokens, self.usage.completion_tokens)
+            self.reasoning_tokens = self.usage.reasoning_tokens
         return output.text or ""
 
     def end(self) -> str:

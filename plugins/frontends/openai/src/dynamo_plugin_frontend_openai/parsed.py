@@ -22,6 +22,7 @@ from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.claims import Answered
 from dynamo_plugin_frontend_openai.errors import BrokenCall
 from dynamo_plugin_frontend_openai.markers import NO_MARKERS, MarkerTokens
+from dynamo_plugin_frontend_openai.reasoning_tokens import ReasoningCount
 
 TOOL_CALLS = "tool_calls"
 
@@ -62,6 +63,10 @@ class AnswerParser:
         self._whole = whole
         if whole and tools is not None:
             tools.buffer_calls()
+        #: Whether reasoning is told apart.
+        self.reasons = reasoning is not None or getattr(tools, "TELLS_REASONING", False)
+        #: What is reasoning and what is not, calls included, since the last look.
+        self.sorted: list[ParserDelta] = []
         #: Whether a tool was called.
         self.called = False
         #: The calls that have been told before they were complete: names, and pieces of arguments.
@@ -84,7 +89,9 @@ class AnswerParser:
         if not isinstance(last, ContentDelta) or not last.text.endswith(marker):
             return self._sorted(deltas)
         deltas[-1] = ContentDelta(last.text.removesuffix(marker))
-        return [*self._sorted(deltas), *self._marked(marker)]
+        shown = self._sorted(deltas)
+        self.sorted.append(ContentDelta(marker))
+        return [*shown, *self._marked(marker)]
 
     def finish(self) -> list[ParserDelta]:
         """What is left at the end."""
@@ -94,6 +101,7 @@ class AnswerParser:
         return deltas
 
     def _sorted(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
+        self.sorted += deltas
         if len(deltas) == 1:
             # Nearly always.
             [only] = deltas
@@ -128,6 +136,8 @@ class AnswerParser:
         return next((name for name, pieces in sound if not is_object("".join(pieces))), None)
 
     def _kept(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
+        if self._reasoning is None and self.reasons:
+            self.sorted += deltas
         deltas = self._filter.feed(deltas)
         if not self._whole:
             for delta in deltas:
@@ -146,7 +156,7 @@ class ParsedChoice(TokenChoice):
     `report_malformed` is told at the end how many calls were not sound, if any.
     """
 
-    __slots__ = ("_early", "_fed", "_markers", "_parser", "_report_malformed")
+    __slots__ = ("_early", "_fed", "_markers", "_parser", "_reasoning", "_report_malformed")
 
     def __init__(
         self,
@@ -168,6 +178,8 @@ class ParsedChoice(TokenChoice):
         self._early: list[ParserDelta] = []
         self._fed = 0
         self.answered = answered
+        self._reasoning = ReasoningCount(tokenizer) if parser.reasons else None
+        self.reasoning_tokens = 0 if parser.reasons else None
         self.plain = False
 
     def feed(self, output: LLMEngineOutput) -> str:
@@ -224,7 +236,7 @@ class ParsedChoice(TokenChoice):
             self._early += self._parser.feed_marker(marker)
 
     def _parse(self, text: str) -> None:
-        parser = self._parser
+        parser, whole = self._parser, len(text)
         if self._fed:
             text, self._fed = text[self._fed :], 0
         deltas, self._early = self._early, []
@@ -241,4 +253,8 @@ class ParsedChoice(TokenChoice):
                 self._report_malformed(parser.malformed)
         if self.answered is not None:
             self.answered.add(deltas)
+        if self._reasoning is not None:
+            self._reasoning.add(self.tokens, whole, parser.sorted)
+            parser.sorted.clear()
+            self.reasoning_tokens = self._reasoning.total
         self.parsed = deltas

@@ -109,8 +109,17 @@ def _reason(choice: Choice | None) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Tokens of the prompt that were in a cache count like the others: no client asked for it to be remembered."""
-    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+    """Tokens of the prompt that were in a cache count apart. None was made for a client's sake."""
+    told: dict[str, Any] = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+    cached = usage.get("prompt_tokens_details")
+    if cached is not None:
+        read = cached["cached_tokens"]
+        told["input_tokens"] -= read
+        told |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": read}
+    details = usage.get("completion_tokens_details")
+    if details is not None:
+        told["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
+    return told
 
 
 def _empty(block: Block) -> dict[str, Any]:

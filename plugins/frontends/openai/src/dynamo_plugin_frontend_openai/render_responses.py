@@ -241,12 +241,13 @@ def _part(kind: Kind, text: str) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """How many tokens were reasoning is not counted."""
+    """What is not known is 0: the API has no place for less."""
+    reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
     cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": usage["total_tokens"],
     }

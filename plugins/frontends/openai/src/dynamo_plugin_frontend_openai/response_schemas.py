@@ -54,6 +54,12 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int
 
 
+class ReasoningTokens(msgspec.Struct):
+    """How much of the answers was reasoning."""
+
+    reasoning_tokens: int
+
+
 class TokenUsage(msgspec.Struct):
     """How many tokens a request took, over all choices."""
 
@@ -61,6 +67,7 @@ class TokenUsage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | UnsetType = UNSET
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
 
 
 class MadeFunctionCall(msgspec.Struct):
@@ -200,11 +207,20 @@ class RankedList(msgspec.Struct):
     usage: EmbeddingUsage
 
 
+class ThinkingTokens(msgspec.Struct):
+    """How much of a message was thinking."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(msgspec.Struct):
-    """How many tokens a message took."""
+    """How many tokens a message took. `input_tokens` are those of the prompt that no cache had."""
 
     input_tokens: int
     output_tokens: int
+    cache_read_input_tokens: int | UnsetType = UNSET
+    cache_creation_input_tokens: int | UnsetType = UNSET
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
 
 
 class AnthropicMessage(msgspec.Struct):

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _WARNED = 4096
 
 
-def usage_of(choices: Iterable[Choice], *, engine_counts: bool) -> dict[str, Any]:
+def usage_of(choices: Sequence[Choice], *, engine_counts: bool) -> dict[str, Any]:
     """The `usage` object, over all choices.
 
     `engine_counts` says that only the engine knows how long a prompt is, as with engines that take text; what it does
@@ -40,6 +40,9 @@ def usage_of(choices: Iterable[Choice], *, engine_counts: bool) -> dict[str, Any
     cached = cached_of(choices)
     if cached is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": min(cached, prompt)}
+    reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
+    if reasoning:
+        usage["completion_tokens_details"] = {"reasoning_tokens": max(0, min(sum(reasoning), completion))}
     return usage
 
 
@@ -112,4 +115,6 @@ def _fault(choice: Choice, *, engine_counts: bool) -> str | None:
         return f"{usage.prompt_tokens} prompt tokens where {prompt} were sent"
     if usage.cached_tokens is not None and not 0 <= usage.cached_tokens <= prompt:
         return f"{usage.cached_tokens} cached tokens of a prompt of {prompt}"
+    if usage.reasoning_tokens is not None and not 0 <= usage.reasoning_tokens <= usage.completion_tokens:
+        return f"{usage.reasoning_tokens} reasoning tokens of a completion of {usage.completion_tokens}"
     return None

@@ -36,6 +36,8 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 TOOLS = [{"name": "weather", "description": "The weather.", "input_schema": SCHEMA}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 THOUGHT = "<think>\nOslo, then.\n</think>\n\n"
+#: The signature of thoughts that the client can read.
+UNSIGNED = "AQAAAAA="
 
 
 @pytest.fixture
@@ -82,6 +84,8 @@ def folded(found: list[dict[str, Any]]) -> dict[str, Any]:
                         block["text"] += delta["text"]
                     case "thinking_delta":
                         block["thinking"] += delta["thinking"]
+                    case "signature_delta":
+                        block["signature"] += delta["signature"]
                     case "input_json_delta":
                         arguments[event["index"]] = arguments.get(event["index"], "") + delta["partial_json"]
             case "content_block_stop":
@@ -270,11 +274,42 @@ async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -
     assert asked["messages"] == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
     assert asked["tools"][0]["function"]["parameters"] == SCHEMA
     assert message["content"] == [
-        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "thinking", "thinking": "hm", "signature": UNSIGNED},
         {"type": "text", "text": "Let me see."},
         {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}},
     ]
     assert message["usage"] == {"input_tokens": 30, "output_tokens": 9}
+
+
+@pytest.mark.parametrize("signature", [{"signature": UNSIGNED}, {"signature": "from elsewhere"}, {}])
+async def test_thoughts_come_back_whoever_signed_them(server: Any, signature: Any) -> None:
+    thought = {"type": "thinking", "thinking": "hm", **signature}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": [thought, {"type": "text", "text": "Yes?"}]},
+        {"role": "user", "content": "Go on"},
+    ]
+
+    assert "assistant: (hm)Yes?\n" in await shown(server, messages=messages)
+
+
+async def test_thoughts_that_are_left_out_come_back_from_their_signature(server: Any, model: Any) -> None:
+    thinking = {"type": "adaptive", "display": "omitted"}
+    model.says(THOUGHT + "Yes?")
+
+    message = await both(server, thinking=thinking)
+
+    [thought, text] = message["content"]
+    assert (thought["thinking"], text["text"]) == ("", "Yes?")
+    assert len(thought["signature"]) > len(UNSIGNED)
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": message["content"]},
+        {"role": "user", "content": "Go on"},
+    ]
+    for _ in range(model.count):
+        await model.call()
+    assert "assistant: (Oslo, then.)Yes?\n" in await shown(server, messages=messages, thinking=thinking)
 
 
 async def test_what_a_cache_had_of_the_prompt_is_counted_apart(server: Any, model: Any) -> None:
@@ -294,6 +329,7 @@ async def test_what_a_cache_had_of_the_prompt_is_counted_apart(server: Any, mode
         "cache_read_input_tokens": 16,
         "cache_creation_input_tokens": 0,
         "output_tokens": 2,
+        "output_tokens_details": {"thinking_tokens": 0},
     }
 
 
@@ -358,7 +394,7 @@ async def test_thoughts_text_and_calls_are_blocks_of_their_own(server: Any, mode
     message = await both(server, tools=TOOLS)
 
     thought, text, call = message["content"]
-    assert thought == {"type": "thinking", "thinking": "Oslo, then.", "signature": ""}
+    assert thought == {"type": "thinking", "thinking": "Oslo, then.", "signature": UNSIGNED}
     assert (text["type"], text["text"].strip()) == ("text", "Let me see.")
     assert {**call, "id": None} == {"type": "tool_use", "id": None, "name": "weather", "input": {"city": "Oslo"}}
     assert message["stop_reason"] == "tool_use"

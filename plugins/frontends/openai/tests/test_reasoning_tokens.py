@@ -47,7 +47,8 @@ TEXTS = st.text(st.sampled_from("a é😀<>/think\n"), max_size=20).map(str.stri
 def test_the_count_does_not_depend_on_how_an_answer_is_cut(
     thought: str, answer: str, sizes: list[int], opened: bool
 ) -> None:
-    assume(thought and "</think>" not in thought and not thought.startswith("<think>"))
+    # The first bytes of a character show no text, so that nothing says on which side they are.
+    assume(answer[0].isascii() and thought and "</think>" not in thought and not thought.startswith("<think>"))
     marked = ("" if opened else "<think>") + thought + "</think>\n"
     prompt = "<think>\n" if opened else ""
 

@@ -13,6 +13,7 @@ from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
 from dynamo_plugin_frontend_openai.requests import fields as fields_table
 from dynamo_plugin_frontend_openai.requests.responses import InputTokensRequest, ResponsesRequest
+from dynamo_plugin_frontend_openai.requests.thoughts import packed, unpacked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import input_token_count_params, response_create_params
@@ -40,6 +41,44 @@ THOUGHT = "<think>\nOslo, then.\n</think>\n\n"
 @pytest.fixture
 def template() -> str:
     return TEMPLATE
+
+
+async def test_a_client_that_keeps_only_what_is_encrypted_restores_the_thoughts(server: Any, model: Any) -> None:
+    model.says(THOUGHT + "Yes?")
+    fields = {"include": ["reasoning.encrypted_content"], "store": False}
+
+    response = await both(server, **fields)
+
+    thought, said = response["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Oslo, then."}]
+    kept = {"type": "reasoning", "id": thought["id"], "summary": [], "encrypted_content": thought["encrypted_content"]}
+    for _ in range(model.count):
+        await model.call()
+    assert "assistant: (Oslo, then.)Yes?\n" in await shown(
+        server, input=[kept, said, {"role": "user", "content": "Go"}]
+    )
+
+
+@pytest.mark.parametrize(
+    "opaque", ["gAAAAABo", "AQAAAAE=", "AQ==", "AQAAAABh", "not base64!", "é", "AgAAAAA="], ids=str
+)
+async def test_thoughts_that_another_server_has_encrypted_are_left_out(server: Any, opaque: str) -> None:
+    items = [
+        {"type": "reasoning", "summary": [], "encrypted_content": opaque},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "Go"},
+    ]
+
+    assert "assistant: Yes?\n" in await shown(server, input=items)
+
+
+@given(thoughts=st.text())
+def test_packed_thoughts_are_restored_and_no_change_goes_unseen(thoughts: str) -> None:
+    opaque = packed(thoughts)
+
+    assert unpacked(opaque) == thoughts.encode(errors="replace").decode()
+    assert unpacked(opaque[4:]) == ""
+    assert unpacked(opaque[:-4] + "AAAA") in ("", thoughts)
 
 
 def body(**fields: Any) -> dict[str, Any]:

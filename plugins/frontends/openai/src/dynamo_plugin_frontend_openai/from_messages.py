@@ -26,6 +26,7 @@ from dynamo_plugin_frontend_openai.requests.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from dynamo_plugin_frontend_openai.requests.thoughts import unpacked
 from dynamo_plugin_frontend_openai.requests.tools import AUTO, FUNCTION, NONE, REQUIRED
 
 #: What fields of the chat request are called in the Anthropic API, where that is not the same.
@@ -152,7 +153,7 @@ def _assistant(blocks: Sequence[MessageBlock]) -> dict[str, Any]:
             case TextBlock():
                 text.append(block)
             case ThinkingBlock():
-                thoughts.append(block.thinking)
+                thoughts.append(block.thinking or unpacked(block.signature))
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
                 calls.append({"id": block.id, "type": FUNCTION, FUNCTION: function})

@@ -21,6 +21,7 @@ from dynamo_plugin_frontend_openai.requests.responses import (
     text_of,
     text_of_output,
 )
+from dynamo_plugin_frontend_openai.requests.thoughts import unpacked
 from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
 
 #: What fields of the chat request are called in the Responses API, where that is not the same.
@@ -121,7 +122,7 @@ def _add(answer: dict[str, Any], item: ResponseItem, tools: ResponseTools) -> No
         call = {"id": item.call_id, "type": FUNCTION, FUNCTION: {"name": name, "arguments": arguments}}
         answer.setdefault("tool_calls", []).append(call)
     elif item.kind == REASONING:
-        thoughts = text_of(item.content) or text_of(item.summary)
+        thoughts = text_of(item.content) or unpacked(item.encrypted_content) or text_of(item.summary)
         answer["reasoning_content"] = answer.get("reasoning_content", "") + thoughts
     else:
         answer["content"] = (answer["content"] or "") + text_of(item.content)

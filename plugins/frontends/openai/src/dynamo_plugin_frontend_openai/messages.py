@@ -65,10 +65,12 @@ class ParsedMessages(TranslatedRequest):
         super().__init__(chat_of_messages(request), chats)
         self.ignored = left_out(request.tools or ())
         self._edits = request.context_management is not None
+        self._thoughts = request.thinking is None or request.thinking.display != "omitted"
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> MessageRenderer:
         """Events and bodies of the Anthropic API."""
-        return MessageRenderer(identity, sum(len(prompt.token_ids) for prompt in prompts), edits=self._edits)
+        told = sum(len(prompt.token_ids) for prompt in prompts)
+        return MessageRenderer(identity, told, edits=self._edits, thoughts=self._thoughts)
 
 
 class _Wording(ModelEndpoint[ParsedT]):

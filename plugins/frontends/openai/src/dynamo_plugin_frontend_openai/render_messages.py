@@ -11,6 +11,7 @@ from dynamo_plugin_frontend_openai.blocks import Block, BlockRenderer, Kind
 from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, verdict_of
 from dynamo_plugin_frontend_openai.requests.decode import object_of
+from dynamo_plugin_frontend_openai.requests.thoughts import packed
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -22,20 +23,23 @@ _DELTAS = {
     Kind.CALL: b'"delta":{"type":"input_json_delta","partial_json":"',
 }
 _AFTER = b'"}}\n\n'
+#: The signature of thoughts that a client can read: a constant, as nothing is verified.
+UNSIGNED = packed("")
 
 
 class MessageRenderer(BlockRenderer):
     """Makes the events and the body of one message.
 
     `prompt_tokens` is what is told before the engine has counted; `edits` whether the client asked for edits of its
-    context, of which none are made.
+    context, of which none are made. Without `thoughts` the text of thinking is only in its signature.
     """
 
-    def __init__(self, identity: Identity, prompt_tokens: int, *, edits: bool = False) -> None:
+    def __init__(self, identity: Identity, prompt_tokens: int, *, edits: bool = False, thoughts: bool = True) -> None:
         super().__init__(identity)
         self._prompt_tokens = prompt_tokens
         self._edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if edits else {}
         self._verdict: dict[str, Any] = {}
+        self._thoughts = thoughts
         self._pinged = False
 
     def opening(self, choice: Choice) -> bytes:
@@ -65,7 +69,7 @@ class MessageRenderer(BlockRenderer):
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
         """The whole message as JSON."""
         self._blocks.end()
-        content = [_whole(block) for block in self._blocks.all]
+        content = [self._whole(block) for block in self._blocks.all]
         choice = collected[0].choice
         return [encode(self._message(content, choice, _usage(usage)) | self._edits | verdict_of(choice))]
 
@@ -88,10 +92,31 @@ class MessageRenderer(BlockRenderer):
         return start + _PING
 
     def _more(self, block: Block, text: str) -> bytes:
+        if block.kind is Kind.REASONING and not self._thoughts:
+            return b""
         return _delta_head(block.index) + _DELTAS[block.kind] + encode(text)[1:-1] + _AFTER
 
     def _ended(self, block: Block) -> bytes:
-        return _event("content_block_stop", index=block.index)
+        stop = _event("content_block_stop", index=block.index)
+        if block.kind is not Kind.REASONING:
+            return stop
+        delta = {"type": "signature_delta", "signature": self._signature(block)}
+        return _event("content_block_delta", index=block.index, delta=delta) + stop
+
+    def _whole(self, block: Block) -> dict[str, Any]:
+        whole = _empty(block)
+        match block.kind:
+            case Kind.TEXT:
+                whole["text"] = block.text
+            case Kind.REASONING:
+                whole |= {"thinking": block.text if self._thoughts else "", "signature": self._signature(block)}
+            case Kind.CALL:
+                whole["input"] = _arguments(block.text)
+        return whole
+
+    def _signature(self, block: Block) -> str:
+        """Clients need one. It says something only where the thoughts are not told otherwise."""
+        return UNSIGNED if self._thoughts else packed(block.text)
 
 
 def stop_string(choice: Choice) -> str | None:
@@ -130,18 +155,6 @@ def _empty(block: Block) -> dict[str, Any]:
     if block.kind is Kind.REASONING:
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": ""}
-
-
-def _whole(block: Block) -> dict[str, Any]:
-    whole = _empty(block)
-    match block.kind:
-        case Kind.TEXT:
-            whole["text"] = block.text
-        case Kind.REASONING:
-            whole["thinking"] = block.text
-        case Kind.CALL:
-            whole["input"] = _arguments(block.text)
-    return whole
 
 
 def _arguments(text: str) -> dict[str, Any]:

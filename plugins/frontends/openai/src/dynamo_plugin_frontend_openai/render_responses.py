@@ -13,6 +13,7 @@ from dynamo_plugin_frontend_openai.choices import Choice
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, verdict_of
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 from dynamo_plugin_frontend_openai.requests.response_tools import CUSTOM, INPUT, NATIVE, Called
+from dynamo_plugin_frontend_openai.requests.thoughts import packed
 from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
 
 ID_PREFIX = "resp_"
@@ -28,16 +29,20 @@ _COMPLETED, _IN_PROGRESS, _ENDED_EARLY, _FAILED = "completed", "in_progress", "i
 class ResponseRenderer(BlockRenderer):
     """Makes the events and the body of one response.
 
-    `echo` is what the response repeats of its request, `called` tells what tools the functions stand for.
+    `echo` is what the response repeats of its request, `called` tells what tools the functions stand for. With
+    `packs_reasoning` items of reasoning have an opaque form of it, too.
     """
 
-    def __init__(self, identity: Identity, echo: dict[str, Any], called: Mapping[str, Called]) -> None:
+    def __init__(
+        self, identity: Identity, echo: dict[str, Any], called: Mapping[str, Called], *, packs_reasoning: bool = False
+    ) -> None:
         super().__init__(identity)
         self._echo = echo
         self._called = called
         #: Whether the last event is made by `sealed`, and the usage that it tells.
         self.seals = False
         self._usage: dict[str, Any] | None = None
+        self._packs_reasoning = packs_reasoning
         #: Every event has a number.
         self._count = 0
         #: Of the last item, which alone may have been cut off.
@@ -177,7 +182,8 @@ class ResponseRenderer(BlockRenderer):
             return item | {"call_id": call.id, **self._call(call.name, text)}
         content = [] if text is None else [_part(block.kind, text)]
         if block.kind is Kind.REASONING:
-            return item | {"type": "reasoning", "summary": [], "content": content}
+            opaque = {"encrypted_content": packed(text)} if self._packs_reasoning and text is not None else {}
+            return item | {"type": "reasoning", "summary": [], "content": content, **opaque}
         return item | {"type": "message", "role": "assistant", "content": content}
 
     def _call(self, name: str, text: str | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.response_tools import ResponseTools
 from dynamo_plugin_frontend_openai.requests.responses import (
+    ENCRYPTED_REASONING,
     InputTokensRequest,
     RememberedInputTokens,
     RememberedRequest,
@@ -57,10 +58,11 @@ class ParsedResponse(TranslatedRequest):
         super().__init__(chat_of_response(request, self._tools), chats)
         self.ignored = self._tools.left_out
         self._echo = _echo(raw) | ({} if recalled is None else _stored_echo(raw, recalled))
+        self._packs_reasoning = ENCRYPTED_REASONING in (raw.get("include") or ())
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> ResponseRenderer:
         """Events and bodies of the Responses API."""
-        return ResponseRenderer(identity, self._echo, self._tools.called)
+        return ResponseRenderer(identity, self._echo, self._tools.called, packs_reasoning=self._packs_reasoning)
 
 
 class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):

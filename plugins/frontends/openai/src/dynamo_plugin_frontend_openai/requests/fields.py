@@ -192,7 +192,8 @@ RESPONSES: Mapping[str, Accepts] = {
     "context_management": _anything,  # the context is never compacted here
     "conversation": _nothing,
     "image": _anything,  # how pictures are made; there are none
-    # Parts of answers that are not made here, but for the log-probabilities, which are refused.
+    # Parts of answers that are not made here, but for the encrypted reasoning, which is, and the log-probabilities,
+    # which are refused.
     "include": _ListOf(
         "code_interpreter_call.outputs",
         "computer_call_output.output.image_url",

@@ -24,7 +24,7 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought in an earlier answer. The signature is not looked at."""
+    """What the model thought in an earlier answer. The signature matters only where the thoughts were left out."""
 
     thinking: str
     signature: str | None = None
@@ -118,10 +118,12 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model is to think first. The budget is not enforced."""
+    """Whether the model is to think first. The budget is not enforced. With `display` omitted, its thoughts are in
+    the signature only."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: U32 | None = None
+    display: str | None = None
 
 
 class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

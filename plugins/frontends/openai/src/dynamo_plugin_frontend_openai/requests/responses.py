@@ -22,6 +22,8 @@ from dynamo_plugin_frontend_openai.requests.response_tools import (
 MESSAGE, CALL, REASONING = "message", "function_call", "reasoning"
 #: An item that only names one of an earlier response.
 REFERENCE = "item_reference"
+#: A part of an answer that a client may ask for with `include`.
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 CUSTOM_CALL = "custom_tool_call"
 #: Items that hold what a call gave.
 RESULTS = frozenset({f"{CALL}_output", f"{CUSTOM_CALL}_output", *(f"{tool.item}_output" for tool in NATIVE.values())})
@@ -64,6 +66,7 @@ class ResponseItem(msgspec.Struct, kw_only=True):
     operation: dict[str, Any] | None = None
     output: str | list[dict[str, Any]] | dict[str, Any] | None = None
     summary: list[ResponsePart] | None = None
+    encrypted_content: str | None = None
 
     @property
     def kind(self) -> str:

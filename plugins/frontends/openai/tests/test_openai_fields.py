@@ -60,6 +60,7 @@ WISHES: dict[str, Any] = {
     "detokenize": False,
     "dimensions": 2,
     "documents": [{"text": "x"}],
+    "enable_thinking": True,
     "echo": True,
     "encoding_format": "base64",
     "best_of": 2,
@@ -120,6 +121,7 @@ WISHES: dict[str, Any] = {
     "stream_options": ({"include_usage": True}, {"stream": True}),
     "structured_outputs": {"regex": "a+"},
     "suffix": "x",
+    "thinking": {"type": "disabled"},
     "temperature": 0.5,
     "tool_choice": ("required", {"tools": TOOLS}),
     "tools": TOOLS,
@@ -138,7 +140,8 @@ WISHES_OF: dict[str, dict[str, Any]] = {COMPLETE: {"logprobs": 2, "add_special_t
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{{ tools | tojson if tools }}{{ reasoning_effort }}{{ extra }}{{ 'assistant: ' if add_generation_prompt }}"
+    "{{ tools | tojson if tools }}{{ reasoning_effort }}{{ enable_thinking }}{{ extra }}"
+    "{{ 'assistant: ' if add_generation_prompt }}"
 )
 
 

@@ -21,6 +21,7 @@ from dynamo_plugin_frontend_openai.requests.messages import (
     ResultBlock,
     SearchResultBlock,
     TextBlock,
+    Thinking,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
@@ -35,7 +36,6 @@ NAMES: Mapping[str, str] = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-    "chat_template_kwargs": "thinking",
     "continue_final_message": "messages",
 }
 
@@ -52,8 +52,9 @@ def chat_of_messages(request: CountTokensRequest) -> dict[str, Any]:
         chat["tools"] = tools
     if request.tool_choice is not None:
         _choose(chat, request.tool_choice)
-    if request.thinking is not None:
-        chat["chat_template_kwargs"] = {"enable_thinking": request.thinking.type != "disabled"}
+    variables = _thinking(request.thinking) | (request.chat_template_kwargs or {})
+    if variables:
+        chat["chat_template_kwargs"] = variables
     config = request.output_config
     if config is not None and config.effort is not None:
         chat["reasoning_effort"] = config.effort
@@ -66,7 +67,7 @@ def chat_of_messages(request: CountTokensRequest) -> dict[str, Any]:
 
 def _add_limits(chat: dict[str, Any], request: MessagesRequest) -> None:
     chat["max_tokens"] = request.max_tokens
-    for name in ("temperature", "top_p", "top_k"):
+    for name in ("temperature", "top_p", "top_k", "cache_salt"):
         value = getattr(request, name)
         if value is not None:
             chat[name] = value
@@ -75,6 +76,16 @@ def _add_limits(chat: dict[str, Any], request: MessagesRequest) -> None:
     if request.stream:
         # The last events tell the usage.
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def _thinking(thinking: Thinking | None) -> dict[str, Any]:
+    """The wish as variables of templates, which engines that take text understand, too."""
+    if thinking is None:
+        return {}
+    wish: dict[str, Any] = {"enable_thinking": thinking.type != "disabled"}
+    if thinking.budget_tokens is not None:
+        wish["thinking_budget"] = thinking.budget_tokens
+    return wish
 
 
 def _choose(chat: dict[str, Any], choice: MessageToolChoice) -> None:

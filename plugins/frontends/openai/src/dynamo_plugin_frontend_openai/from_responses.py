@@ -47,6 +47,7 @@ def chat_of_response(request: InputTokensRequest, tools: ResponseTools) -> dict[
         messages=_messages(request, tools),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        chat_template_kwargs=request.chat_template_kwargs,
         response_format=None if wanted is None else _format(wanted),
         tools=tools.functions or None,
         tool_choice=chosen(tools, request.tool_choice),
@@ -58,6 +59,7 @@ def chat_of_response(request: InputTokensRequest, tools: ResponseTools) -> dict[
             top_p=request.top_p,
             user=request.user,
             ignore_eos=request.ignore_eos,
+            cache_salt=request.cache_salt,
         )
         if request.stream:
             # The last event tells the usage.

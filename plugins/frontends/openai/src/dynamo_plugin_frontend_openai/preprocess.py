@@ -62,7 +62,7 @@ async def chat_prompt(
         text, special = raw_prompt(raw["messages"]), True
     else:
         template = templates.known(model) or await templates.load(model)
-        variables = request.template_variables
+        variables = {**template.thinking(tools=tools is not None).values(request.wish), **request.template_variables}
         values = partial(_values, request, raw["messages"], template, tools, variables)
         long = is_long(raw["messages"]) or bool((tools or variables) and weigh([tools, variables], _MANY) > _MANY)
         shown = None if long else templates.render_now(template, values())

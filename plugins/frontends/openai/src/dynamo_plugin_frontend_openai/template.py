@@ -18,6 +18,7 @@ from dynamo_plugin_frontend_openai.template_inline import SECONDS, PlainTemplate
 from dynamo_plugin_frontend_openai.template_none import asks_for_none
 from dynamo_plugin_frontend_openai.template_plain import is_plain
 from dynamo_plugin_frontend_openai.template_process import TemplateProcesses, refused
+from dynamo_plugin_frontend_openai.template_thinking import ThinkingVariables
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel
@@ -89,6 +90,10 @@ class ChatTemplate:
         """The source of the template for conversations with or without tools."""
         return (self._tool_form if tools else self._form).source
 
+    def thinking(self, *, tools: bool) -> ThinkingVariables:
+        """Which variables turn thinking on and off in conversations with or without tools."""
+        return (self._tool_form if tools else self._form).thinking
+
     def no_content(self, *, tools: bool) -> str | None:
         """What stands for the content of a message that only calls tools."""
         return (self._tool_form if tools else self._form).no_content
@@ -119,6 +124,7 @@ class _Form:
         self.source = source
         self.plain: PlainTemplate | None = None
         self.no_content: str | None = ""
+        self.thinking = ThinkingVariables()
         if len(source) > _MAX_SOURCE:
             raise Unknown(f"the model's chat template is broken: it has more than {_MAX_SOURCE} characters")
         environment = bounded_environment()
@@ -126,6 +132,7 @@ class _Form:
             parsed = environment.parse(source)
             if asks_for_none(parsed):
                 self.no_content = None
+            self.thinking = ThinkingVariables.of(source, parsed)
             if is_plain(parsed, environment):
                 self.plain = PlainTemplate(environment.from_string(parsed))
         except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from dynamo_core import GuidedDecodingOptions
@@ -32,9 +32,11 @@ from dynamo_plugin_frontend_openai.requests.tools import (
     mode_of,
     with_objects,
 )
+from dynamo_plugin_frontend_openai.template_thinking import SWITCHES, Wish
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
+DISABLED = "disabled"
 #: Variables of a template that a request may not set, because the frontend does.
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 
@@ -54,6 +56,13 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | None = None
 
 
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    """Whether the model is to think first, as several servers have it."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: U32 | None = None
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """A chat completion request."""
 
@@ -69,6 +78,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingSwitch | None = None
 
     @property
     def uses_tools(self) -> bool:
@@ -130,10 +141,20 @@ class ChatRequest(GenerationRequest, kw_only=True):
     @property
     def template_variables(self) -> dict[str, Any]:
         """What the client adds to the variables of the template."""
-        variables = {**(self.chat_template_args or {}), **(self.chat_template_kwargs or {})}
-        if self.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", self.reasoning_effort)
-        return variables
+        return {**(self.chat_template_args or {}), **(self.chat_template_kwargs or {})}
+
+    @property
+    def wish(self) -> Wish:
+        """What the client wants of thinking, wherever it says so: best where it is closest to the template."""
+        given = self.template_variables
+        switch = next((given[name] for name in SWITCHES if isinstance(given.get(name), bool)), self.enable_thinking)
+        budget = None
+        if isinstance(self.thinking, ThinkingSwitch):
+            budget = self.thinking.budget_tokens
+            switch = self.thinking.type != DISABLED if switch is None else switch
+        elif switch is None:
+            switch = self.thinking
+        return Wish(switch, self.reasoning_effort, budget)
 
 
 def parse_chat(raw: dict[str, Any]) -> ChatRequest:

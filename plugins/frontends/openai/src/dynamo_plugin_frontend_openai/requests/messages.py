@@ -145,6 +145,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
+    # Beyond the API, as vLLM has it.
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -161,6 +163,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stream: bool | None = None
+    # Beyond the API, as vLLM has it.
+    cache_salt: str | None = None
 
 
 def left_out(tools: Sequence[MessageTool]) -> list[str]:

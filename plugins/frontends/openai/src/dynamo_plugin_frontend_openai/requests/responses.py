@@ -123,6 +123,8 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
+    # Beyond the API, as vLLM has it.
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ResponsesRequest(InputTokensRequest, kw_only=True):
@@ -135,8 +137,9 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
-    # Beyond the API: load testers ask for answers of a length.
+    # Beyond the API: load testers ask for answers of a length, and vLLM has salts.
     ignore_eos: bool | None = None
+    cache_salt: str | None = None
 
 
 class ConversationParam(msgspec.Struct, kw_only=True):

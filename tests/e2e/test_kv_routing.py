@@ -172,6 +172,48 @@ def test_without_events_a_prompt_goes_where_it_went_before(serve: Any, tmp_path:
     assert holders(server, "guess") == {holder}
 
 
+def cached_tokens(server: Server, path: str, salt: str | None) -> int:
+    """Asks in one of the APIs under a salt, and returns how many tokens of the prompt the worker had."""
+    turn = {"role": "user", "content": prompt_of("salted")}
+    body: dict[str, Any] = {"model": "mock-model", "cache_salt": salt}
+    match path:
+        case "/v1/completions":
+            body |= {"prompt": prompt_of("salted"), "max_tokens": 2}
+        case "/v1/responses":
+            body |= {"input": prompt_of("salted"), "max_output_tokens": 2}
+        case _:
+            body |= {"messages": [turn], "max_tokens": 2}
+    status, _, answer = server.request("POST", path, body)
+    assert status == 200, answer
+    usage = json.loads(answer)["usage"]
+    if "cache_read_input_tokens" in usage:
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] > 16 * BLOCKS
+        return usage["cache_read_input_tokens"]  # type: ignore[no-any-return]
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    return details["cached_tokens"]  # type: ignore[no-any-return]
+
+
+def test_only_requests_of_one_salt_share_what_is_cached(serve: Any, tmp_path: Path) -> None:
+    server = started(serve, config(tmp_path), env={"DYN_LOG": "debug"})
+    chat, *others = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+    for salt in ("salt-of-one", "salt-of-two", None):
+        assert cached_tokens(server, "/v1/completions", salt) == cached_tokens(server, chat, salt) == 0
+        for path in ("/v1/completions", chat):
+            # As soon as the router knows; until then a request may go to the worker that has nothing.
+            assert server.until(lambda path=path, salt=salt: cached_tokens(server, path, salt) >= 16 * BLOCKS, 10)
+        # What the APIs that chat ask is the same prompt.
+        assert all(cached_tokens(server, path, salt) >= 16 * BLOCKS for path in others)
+
+    overlaps = []
+    for salt in ("salt-of-one", "salt-of-three"):
+        body = {"prompt": prompt_of("salted"), "cache_salt": salt}
+        (route,) = json.loads(server.request("POST", "/route/explain", body)[2])["routes"]
+        overlaps.append(max(rank["overlap"] for rank in route["ranks"]))
+    assert overlaps == [BLOCKS, 0]
+    assert "salt-of" not in server.log
+
+
 def test_workers_that_tell_nothing_are_noticed(serve: Any, tmp_path: Path) -> None:
     server = started(serve, config(tmp_path, tells=False, alarm_secs=0.5))
     assert server.metric("dynamo_router_kv_events_silent", model="mock-model") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -149,10 +150,11 @@ async def test_what_a_client_sets_itself_is_left_alone(shown: Any) -> None:
 
 
 async def test_the_template_for_tools_has_variables_of_its_own(cold_server: Any) -> None:
-    settings = '{"chat_template": [{"name": "default", "template": "%s"}, {"name": "tool_use", "template": "%s"}]}' % (
-        "plain {{ thinking }}",
-        "tools {{ enable_thinking }}",
-    )
+    templates = [
+        {"name": "default", "template": "plain {{ thinking }}"},
+        {"name": "tool_use", "template": "tools {{ enable_thinking }}"},
+    ]
+    settings = json.dumps({"chat_template": templates})
     cold_server.add_model("m", {"tokenizer_config.json": settings.encode()})
     await cold_server.start()
     tools = [{"type": "function", "function": {"name": "f"}}]

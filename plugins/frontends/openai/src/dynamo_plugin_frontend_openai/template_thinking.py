@@ -69,7 +69,8 @@ class ThinkingVariables:
 
     def values(self, wish: Wish) -> dict[str, Any]:
         """What the variables are for a wish; without those that are left to the template."""
-        thinks, found = wish.thinks, {}
+        thinks = wish.thinks
+        found: dict[str, Any] = {}
         for name in self.names:
             match VARIABLES[name]:
                 case Kind.SWITCH:

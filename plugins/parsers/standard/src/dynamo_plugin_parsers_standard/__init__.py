@@ -15,18 +15,21 @@ DYNAMO_API = 2
 @hookimpl
 def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
     """One class for each way in which models write calls."""
+    from dynamo_plugin_parsers_standard.harmony import GptOssParser
     from dynamo_plugin_parsers_standard.json_formats import JSON_PARSERS
     from dynamo_plugin_parsers_standard.parameter_formats import PARAMETER_PARSERS
 
-    return [*JSON_PARSERS, *PARAMETER_PARSERS]
+    return [*JSON_PARSERS, *PARAMETER_PARSERS, GptOssParser]
 
 
 @hookimpl
 def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:
     """One class for each way in which models mark what they think."""
     from dynamo_plugin_parsers_standard import think
+    from dynamo_plugin_parsers_standard.harmony import GptOssReasoningParser
 
     return [
+        GptOssReasoningParser,
         think.ThinkParser,
         think.Qwen3Parser,
         think.DeepSeekR1Parser,

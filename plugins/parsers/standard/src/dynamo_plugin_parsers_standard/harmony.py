@@ -195,7 +195,7 @@ class Harmony:
         """What was read is no header: it is content, and so is what follows."""
         self._state = _State.CONTENT if self._continued else _State.UNSOUND
         header = self._take_header()
-        self.malformed += self._calls and "to=functions." in header
+        self.malformed += self._calls and not self._continued and "to=functions." in header
         self._out.content(header + tag)
 
     def _drop_header(self, tag: str) -> None:

@@ -96,10 +96,10 @@ class FormatParser(ToolCallParser):
         """What is left at the end."""
         self._scanner.finish()
         if self._reader is not None:
-            self._give_up(self._reader.leftover())
+            self._break_off(self._reader.leftover())
         if not self._called:
             self._emit_space()
-        self._give_up(self._take_header())
+        self._break_off(self._take_header())
         return self._out.take()
 
     def _outside(self, text: str, at: int, last: bool) -> int:
@@ -263,10 +263,15 @@ class FormatParser(ToolCallParser):
 
     def _give_up(self, shown: str) -> None:
         """There is no call here: what was read is content, and so is what follows."""
-        self.malformed += bool(shown) and (self._tagged or self._section_begun)
+        self.malformed += self._tagged or self._section_begun
         self._section_begun = False
         self._out.content(shown)
         self._enter(self._content)
+
+    def _break_off(self, shown: str) -> None:
+        """The text ends in what may have become a call."""
+        if shown:
+            self._give_up(shown)
 
     def _hold(self, tag: str) -> None:
         self._header += [*self._space, tag]

@@ -14,7 +14,21 @@ class ScriptEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     match: str | None = Field(default=None, description="A part of the prompt's text; null matches every prompt.")
+    times: int = Field(default=1, ge=1, description="How often `match` is part of the prompt's text, at least.")
     text: str = Field(description="The answer, without an end-of-sequence token.")
+
+    def fits(self, prompt: str) -> bool:
+        """Whether this is an answer to a prompt."""
+        return self.match is None or prompt.count(self.match) >= self.times
+
+
+class ChunkSizes(BaseModel):
+    """How many tokens come at once."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    most: int = Field(ge=1, le=1024, description="The most tokens of one item.")
+    seed: int = Field(default=0, ge=0, lt=2**64, description="The sizes depend on it, and on the position only.")
 
 
 class MockerConfig(PluginConfig):
@@ -28,6 +42,11 @@ class MockerConfig(PluginConfig):
         default=(),
         description="Answers for output `script`; the first entry that matches counts, and without one the answer "
         "is random.",
+    )
+    chunks: ChunkSizes | None = Field(
+        default=None,
+        description="Items of 1 to `most` tokens, whose sizes look random; null: an item holds everything produced "
+        "since the one before.",
     )
     printable: bool = Field(
         default=True, description="Draw random tokens only from those whose text is printable by itself."

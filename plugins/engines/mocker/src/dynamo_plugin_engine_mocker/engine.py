@@ -121,7 +121,7 @@ class MockerEngine(LLMEngine):
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        """Streams the answer; each item holds everything produced since the one before.
+        """Streams the answer; each item holds everything produced since the one before, or as many tokens as `chunks` says.
 
         Raises:
             BackendError.InvalidArgument: an empty prompt, one that leaves no room in the context or cannot fit into
@@ -139,7 +139,7 @@ class MockerEngine(LLMEngine):
         create_future = asyncio.get_running_loop().create_future
         with self._serving_bootstrap(request, sequence), ActiveRequestGuard(scheduler, sequence, hashes, ctx):
             while True:
-                if sequence.produced == sequence.taken and not sequence.halted:
+                while sequence.incomplete:
                     sequence.waiter = waiter = create_future()
                     await waiter
                 if sequence.halted:

@@ -7,13 +7,16 @@ from typing import Any
 
 from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, usage
 
+from dynamo_plugin_engine_mocker.config import ChunkSizes
 from dynamo_plugin_engine_mocker.logprobs import logprobs
+from dynamo_plugin_engine_mocker.noise import BLOCK, noise
 from dynamo_plugin_engine_mocker.sources import TokenSource
 from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
 
 #: No more tokens are produced for a reader that has left this many waiting.
 MAX_BACKLOG = 1024
 
+_CHUNKS = b"chunks"
 #: More tokens than any answer has.
 _NEVER = 2**63
 
@@ -43,6 +46,7 @@ class Sequence:
 
     __slots__ = (
         "_alternatives",
+        "_chunks",
         "_end",
         "_limit",
         "_reason",
@@ -65,6 +69,7 @@ class Sequence:
         "taken",
         "tokens",
         "waiter",
+        "wanted",
     )
 
     def __init__(
@@ -77,6 +82,7 @@ class Sequence:
         vocabulary: Vocabulary,
         seed: int = 0,
         alternatives: int | None = None,
+        chunks: ChunkSizes | None = None,
     ) -> None:
         """An answer of at most `limit` tokens; `alternatives` is None where no log-probabilities are wanted."""
         self._source = source
@@ -85,6 +91,7 @@ class Sequence:
         self._vocabulary = vocabulary
         self._seed = seed
         self._alternatives = alternatives
+        self._chunks = chunks
         self._end: int | None = None
         self._reason: FinishReason | None = None
         self._stop_reason: int | None = None
@@ -93,6 +100,8 @@ class Sequence:
         self.tokens: list[int] = []
         self.produced = 0
         self.taken = 0
+        #: So many tokens must wait before the reader takes them, unless they are the last.
+        self.wanted = 1 if chunks is None else self._chunk_size(chunks)
         #: The last token is produced; its slot is free.
         self.finished = False
         #: Waits for its reader.
@@ -115,6 +124,11 @@ class Sequence:
         self.checkpoint = self._next_checkpoint()
 
     @property
+    def incomplete(self) -> bool:
+        """Whether the reader waits for more tokens."""
+        return self.produced - self.taken < self.wanted and not self.finished and not self.halted
+
+    @property
     def length(self) -> int:
         """Tokens of the prompt and of what was produced."""
         return self.prompt_tokens + self.produced
@@ -135,15 +149,23 @@ class Sequence:
         self.checkpoint = self._next_checkpoint()
 
     def take(self) -> LLMEngineOutput:
-        """Everything that waits, as one item; the first has the usage, the last that and the finish reason."""
+        """What waits, as one item; the first has the usage, the last that and the finish reason.
+
+        It is everything that waits, or with chunk sizes so many tokens.
+        """
         taken, produced = self.taken, self.produced
+        last = self.finished
+        if self._chunks is not None and produced - taken > self.wanted:
+            produced, last = taken + self.wanted, False
         self.taken = produced
+        if self._chunks is not None:
+            self.wanted = self._chunk_size(self._chunks)
         output = LLMEngineOutput(self.tokens[taken:produced])
         if self._alternatives is not None:
             output.log_probs, output.top_logprobs = logprobs(
                 self._vocabulary, self._seed, self.prompt_tokens + taken, output.token_ids, self._alternatives
             )
-        if self.finished:
+        if last:
             output.finish_reason = self._reason
             output.stop_reason = self._stop_reason
             output.completion_usage = self.usage()
@@ -175,6 +197,10 @@ class Sequence:
             self.halted = True
             self.failure = failure
             self.wake()
+
+    def _chunk_size(self, chunks: ChunkSizes) -> int:
+        block, offset = divmod(self.prompt_tokens + self.taken, BLOCK)
+        return 1 + noise(_CHUNKS, chunks.seed, block)[offset] % chunks.most
 
     def _next_checkpoint(self) -> int:
         known = len(self.tokens) if self._end is None else self._end

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dynamo_core import PreprocessedRequest, Tokenizer
 
 from dynamo_plugin_engine_mocker.config import MockerConfig
@@ -13,12 +11,6 @@ from dynamo_plugin_engine_mocker.sources import FixedSource, RandomSource
 from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
 
 _NONE: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class _ScriptedAnswer:
-    match: str | None
-    tokens: list[int]
 
 
 class SequenceFactory:
@@ -32,10 +24,7 @@ class SequenceFactory:
         self._most_tokens = min(settings.context_length, settings.num_gpu_blocks * settings.block_size + 1)
         self._longest = self._most_tokens if longest is None else longest
         self._vocabulary = Vocabulary.of(tokenizer, printable=settings.printable)
-        self._script = [
-            _ScriptedAnswer(entry.match, tokenizer.encode(entry.text, add_special_tokens=False))
-            for entry in settings.script
-        ]
+        self._script = [(entry, tokenizer.encode(entry.text, add_special_tokens=False)) for entry in settings.script]
 
     @classmethod
     def load(cls, settings: MockerConfig, model_path: str | None, longest: int | None = None) -> SequenceFactory:
@@ -67,6 +56,7 @@ class SequenceFactory:
             vocabulary=self._vocabulary,
             seed=seed,
             alternatives=request.output_options.logprobs,
+            chunks=self._settings.chunks,
         )
 
     def _fixed(self, prompt: list[int]) -> list[int] | None:
@@ -75,9 +65,9 @@ class SequenceFactory:
             return prompt
         if self._script:
             text = self.tokenizer.decode(prompt, skip_special_tokens=False)
-            for entry in self._script:
-                if entry.match is None or entry.match in text:
-                    return entry.tokens
+            for entry, tokens in self._script:
+                if entry.fits(text):
+                    return tokens
         return None
 
 

@@ -1,0 +1,80 @@
+"""A model folder for each format, with a tokenizer made on the spot, and a server that has all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.agents.formats import Format
+
+HERE = Path(__file__).parent
+#: Agents begin with many thousands of words, and tokens are short.
+CONTEXT = 1_000_000
+
+
+@cache
+def _trained() -> str:
+    """A byte-level BPE that has seen enough to have tokens that are part JSON and part text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    texts = [(HERE / name).read_text() for name in ("formats.py", "templates.py")]
+    tokenizer.train_from_iterator([line for text in texts for line in text.splitlines()], trainer)
+    trained: str = tokenizer.to_str()
+    return trained
+
+
+def make_folder(form: Format, path: Path) -> Path:
+    """Writes the files of a model of that format."""
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_str(_trained())
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in form.special])
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "chat_template.jinja").write_text(form.template)
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": form.special[0]}))
+    (path / "config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(form.special[0])}))
+    return path
+
+
+def model_name(form: Format) -> str:
+    """The name that clients ask for. It says nothing that a client could know a family by."""
+    return f"tiny-{sum(form.name.encode()):x}"
+
+
+def config(scripts: Mapping[Format, Sequence[Mapping[str, Any]]], folder: Path) -> str:
+    """A worker for each format that answers by its script, in items of sizes by seed, read by the parsers of its files."""
+    workers = {}
+    for seed, (form, script) in enumerate(scripts.items()):
+        path = make_folder(form, folder / "models" / form.name)
+        model = {"name": model_name(form), "path": str(path), **parsers(form)}
+        engine = {
+            "use": "mocker",
+            "output": "script",
+            "speedup_ratio": 0,
+            "chunks": {"most": 8, "seed": seed},
+            "context_length": CONTEXT,
+            "num_gpu_blocks": CONTEXT // 16,
+            "script": list(script),
+        }
+        workers[form.name] = {"model": model, "engine": engine, "grace_period": 0}
+    return json.dumps({"workers": workers})
+
+
+def parsers(form: Format) -> dict[str, str]:
+    named = {"tool_call_parser": form.tool_call_parser, "reasoning_parser": form.reasoning_parser}
+    return {key: name for key, name in named.items() if name is not None}
+
+
+def text_of(pieces: Iterable[str]) -> str:
+    """An answer as the text of a script: the tokenizer makes single tokens of its markers."""
+    return "".join(pieces)

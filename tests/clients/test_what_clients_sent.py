@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.clients.coding_agents import AGENTS
 from tests.clients.recorder import SENT
-from tests.clients.test_coding_agents import AGENTS
 from tests.clients.test_load_testers import TESTERS
 from tests.clients.test_sdks import HERE_ALREADY, OTHERS
 

@@ -192,11 +192,9 @@ _LLAMA = ("<|eot_id|>", "<|eom_id|>", "<|begin_of_text|>", "<|start_header_id|>"
 FORMATS = {
     each.name: each
     for each in (
+        Format("hermes", hermes, templates.HERMES, (*_IM, *_THINK, *_TOOL_CALL), "<tool_response>", "hermes", "qwen3"),
         Format(
-            "hermes", hermes, templates.HERMES, (*_IM, *_THINK, *_TOOL_CALL), "<tool_response>", "hermes", "qwen3"
-        ),
-        Format(
-            "qwen3-coder",
+            "qwen3_coder",
             qwen3_coder,
             templates.QWEN3_CODER,
             (*_IM, *_TOOL_CALL),
@@ -205,7 +203,7 @@ FORMATS = {
             None,
         ),
         Format(
-            "deepseek-v31",
+            "deepseek_v31",
             deepseek_v31,
             templates.DEEPSEEK_V31,
             (*_DEEPSEEK, *_THINK),
@@ -223,9 +221,17 @@ FORMATS = {
             "glm45",
             "glm45",
         ),
-        Format("kimi-k2", kimi_k2, templates.KIMI_K2, (*_KIMI, *_THINK), "<|im_system|>tool<|im_middle|>", "kimi_k2", "kimi_k2"),
         Format(
-            "minimax-m2",
+            "kimi_k2",
+            kimi_k2,
+            templates.KIMI_K2,
+            (*_KIMI, *_THINK),
+            "<|im_system|>tool<|im_middle|>",
+            "kimi_k2",
+            "kimi_k2",
+        ),
+        Format(
+            "minimax_m2",
             minimax_m2,
             templates.MINIMAX_M2,
             (*_MINIMAX, *_THINK),
@@ -234,7 +240,7 @@ FORMATS = {
             "minimax_m2",
         ),
         Format(
-            "gpt-oss",
+            "gpt_oss",
             gpt_oss,
             templates.GPT_OSS,
             _HARMONY,
@@ -245,7 +251,7 @@ FORMATS = {
         ),
         Format("mistral", mistral, templates.MISTRAL, _MISTRAL, "[TOOL_RESULTS]", "mistral", "mistral"),
         Format(
-            "llama3-json",
+            "llama3_json",
             llama3_json,
             templates.LLAMA3_JSON,
             _LLAMA,

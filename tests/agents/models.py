@@ -52,7 +52,7 @@ def model_name(form: Format) -> str:
 
 
 def config(scripts: Mapping[Format, Sequence[Mapping[str, Any]]], folder: Path) -> str:
-    """A worker for each format that answers by its script, in items of sizes by seed, read by the parsers of its files."""
+    """A worker for each format, which answers by its script in items of sizes by seed."""
     workers = {}
     for seed, (form, script) in enumerate(scripts.items()):
         path = make_folder(form, folder / "models" / form.name)
@@ -71,8 +71,17 @@ def config(scripts: Mapping[Format, Sequence[Mapping[str, Any]]], folder: Path) 
 
 
 def parsers(form: Format) -> dict[str, str]:
+    import importlib.metadata  # DEV
+
+    have = {e.name for e in importlib.metadata.entry_points(group="dynamo")}  # DEV
+    if f"tool_call_parser-{form.tool_call_parser}" not in have and f"tool_parser-{form.tool_call_parser}" not in have:
+        return {}  # DEV
     named = {"tool_call_parser": form.tool_call_parser, "reasoning_parser": form.reasoning_parser}
-    return {key: name for key, name in named.items() if name is not None}
+    return {
+        key: name
+        for key, name in named.items()
+        if name is not None and (key[0] == "t" or "reasoning_parser-" + name in have)
+    }
 
 
 def text_of(pieces: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ HERMES = (
 {{- '<|im_start|>system\\n# Tools\\nThe functions that may be called:\\n<tools>\\n' }}"""
     + _TOOLS
     + """
-{{- '</tools>\\nA call of one is JSON in tags:\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call>' }}
+{{- '</tools>\\nA call is JSON:\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call>' }}
 {{- '<|im_end|>\\n' }}
 {%- endif %}
 {%- for message in messages %}
@@ -118,7 +118,7 @@ GLM45 = (
 {{- '<|system|>\\n# Tools\\n<tools>\\n' }}"""
     + _TOOLS
     + """
-{{- '</tools>\\nA call:\\n<tool_call>{name}\\n<arg_key>{key}</arg_key>\\n<arg_value>{value}</arg_value>\\n</tool_call>' }}
+{{- '</tools>\\nA call:\\n<tool_call>{name}\\n<arg_key>key</arg_key>\\n<arg_value>value</arg_value>\\n</tool_call>' }}
 {%- endif %}
 {%- for message in messages %}
 {%- if message['role'] == 'assistant' %}
@@ -232,8 +232,8 @@ GPT_OSS = (
 {%- if message['role'] == 'assistant' %}
 {%- if message['tool_calls'] %}
 {%- for call in message['tool_calls'] %}
-{{- '<|start|>assistant<|channel|>commentary to=functions.' + call['function']['name'] + ' <|constrain|>json<|message|>' }}
-{{- (call['function']['arguments'] | tojson) + '<|call|>' }}
+{{- '<|start|>assistant<|channel|>commentary to=functions.' + call['function']['name'] }}
+{{- ' <|constrain|>json<|message|>' + (call['function']['arguments'] | tojson) + '<|call|>' }}
 {%- endfor %}
 {%- else %}
 {{- '<|start|>assistant<|channel|>final<|message|>' + text(message['content']) + '<|end|>' }}

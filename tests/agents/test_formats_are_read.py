@@ -10,9 +10,6 @@ import pytest
 
 from tests.agents.formats import FORMATS, Call, Format
 from tests.agents.models import config, model_name, text_of
-from tests.e2e.conftest import serve_for_module
-
-__all__ = ["serve_for_module"]
 
 REASONING = 'First "read", then <edit> …'
 CONTENT = "I call both: {a} & [b]."

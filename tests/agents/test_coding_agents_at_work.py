@@ -1,0 +1,119 @@
+"""Coding agents do a task of several calls, with models that write the raw formats of their families."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.formats import FORMATS, Format
+from tests.agents.models import config, model_name
+from tests.agents.task import ASKED, BOTH, BOTH_DONE, COLOUR, DONE, GO_ON, GONE_ON, Moves, prepare, said, script
+from tests.clients.coding_agents import AGENTS, Agent, asked
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
+
+_EDIT = {"old_string": "red", "new_string": COLOUR}
+MOVES = {
+    "codex": Moves(
+        lambda path: ("exec_command", {"cmd": f"cat {path}"}),
+        lambda path: ("exec_command", {"cmd": f"printf '%s' {shlex.quote(COLOUR)} > {path}"}),
+        lambda command: ("exec_command", {"cmd": command, "yield_time_ms": 5000}),
+    ),
+    "claude": Moves(
+        lambda path: ("Read", {"file_path": str(path)}),
+        lambda path: ("Edit", {"file_path": str(path), **_EDIT}),
+        lambda command: ("Bash", {"command": command, "timeout": 60_000}),
+    ),
+    "opencode": Moves(
+        lambda path: ("read", {"filePath": str(path), "limit": 10}),
+        lambda path: ("edit", {"filePath": str(path), "oldString": "red", "newString": COLOUR}),
+        lambda command: ("bash", {"command": command}),
+    ),
+    "qwen": Moves(
+        lambda path: ("read_file", {"file_path": str(path)}),
+        lambda path: ("edit", {"file_path": str(path), **_EDIT}),
+        lambda command: ("run_shell_command", {"command": command, "is_background": False}),
+    ),
+}
+#: Five formats each, so that each of the formats has two agents at least.
+SPOKEN = {
+    "codex": ("gpt_oss", "hermes", "qwen3_coder", "deepseek_v31", "kimi_k2"),
+    "claude": ("glm45", "minimax_m2", "kimi_k2", "qwen3_coder", "mistral"),
+    "opencode": ("hermes", "llama3_json", "deepseek_v31", "glm45", "gpt_oss"),
+    "qwen": ("qwen3_coder", "minimax_m2", "mistral", "llama3_json", "kimi_k2"),
+}
+CASES = [(agent, FORMATS[name]) for agent in AGENTS for name in SPOKEN[agent.name]]
+BY_NAME = {agent.name: agent for agent in AGENTS}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("agents")
+
+
+@pytest.fixture(scope="module")
+def servers(serve_for_module: Any, folders: Path) -> dict[str, Any]:
+    """The servers that have been started: one for each agent, with a model for each format."""
+    return {}
+
+
+@pytest.fixture
+def server(serve_for_module: Any, servers: dict[str, Any], folders: Path, agent: Agent) -> Any:
+    if agent.name not in servers:
+        forms = [FORMATS[name] for name in SPOKEN[agent.name]]
+        scripts = {form: script(form, MOVES[agent.name], folders / agent.name / form.name / "work") for form in forms}
+        servers[agent.name] = serve_for_module(config(scripts, folders / agent.name))
+    return servers[agent.name]
+
+
+def turns(recorder: Any) -> list[dict[str, Any]]:
+    """The requests of the agent itself, which offers tools; titles and summaries go without."""
+    return [request["body"] for request in recorder.asked if request["body"].get("tools")]
+
+
+@pytest.mark.parametrize(("agent", "form"), CASES, ids=str)
+def test_an_agent_reads_edits_runs_and_is_resumed(
+    agent: Agent, form: Format, server: Any, folders: Path, recorded: Any
+) -> None:
+    folder = folders / agent.name / form.name
+    work = folder / "work"
+    prepare(work)
+    recorder = recorded(f"{agent.name}-task", server)
+
+    printed = asked(agent, recorder.url, model_name(form), folder, ASKED)
+
+    assert DONE in printed
+    assert (work / "colour.txt").read_text() == COLOUR
+    assert said(work) == COLOUR
+    assert recorder.statuses == {200}
+    assert len(turns(recorder)) == 4
+    assert all(body["stream"] for body in turns(recorder))
+
+    recorder = recorded(f"{agent.name}-resumed", server)
+
+    printed = asked(agent, recorder.url, model_name(form), folder, GO_ON, resume=True)
+
+    assert GONE_ON in printed
+    assert said(work) == "blue"
+    assert recorder.statuses == {200}
+    # With the history there are three results before: else it would begin the task again.
+    assert len(turns(recorder)) == 2
+
+
+@pytest.mark.parametrize(("agent", "form"), [case for case in CASES if case[1].parallel], ids=str)
+def test_an_agent_does_two_things_at_once(
+    agent: Agent, form: Format, server: Any, folders: Path, recorded: Any
+) -> None:
+    folder = folders / f"{agent.name}-both" / form.name
+    prepare(folder / "work")
+    recorder = recorded(f"{agent.name}-parallel", server)
+
+    printed = asked(agent, recorder.url, model_name(form), folder, BOTH)
+
+    assert BOTH_DONE in printed
+    assert [(folder / "work" / f"{name}.txt").read_text() for name in ("one", "two")] == ["one", "two"]
+    assert recorder.statuses == {200}
+    assert len(turns(recorder)) == 2

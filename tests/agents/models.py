@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tests.agents.formats import Format
 
 HERE = Path(__file__).parent
 #: Agents begin with many thousands of words, and tokens are short.
 CONTEXT = 1_000_000
+
+#: A name, a format, and what the model answers.
+Model: TypeAlias = tuple[str, Format, Sequence[Mapping[str, Any]]]
 
 
 @cache
@@ -51,12 +54,12 @@ def model_name(form: Format) -> str:
     return f"tiny-{sum(form.name.encode()):x}"
 
 
-def config(scripts: Mapping[Format, Sequence[Mapping[str, Any]]], folder: Path) -> str:
-    """A worker for each format, which answers by its script in items of sizes by seed."""
+def config(models: Iterable[Model], folder: Path) -> str:
+    """A worker for each model, which answers by its script in items of sizes by seed."""
     workers = {}
-    for seed, (form, script) in enumerate(scripts.items()):
-        path = make_folder(form, folder / "models" / form.name)
-        model = {"name": model_name(form), "path": str(path), **parsers(form)}
+    for seed, (name, form, script) in enumerate(models):
+        path = make_folder(form, folder / name)
+        model = {"name": name, "path": str(path), **parsers(form)}
         engine = {
             "use": "mocker",
             "output": "script",
@@ -66,7 +69,7 @@ def config(scripts: Mapping[Format, Sequence[Mapping[str, Any]]], folder: Path) 
             "num_gpu_blocks": CONTEXT // 16,
             "script": list(script),
         }
-        workers[form.name] = {"model": model, "engine": engine, "grace_period": 0}
+        workers[name.replace("-", "_")] = {"model": model, "engine": engine, "grace_period": 0}
     return json.dumps({"workers": workers})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tests.agents.formats import Call, Format
 from tests.agents.models import text_of
@@ -21,8 +21,6 @@ REASONING = "I think <hard> about {it}."
 #: Nothing of it may be lost or changed on its way through markup, JSON and escapes.
 COLOUR = 'grün "&" <b>\\n\\\\</b> {1: [2]} 你好'
 SCRIPT = "printf 'the colour is %s' \"$(cat colour.txt)\" > said.txt\n"
-#: What both of two commands print; it is in neither of them.
-SUM = "42222"
 
 
 @dataclass(frozen=True)
@@ -46,27 +44,33 @@ def said(folder: Path) -> str:
     return (folder / "said.txt").read_text().removeprefix("the colour is ")
 
 
-def script(
-    form: Format, moves: Moves, folder: Path, *, final: Callable[[str], str] = lambda text: text
-) -> list[dict[str, Any]]:
-    """What a model of that format answers to each turn of the task. `final` makes the last answer of what it says."""
+Final: TypeAlias = Callable[[str], str]
 
-    def says(text: str, *calls: Call, **when: Any) -> dict[str, Any]:
-        beside = text if form.content_beside_calls or not calls else ""
-        return {**when, "text": text_of(form.write(REASONING, beside, calls))}
 
-    def results(count: int) -> dict[str, Any]:
-        return {"match": form.result, "times": count}
+def plain(text: str) -> str:
+    return text
 
-    commands = [f"printf {name} > {name}.txt; expr 42000 + 222" for name in ("one", "two")]
-    both = [moves.run(command) for command in commands]
+
+def one_by_one(form: Format, moves: Moves, folder: Path, *, final: Final = plain) -> list[dict[str, Any]]:
+    """The script of a model that does the task, a call each turn. `final` makes the last answer of what it says."""
     return [
-        says(final(BOTH_DONE), match=SUM, times=2),
-        *([says("Both of them.", *both, match=BOTH)] if form.parallel else []),
-        says(final(GONE_ON), **results(4)),
-        says("Once more.", moves.run("printf blue > colour.txt && sh run.sh"), match=GO_ON),
-        says(final(DONE), **results(3)),
-        says("Let it speak.", moves.run("sh run.sh"), **results(2)),
-        says("Now I change it.", moves.edit(folder / "colour.txt"), **results(1)),
-        says("I look first.", moves.read(folder / "colour.txt")),
+        _says(form, final(GONE_ON), results=4),
+        _says(form, "Once more.", moves.run("printf blue > colour.txt && sh run.sh")) | {"match": GO_ON},
+        _says(form, final(DONE), results=3),
+        _says(form, "Let it speak.", moves.run("sh run.sh"), results=2),
+        _says(form, "Now I change it.", moves.edit(folder / "colour.txt"), results=1),
+        _says(form, "I look first.", moves.read(folder / "colour.txt")),
     ]
+
+
+def at_once(form: Format, moves: Moves, *, final: Final = plain) -> list[dict[str, Any]]:
+    """The script of a model that makes two calls in one answer."""
+    both = [moves.run(f"printf {name} > {name}.txt") for name in ("one", "two")]
+    return [_says(form, final(BOTH_DONE), results=2), _says(form, "Both of them.", *both)]
+
+
+def _says(form: Format, text: str, *calls: Call, results: int = 0) -> dict[str, Any]:
+    """An answer to a prompt with so many results of tools, at least."""
+    beside = text if form.content_beside_calls or not calls else ""
+    when = {"match": form.result, "times": results} if results else {}
+    return {**when, "text": text_of(form.write(REASONING, beside, calls))}

@@ -10,7 +10,20 @@ import pytest
 
 from tests.agents.formats import FORMATS, Format
 from tests.agents.models import config, model_name
-from tests.agents.task import ASKED, BOTH, BOTH_DONE, COLOUR, DONE, GO_ON, GONE_ON, Moves, prepare, said, script
+from tests.agents.task import (
+    ASKED,
+    BOTH,
+    BOTH_DONE,
+    COLOUR,
+    DONE,
+    GO_ON,
+    GONE_ON,
+    Moves,
+    at_once,
+    one_by_one,
+    prepare,
+    said,
+)
 from tests.clients.coding_agents import AGENTS, Agent, asked
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
@@ -41,9 +54,9 @@ MOVES = {
 #: Five formats each, so that each of the formats has two agents at least.
 SPOKEN = {
     "codex": ("gpt_oss", "hermes", "qwen3_coder", "deepseek_v31", "kimi_k2"),
-    "claude": ("glm45", "minimax_m2", "kimi_k2", "qwen3_coder", "mistral"),
+    "claude": ("hermes", "glm45", "minimax_m2", "kimi_k2", "qwen3_coder", "mistral"),
     "opencode": ("hermes", "llama3_json", "deepseek_v31", "glm45", "gpt_oss"),
-    "qwen": ("qwen3_coder", "minimax_m2", "mistral", "llama3_json", "kimi_k2"),
+    "qwen": ("hermes", "qwen3_coder", "minimax_m2", "mistral", "llama3_json", "kimi_k2"),
 }
 CASES = [(agent, FORMATS[name]) for agent in AGENTS for name in SPOKEN[agent.name]]
 BY_NAME = {agent.name: agent for agent in AGENTS}
@@ -64,8 +77,13 @@ def servers(serve_for_module: Any, folders: Path) -> dict[str, Any]:
 def server(serve_for_module: Any, servers: dict[str, Any], folders: Path, agent: Agent) -> Any:
     if agent.name not in servers:
         forms = [FORMATS[name] for name in SPOKEN[agent.name]]
-        scripts = {form: script(form, MOVES[agent.name], folders / agent.name / form.name / "work") for form in forms}
-        servers[agent.name] = serve_for_module(config(scripts, folders / agent.name))
+        moves = MOVES[agent.name]
+        models = [
+            (model_name(form), form, one_by_one(form, moves, folders / agent.name / form.name / "work"))
+            for form in forms
+        ]
+        models += [(f"{model_name(form)}-both", form, at_once(form, moves)) for form in forms if form.parallel]
+        servers[agent.name] = serve_for_module(config(models, folders / "models" / agent.name))
     return servers[agent.name]
 
 
@@ -111,7 +129,7 @@ def test_an_agent_does_two_things_at_once(
     prepare(folder / "work")
     recorder = recorded(f"{agent.name}-parallel", server)
 
-    printed = asked(agent, recorder.url, model_name(form), folder, BOTH)
+    printed = asked(agent, recorder.url, f"{model_name(form)}-both", folder, BOTH)
 
     assert BOTH_DONE in printed
     assert [(folder / "work" / f"{name}.txt").read_text() for name in ("one", "two")] == ["one", "two"]

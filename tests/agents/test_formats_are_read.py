@@ -28,17 +28,18 @@ def calls_of(form: Format) -> list[Call]:
     return CALLS if form.parallel else CALLS[:1]
 
 
+def script(form: Format) -> list[dict[str, Any]]:
+    beside = CONTENT if form.content_beside_calls else ""
+    return [
+        {"match": form.result, "times": len(calls_of(form)), "text": text_of(form.write(REASONING, DONE, []))},
+        {"text": text_of(form.write(REASONING, beside, calls_of(form)))},
+    ]
+
+
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("formats")
-    scripts = {
-        form: [
-            {"match": form.result, "times": len(calls_of(form)), "text": text_of(form.write(REASONING, DONE, []))},
-            {"text": text_of(form.write(REASONING, CONTENT if form.content_beside_calls else "", calls_of(form)))},
-        ]
-        for form in FORMATS.values()
-    }
-    return serve_for_module(config(scripts, folder))
+    return serve_for_module(config([(model_name(form), form, script(form)) for form in FORMATS.values()], folder))
 
 
 def asked(server: Any, form: Format, messages: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:

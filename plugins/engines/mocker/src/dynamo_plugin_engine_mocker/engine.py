@@ -121,7 +121,7 @@ class MockerEngine(LLMEngine):
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        """Streams the answer; each item holds everything produced since the one before, or as many tokens as `chunks` says.
+        """Streams the answer; each item holds everything produced since the one before, or a chunk of it.
 
         Raises:
             BackendError.InvalidArgument: an empty prompt, one that leaves no room in the context or cannot fit into

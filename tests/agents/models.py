@@ -74,17 +74,8 @@ def config(models: Iterable[Model], folder: Path) -> str:
 
 
 def parsers(form: Format) -> dict[str, str]:
-    import importlib.metadata  # DEV
-
-    have = {e.name for e in importlib.metadata.entry_points(group="dynamo")}  # DEV
-    if f"tool_call_parser-{form.tool_call_parser}" not in have and f"tool_parser-{form.tool_call_parser}" not in have:
-        return {}  # DEV
-    named = {"tool_call_parser": form.tool_call_parser, "reasoning_parser": form.reasoning_parser}
-    return {
-        key: name
-        for key, name in named.items()
-        if name is not None and (key[0] == "t" or "reasoning_parser-" + name in have)
-    }
+    """What the config says of parsers."""
+    return {"tool_call_parser": "auto", "reasoning_parser": "auto"}
 
 
 def text_of(pieces: Iterable[str]) -> str:

@@ -64,9 +64,12 @@ def one_by_one(form: Format, moves: Moves, folder: Path, *, final: Final = plain
 
 
 def at_once(form: Format, moves: Moves, *, final: Final = plain) -> list[dict[str, Any]]:
-    """The script of a model that makes two calls in one answer."""
-    both = [moves.run(f"printf {name} > {name}.txt") for name in ("one", "two")]
-    return [_says(form, final(BOTH_DONE), results=2), _says(form, "Both of them.", *both)]
+    """The script of a model that makes two calls in one answer, or where its format has no such answers in two."""
+    one, two = (moves.run(f"printf {name} > {name}.txt") for name in ("one", "two"))
+    calls = [_says(form, "Both of them.", one, two)]
+    if not form.parallel:
+        calls = [_says(form, "And the other.", two, results=1), _says(form, "One of them.", one)]
+    return [_says(form, final(BOTH_DONE), results=2), *calls]
 
 
 def _says(form: Format, text: str, *calls: Call, results: int = 0) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def script(form: Format) -> list[dict[str, Any]]:
         (GO_ON, GONE_ON + "\n\n" + block("colour.txt", f"{COLOUR}\n", "blue")),
         (BOTH, "".join([f"{BOTH_DONE}\n\n", *both])),
         # The file is in the prompt once it was asked for.
-        ("colour.txt\n```\nred\n```", DONE + "\n\n" + block("colour.txt", "red\n", COLOUR)),
+        ("```\nred", DONE + "\n\n" + block("colour.txt", "red\n", COLOUR)),
         (ASKED, "I need to see `colour.txt`."),
         (None, "A change of the colour."),
     ]
@@ -101,7 +101,7 @@ def test_aider_asks_for_a_file_edits_it_tests_it_and_goes_on(
 
     printed = asked(recorder.url, form, tmp_path, ASKED)
 
-    assert DONE in printed
+    assert DONE in printed, printed
     assert said(work) == COLOUR
     assert recorder.statuses == {200}
 

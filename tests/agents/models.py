@@ -54,12 +54,13 @@ def model_name(form: Format) -> str:
     return f"tiny-{sum(form.name.encode()):x}"
 
 
-def config(models: Iterable[Model], folder: Path) -> str:
+def config(models: Iterable[Model], folder: Path, **frontend: Any) -> str:
     """A worker for each model, which answers by its script in items of sizes by seed."""
     workers = {}
     for seed, (name, form, script) in enumerate(models):
         path = make_folder(form, folder / name)
-        model = {"name": name, "path": str(path), **parsers(form)}
+        # Which parsers read it is for its files to say.
+        model = {"name": name, "path": str(path), "tool_call_parser": "auto", "reasoning_parser": "auto"}
         engine = {
             "use": "mocker",
             "output": "script",
@@ -70,12 +71,7 @@ def config(models: Iterable[Model], folder: Path) -> str:
             "script": list(script),
         }
         workers[name.replace("-", "_")] = {"model": model, "engine": engine, "grace_period": 0}
-    return json.dumps({"workers": workers})
-
-
-def parsers(form: Format) -> dict[str, str]:
-    """What the config says of parsers."""
-    return {"tool_call_parser": "auto", "reasoning_parser": "auto"}
+    return json.dumps({"workers": workers, "frontend": frontend})
 
 
 def text_of(pieces: Iterable[str]) -> str:

@@ -92,7 +92,8 @@ def server(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> A
             name, final = name_of(form, structured=structured), form_of if structured else plain
             models.append((name, form, one_by_one(form, MOVES, Path(), final=final)))
             models.append((f"{name}-both", form, at_once(form, MOVES, final=final)))
-    return serve_for_module(config(models, tmp_path_factory.mktemp("models")))
+    # `ai` refers to what was answered before instead of sending it again.
+    return serve_for_module(config(models, tmp_path_factory.mktemp("models"), response_store={"use": "memory"}))
 
 
 @pytest.mark.parametrize(

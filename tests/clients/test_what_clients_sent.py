@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.agents.test_sdks_at_work import PROGRAMS
 from tests.clients.coding_agents import AGENTS
 from tests.clients.recorder import SENT
 from tests.clients.test_load_testers import TESTERS
@@ -35,10 +36,11 @@ def server(serve_for_module: Any) -> Any:
 
 
 def test_the_clients_of_the_lane_and_no_others_have_a_fixture() -> None:
-    agents = {f"{agent.name}-{what}" for agent in AGENTS for what in ("chat", "edit")}
+    agents = {f"{agent.name}-{what}" for agent in AGENTS for what in ("chat", "edit", "task", "resumed", "parallel")}
+    at_work = {f"aider-{what}" for what in ("task", "resumed", "parallel")} | {f"{each}-tasks" for each in PROGRAMS}
     others = {str(each) for each in (*HERE_ALREADY, *OTHERS, *TESTERS)}
 
-    assert {path.stem for path in SENT.glob("*.json")} == agents | others
+    assert {path.stem for path in SENT.glob("*.json")} == agents | at_work | others
 
 
 @pytest.mark.parametrize("path", sorted(SENT.glob("*.json")), ids=lambda path: path.stem)

@@ -37,7 +37,9 @@ def server(serve_for_module: Any) -> Any:
 
 def test_the_clients_of_the_lane_and_no_others_have_a_fixture() -> None:
     agents = {f"{agent.name}-{what}" for agent in AGENTS for what in ("chat", "edit", "task", "resumed", "parallel")}
-    at_work = {f"aider-{what}" for what in ("task", "resumed", "parallel")} | {f"{each}-tasks" for each in PROGRAMS}
+    at_work = {f"aider-{what}" for what in ("task", "resumed", "parallel")} | {
+        f"{each}-tasks" for each in PROGRAMS if each.replayed
+    }
     others = {str(each) for each in (*HERE_ALREADY, *OTHERS, *TESTERS)}
 
     assert {path.stem for path in SENT.glob("*.json")} == agents | at_work | others

@@ -5,7 +5,14 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from dynamo_core import EngineContext, GenerateContext, LLMEngineOutput, PreprocessedRequest, StopConditions, WorkerConfig
+from dynamo_core import (
+    EngineContext,
+    GenerateContext,
+    LLMEngineOutput,
+    PreprocessedRequest,
+    StopConditions,
+    WorkerConfig,
+)
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import ChunkSizes, MockerConfig, ScriptEntry
 from dynamo_plugin_engine_mocker.engine import MockerEngine

@@ -12,6 +12,7 @@ import pytest
 from tests.agents.formats import FORMATS, Format
 from tests.agents.models import config, model_name, text_of
 from tests.agents.task import ASKED, BOTH, BOTH_DONE, COLOUR, DONE, GO_ON, GONE_ON, REASONING, prepare, said
+from tests.clients.coding_agents import printed
 from tests.clients.programs_of import command
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -68,28 +69,16 @@ def asked(url: str, form: Format, folder: Path, prompt: str, *options: str) -> s
         *("--auto-test", "--test-cmd", "sh run.sh", "--map-tokens", "0", "--no-pretty", "--no-show-model-warnings"),
         *("--no-check-update", "--analytics-disable", "--no-suggest-shell-commands", "--no-detect-urls", *options),
     ]
-    ended = subprocess.run(
-        [command("aider", "aider"), *words],
-        env={
-            **environment(folder),
-            "TERM": "dumb",
-            "OPENAI_API_BASE": f"{url}/v1",
-            "OPENAI_API_KEY": "none",
-            # It would ask a server of its makers for the prices of models.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "HTTPS_PROXY": "http://127.0.0.1:9",
-            "NO_PROXY": "127.0.0.1",
-        },
-        cwd=folder / "work",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout
-    return ended.stdout
+    variables = {
+        **environment(folder),
+        "OPENAI_API_BASE": f"{url}/v1",
+        "OPENAI_API_KEY": "none",
+        # It would ask a server of its makers for the prices of models.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "NO_PROXY": "127.0.0.1",
+    }
+    return printed([command("aider", "aider"), *words], variables, folder / "work")
 
 
 @pytest.mark.parametrize("form", SPOKEN, ids=str)

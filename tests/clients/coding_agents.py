@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,10 +138,17 @@ def asked(agent: Agent, url: str, model: str, folder: Path, prompt: str, *, resu
     (folder / "home").mkdir(exist_ok=True)
     (folder / "work").mkdir(exist_ok=True)
     program = str(HERE / "node_modules" / ".bin" / agent.name)
+    words = [program, *agent.command, *(agent.resume if resume else ()), *agent.words(prompt, model)]
+    environment = {"HOME": str(folder / "home"), "PATH": os.environ["PATH"], **agent.environment(url, model)}
+    return printed(words, environment, folder / "work")
+
+
+def printed(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+    """What a program prints that runs in a folder without a terminal, and ends well."""
     ended = subprocess.run(
-        [program, *agent.command, *(agent.resume if resume else ()), *agent.words(prompt, model)],
-        env={"HOME": str(folder / "home"), "PATH": os.environ["PATH"], "TERM": "dumb", **agent.environment(url, model)},
-        cwd=folder / "work",
+        words,
+        env={"TERM": "dumb", **environment},
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

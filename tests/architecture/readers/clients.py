@@ -305,5 +305,19 @@ async def records_of_response_stores() -> AsyncGenerator[Feed, None]:
             conversation.keys()
 
     yield feed
-    for kind, good in ((Turn, TURN), (Conversation, TALK), (Batch, BATCH)):
-        assert decoded(kind, "key", good) is not None
+    assert decoded(Turn, "key", TURN) is not None
+    assert decoded(Conversation, "key", TALK) is not None
+    assert decoded(Batch, "key", BATCH) is not None
+
+
+@reader(
+    "dynamo_plugin_frontend_openai.requests.thoughts:unpacked base64.b64decode",
+    bodies=plain_bodies,
+    good=[b"Ab4UB2lzbywgd2VsbA=="],
+    raises=[],
+)
+async def thoughts_that_come_back() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_frontend_openai.requests.thoughts import packed, unpacked
+
+    yield lambda data: unpacked(data.decode(errors="surrogateescape"))
+    assert unpacked(packed("so, well")) == "so, well"

@@ -20,6 +20,7 @@ from dynamo_core import (
     ToolCallStart,
 )
 from dynamo_core.protocol import ModelCard
+from dynamo_plugin_frontend_openai.call_filter import CallFilter
 from dynamo_plugin_frontend_openai.markers import MarkerStore
 from dynamo_plugin_frontend_openai.parsed import AnswerParser, ParsedChoice
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
@@ -127,7 +128,8 @@ def fed(tokenizer: Any, items: Sequence[Sequence[int]], reasoning: Any = None, *
     parser = Noting(TOOLS)
     markers = MarkerStore().find(model_with(tokenizer), Noting, reasoning)
     thoughts = None if reasoning is None else reasoning("")
-    choice = ParsedChoice(0, request, tokenizer, AnswerParser(thoughts, parser), markers=markers)
+    every_call = CallFilter(None, parallel=True, ids=set())
+    choice = ParsedChoice(0, request, tokenizer, AnswerParser(thoughts, parser, every_call), markers=markers)
     for ids in items:
         choice.feed(LLMEngineOutput(list(ids)))
     choice.feed(LLMEngineOutput([], FinishReason.STOP))

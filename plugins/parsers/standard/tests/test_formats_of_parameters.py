@@ -380,7 +380,7 @@ def test_the_cuts_of_the_text_change_nothing(parse: Any, form: Format, data: st.
 
 @pytest.mark.parametrize("form", ALL)
 def test_an_answer_that_is_cut_off_anywhere_begins_with_the_same_calls(parse: Any, form: Format) -> None:
-    calls = [("f", {"s": "a\n<b>", "n": 5}), ("g", {"o": {"k": "c"}, "m": None})]
+    calls: list[tuple[str, dict[str, Any]]] = [("f", {"s": "a\n<b>", "n": 5}), ("g", {"o": {"k": "c"}, "m": None})]
     text = f"So.\n{form.write(calls)}"
     whole = [("f", calls[0][1]), ("g", calls[1][1])]
 

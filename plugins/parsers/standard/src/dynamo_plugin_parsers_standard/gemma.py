@@ -9,7 +9,7 @@ from typing import TypeAlias
 from dynamo_text import MAX_DEPTH, CallReader, Progress
 
 from dynamo_plugin_parsers_standard.formats import Opened
-from dynamo_plugin_parsers_standard.scan import find_tag, may_begin, skip_white
+from dynamo_plugin_parsers_standard.scan import end_of, find_tag, may_begin, skip_white
 from dynamo_plugin_parsers_standard.schema_values import STRING, ParameterTypes, Types, json_of, string
 
 _LONGEST = 256
@@ -194,11 +194,9 @@ class GemmaCall:
 
     def _more(self, pattern: re.Pattern[str], text: str, at: int) -> int:
         """Reads more of a name."""
-        match = pattern.match(text, at, at + _LONGEST - len(self._word))
-        if match is None:
-            return at
-        self._word += match.group()
-        return match.end()
+        end = end_of(pattern, text, at, _LONGEST - len(self._word))
+        self._word += text[at:end]
+        return end
 
     def _separate(self) -> None:
         if self._filled or len(self._open) == 1:

@@ -107,3 +107,9 @@ def skip_white(text: str, at: int) -> int:
     """Where white space that begins at `at` ends."""
     match = _SPACE.match(text, at)
     return at if match is None else match.end()
+
+
+def end_of(pattern: re.Pattern[str], text: str, at: int, longest: int) -> int:
+    """Where what matches at `at` ends, within so many characters; `at` if nothing does."""
+    match = pattern.match(text, at, at + longest)
+    return at if match is None else match.end()

@@ -12,7 +12,7 @@ from dynamo_text import CallReader, Progress
 
 from dynamo_plugin_parsers_standard.formats import Opened
 from dynamo_plugin_parsers_standard.names import known_names
-from dynamo_plugin_parsers_standard.scan import Tags, may_begin, skip_white
+from dynamo_plugin_parsers_standard.scan import Tags, end_of, may_begin, skip_white
 from dynamo_plugin_parsers_standard.schema_values import LONGEST_NULL, STRING, ParameterTypes, Types, json_of, string
 
 #: The longest name of a function or a parameter.
@@ -210,11 +210,9 @@ class TaggedCall:
 
     def _more(self, pattern: re.Pattern[str], text: str, at: int) -> int:
         """Reads more of a name."""
-        match = pattern.match(text, at, at + _LONGEST - len(self._word))
-        if match is None:
-            return at
-        self._word += match.group()
-        return match.end()
+        end = end_of(pattern, text, at, _LONGEST - len(self._word))
+        self._word += text[at:end]
+        return end
 
     def _tag(self, text: str, at: int, tags: Iterable[str], last: bool) -> str | None:
         """The tag that stands here; an empty text if one may begin here; None otherwise."""

@@ -90,7 +90,18 @@ class TestAroundRoundRobin(RouterKit):
 @pytest.fixture
 def serve(serve_config: Serve) -> Serve:
     """Serves four workers with this inner router; gives the address."""
-    return lambda inner: serve_config(CONFIG % inner)
+
+    async def start(inner: str) -> str:
+        url = await serve_config(CONFIG % inner)
+        async with aiohttp.ClientSession() as http, asyncio.timeout(20):
+            # A frontend is ready with the first of them.
+            while True:
+                async with http.get(f"{url}/admin/workers") as reply:
+                    if len((await reply.json())["workers"]) == 4:
+                        return url
+                await asyncio.sleep(0.01)
+
+    return start
 
 
 async def explained(url: str, *words: str) -> list[str]:
@@ -128,8 +139,9 @@ async def test_the_requests_of_a_session_go_to_one_worker_through_http(
     caplog.set_level(logging.INFO, logger="dynamo.access")
     url = await serve(inner)
     workers = {}
-    for session in map(str, range(1, 7)):
-        await ask(url, session, 4)
+    # So many that they do not all have one worker by chance.
+    for session in map(str, range(1, 13)):
+        await ask(url, session, 2)
         workers[session] = workers_of(caplog)
     await ask(url, "", 12)
 

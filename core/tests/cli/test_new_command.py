@@ -30,7 +30,7 @@ LITTER = {"__pycache__", ".pytest_cache", ".venv", "dist"}
 
 #: The words of the command for each kind, and the skipped tests of its template: what the plugin does not claim to do.
 KINDS = {
-    "engine": (["engine"], 4),
+    "engine": (["engine"], 5),
     "router": (["router"], 6),
     "admission": (["admission"], 8),
     "transport": (["transport"], 21),

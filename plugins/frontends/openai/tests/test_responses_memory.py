@@ -318,6 +318,16 @@ async def test_a_response_to_named_items_is_gone_on_from_and_keeps_them_as_names
     assert texts(listed["data"]) == ["x" * 500, "Rome?"]
 
 
+async def test_items_are_named_that_a_later_response_had_named_too(server: Any) -> None:
+    first = await ask(server, input="Oslo?", says="Rain.")
+    named = {"type": "item_reference", "id": first["output"][0]["id"]}
+    second = await ask(server, input=[named, {"role": "user", "content": "Rome?"}], says="Sun.")
+    other = {"type": "item_reference", "id": second["output"][0]["id"]}
+    both = [named, {"role": "user", "content": "Rome?"}, other]
+
+    assert await prompt(server, input=both) == "assistant: Rain.\nuser: Rome?\nassistant: Sun.\nassistant: "
+
+
 @pytest.mark.parametrize("id", ["msg_1", "rs_none-0", "", "msg_" + "x" * 3000, "msg_a.b-0", "resp_"])
 async def test_an_item_that_is_not_there_is_told_with_the_remedy(server: Any, id: str) -> None:
     reply = await server.post(PATH, body(input=[{"type": "item_reference", "id": id}]))

@@ -333,7 +333,8 @@ class ResponseMemory:
         keys = list(dict.fromkeys(record_of_item(one) for one in named if one not in known))
         self._check_length(len(keys))
         for key, data in zip(keys, await self._load(recalled, keys), strict=True):
-            known |= {item.get("id"): item for item in items_of_record(key, data)}
+            # The input of a later turn may itself name an item of an earlier one.
+            known |= {item.get("id"): item for item in items_of_record(key, data) if not is_reference(item)}
         if strict:
             for one in named:
                 if one not in known or is_reference(known[one]):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import GUIDED, FinishReason, Parsers
-from dynamo_plugin_parsers_standard.json_formats import HermesParser, MistralParser
+from dynamo_plugin_parsers_standard.json_formats import HermesParser, KimiK2Parser, MistralParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -313,3 +313,30 @@ async def test_no_two_calls_of_a_request_have_one_id(server: Any, model: Any) ->
     ids = [choice["message"]["tool_calls"][0]["id"] for choice in choices]
     assert len(set(ids)) == 3
     assert "123456789" in ids
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("functions.weather:0", "functions.weather:2"),
+        ("functions.weather:7", "functions.weather:7"),
+        ("functions.weather:" + "9" * 20, "call_"),
+    ],
+)
+async def test_a_call_has_no_id_of_an_earlier_turn(server: Any, model: Any, written: str, told: str) -> None:
+    """A client would take it for one that is answered."""
+    model.parsers = Parsers(KimiK2Parser)
+    model.says(
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>".replace("functions.weather:0", written)
+    )
+    called = [
+        {"id": used, "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+        for used in ("functions.weather:0", "functions.weather:1", "functions.weather:" + "9" * 20)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "Rain."} for call in called]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": called}, *results]
+
+    (choice,) = (await server.post(CHAT, chat(messages=messages))).json()["choices"]
+
+    assert choice["message"]["tool_calls"][0]["id"].startswith(told)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import count
 
 from dynamo_core import ContentDelta, ParserDelta, ToolCallArguments, ToolCallStart, new_call_id
+
+#: Digits of the numbers that ids are counted on from.
+_DIGITS = 9
 
 
 class CallFilter:
     """Passes on calls of the `allowed` tools (None: all), and only the first of them unless `parallel`.
 
-    Calls of other tools are text, in JSON. `ids` are those of the calls of all choices of a request: no two are alike.
+    Calls of other tools are text, in JSON. `ids` are those of the conversation and of all choices of a request: no two
+    are alike.
     """
 
     def __init__(self, allowed: frozenset[str] | None, *, parallel: bool, ids: set[str]) -> None:
@@ -54,9 +59,19 @@ class CallFilter:
         return [ContentDelta("}")]
 
     def _own(self, given: str) -> str:
-        own = new_call_id() if given in self._ids else given
+        own = given
+        if given in self._ids:
+            # Kimi numbers its calls (functions.NAME:0), and its template shows the id: it knows the next number.
+            stem, colon, number = given.rpartition(":")
+            numbered = colon and number.isdecimal() and len(number) <= _DIGITS
+            own = f"{stem}:{_free(self._ids, stem, int(number))}" if numbered else new_call_id()
         self._ids.add(own)
         return own
+
+
+def _free(ids: set[str], stem: str, number: int) -> int:
+    """The next number with which an id is new."""
+    return next(each for each in count(number + 1) if f"{stem}:{each}" not in ids)
 
 
 def _belongs(delta: ParserDelta, index: int) -> bool:

@@ -57,8 +57,12 @@ class ParsedChat(ParsedRequest):
         self.chat: ChatRequest = parse_chat(raw)
         super().__init__(raw, self.chat)
         self._chats = chats
-        #: Those of all choices.
+        #: The ids of calls in the conversation and in all choices. A client takes a second call of one id for answered.
         self._call_ids: set[str] = set()
+        if self.chat.uses_tools:
+            self._call_ids.update(
+                call.id for message in self.chat.messages for call in message.tool_calls or () if call.id is not None
+            )
 
     def check_for_tokens(self) -> None:
         """Refuses pictures, tools that are no functions, and the like."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -248,7 +249,7 @@ def test_a_card_of_another_process_may_not_name_one(write: Write) -> None:
     )
 
     with pytest.raises(PluginError, match="own config file names it"):
-        load_parsers(loader, card)
+        asyncio.run(load_parsers(loader, card, {}))
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])

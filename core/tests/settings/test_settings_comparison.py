@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.settings import Change, LoadedSettings, changes, config_schema, load_settings
 from dynamo_core.settings.comparison import CONTENT
 from dynamo_core.settings.model import LIVE_KEYS, SWITCHES
@@ -183,6 +184,17 @@ def test_a_plugin_cannot_declare_a_live_key_that_it_has_not() -> None:
         class Slip(PluginConfig):
             LIVE: ClassVar[frozenset[str]] = frozenset({"weigth"})
             weight: int = 1
+
+
+def test_a_plugin_with_live_keys_must_take_them() -> None:
+    class Live(PluginConfig):
+        LIVE: ClassVar[frozenset[str]] = frozenset({"weight"})
+        weight: int = 1
+
+    with pytest.raises(TypeError, match=r"Forgetful has no reconfigure, but Live\.LIVE names fields"):
+
+        class Forgetful(Plugin):
+            Config = Live
 
 
 _VALUES = st.one_of(st.none(), st.booleans(), st.integers(0, 3), st.text("ab", max_size=2))

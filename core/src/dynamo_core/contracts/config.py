@@ -19,7 +19,8 @@ class PluginConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    #: The fields that `Plugin.reconfigure` changes while the plugin runs; a change of another one needs a restart.
+    #: The fields that `Plugin.reconfigure` changes while the plugin runs; a change of another one needs a restart. A
+    #: plugin without that method cannot be defined with them.
     LIVE: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod

@@ -42,6 +42,12 @@ class Plugin:
     NAME: ClassVar[str] = ""
     Config: ClassVar[type[PluginConfig]] = PluginConfig
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        # A Config of another sort is refused by the loader, which names the distribution.
+        if getattr(cls.Config, "LIVE", ()) and cls.reconfigure is Plugin.reconfigure:
+            raise TypeError(f"{cls.__name__} has no reconfigure, but {cls.Config.__name__}.LIVE names fields")
+
     async def reconfigure(self, config: PluginConfig) -> None:
         """Takes settings that differ from the present ones in fields of `Config.LIVE` only: all of them, or none.
 
@@ -49,11 +55,6 @@ class Plugin:
         them; then it may be called with the former settings too.
         """
         raise NotSupported(f"{type(self).__name__} takes no settings while it runs")
-
-    @classmethod
-    def live_keys(cls) -> frozenset[str]:
-        """The keys of its section that it takes while it runs."""
-        return cls.Config.LIVE if cls.reconfigure is not Plugin.reconfigure else frozenset()
 
 
 class ConnectingPlugin(Plugin, AsyncResource):

@@ -145,7 +145,7 @@ def read_plan(loaded: LoadedSettings, resolved: Resolved, role: Role) -> Plan:
     """
     new = loaded.again()
     picks = {picked.section: picked for picked in resolved}
-    found = changes(loaded, new, lambda section: picks[section].cls.live_keys() if section in picks else ())
+    found = changes(loaded, new, lambda section: picks[section].cls.Config.LIVE if section in picks else ())
     plan = Plan(loaded, new, [change for change in found if _concerns(role, change.key)])
     configs = {}
     for section, picked in picks.items():

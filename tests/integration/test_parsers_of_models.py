@@ -6,10 +6,21 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from click.testing import CliRunner
-from dynamo_core import EngineConfig, Parsers
+from dynamo_core import (
+    ContentDelta,
+    EngineConfig,
+    ParserDelta,
+    Parsers,
+    ReasoningDelta,
+    ReasoningParser,
+    ToolCallArguments,
+    ToolCallParser,
+    ToolCallStart,
+)
 from dynamo_core.cli.main import cli
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.runtime.parser_candidates import find_candidates
@@ -119,6 +130,89 @@ async def test_a_worker_chooses_by_its_model_and_its_card_says_why(house: Any, f
     assert house.model().parsers == Parsers(HermesParser, Qwen3Parser)
     assert facts.tool_call_parser_reason == "its template has '<tool_call>' and '</tool_call>'"
     assert facts.reasoning_parser_reason == "its template has '<|im_start|>' and '<tool_call>' and '<think>'"
+
+
+RESPONSE_TEMPLATE = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "[think]", "close": "[/think]"},
+        "tool_calls": {
+            "open_pattern": r"\[call:(?P<name>\w+)\]",
+            "close": "[/call]",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {},
+    },
+}
+
+
+def describe(folder: Path, template: Any) -> None:
+    """Puts a `response_template` into a folder."""
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "response_template": template}))
+
+
+def read_all(parser: ToolCallParser | ReasoningParser, text: str) -> list[ParserDelta]:
+    return [*parser.feed(text), *parser.finish()]
+
+
+async def test_a_folder_that_describes_its_format_goes_before_its_chat_template(house: Any, folder: Path) -> None:
+    describe(folder, RESPONSE_TEMPLATE)
+
+    await house.run(Plain, model_path=str(folder), candidates=candidates())
+
+    facts = house.model().card.runtime_config
+    assert facts.tool_call_parser == facts.reasoning_parser == "response_template"
+    assert facts.tool_call_parser_reason == "its response_template says how it calls tools"
+    assert facts.reasoning_parser_reason == "its response_template says how it thinks"
+    parsers = house.model().parsers
+    thoughts = read_all(parsers.reasoning("<|im_start|>assistant\n[think]"), "Hm.[/think]Yes.")
+    assert thoughts == [ReasoningDelta("Hm."), ContentDelta("Yes.")]
+    deltas = read_all(parsers.tools([]), '[call:f]{"a": 1}[/call]')
+    assert deltas == [ToolCallStart(0, ANY, "f"), ToolCallArguments(0, '{"a": 1}')]
+
+
+async def test_a_setting_overrules_what_the_folder_describes(house: Any, folder: Path) -> None:
+    describe(folder, RESPONSE_TEMPLATE)
+
+    await house.run(Plain, model_path=str(folder), tool_call_parser="hermes", candidates=candidates())
+
+    assert house.model().parsers.tools is HermesParser
+    assert house.model().card.runtime_config.reasoning_parser == "response_template"
+
+
+async def test_a_description_that_cannot_be_followed_leaves_the_choice_to_the_chat_template(
+    house: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    describe(folder, {**RESPONSE_TEMPLATE, "start_anchor_pattern": "(a+)+"})
+
+    await house.run(Plain, model_path=str(folder), candidates=candidates())
+
+    assert house.model().parsers.reasoning is Qwen3Parser
+    assert "the model's response_template is not used for how it thinks: start_anchor: not one text" in caplog.text
+
+
+async def test_a_description_that_is_named_and_missing_is_told_where_the_model_is_loaded(
+    house: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = house.worker(Plain, model_path=str(folder), tool_call_parser="response_template")
+
+    await worker.start()
+    await house.eventually(lambda: "cannot be loaded" in caplog.text)
+    await worker.stop(grace=False)
+
+    assert "the model's tokenizer_config.json has no response_template that says how it calls tools" in caplog.text
+
+
+def test_the_check_says_that_the_folder_describes_its_format(folder: Path) -> None:
+    describe(folder, RESPONSE_TEMPLATE)
+
+    text = check(f"path={folder}").output
+
+    assert re.search(r"tool_call_parser +response_template +its response_template says how it calls tools", text)
+    assert re.search(r"reasoning_parser +response_template +its response_template says how it thinks", text)
 
 
 class Texts(Plain):

@@ -35,6 +35,11 @@ class Blue(_Knowing):
     NAME, WORD = "blue", "BLUE"
 
 
+class Described(_Knowing):
+    NAME, WORD = "described", "DESCRIBED"
+    DESCRIBED = True
+
+
 class Broken(_Knowing):
     NAME = "broken"
 
@@ -57,7 +62,7 @@ class Thinking(ReasoningParser):
         return []
 
 
-ALL = Candidates((Broken, Red, Blue), (Thinking,))
+ALL = Candidates((Broken, Red, Blue, Described), (Thinking,))
 
 
 def files(template: str = "", **more: Any) -> dict[str, bytes]:
@@ -87,6 +92,12 @@ def test_none_is_chosen_where_none_fits_or_several_do(caplog: pytest.LogCaptureF
     assert "red (it says RED), blue (it says BLUE)" in warning
     assert "set workers.w.model.tool_call_parser to one of them, or to none" in warning
     assert "worker w: the parser of reasoning is thinking: it has a token" in caplog.text
+
+
+def test_a_format_that_the_folder_describes_goes_before_those_that_are_known_by_signs() -> None:
+    choice = choose_parsers(WorkerConfig(), files("RED BLUE DESCRIBED"), ALL)
+
+    assert choice.tools == ("described", "it says DESCRIBED", {})
 
 
 @pytest.mark.parametrize(
@@ -120,6 +131,8 @@ def test_an_engine_that_gives_text_leaves_nothing_to_parse_unless_a_parser_is_na
     ("more", "template"),
     [
         ({"chat_template.jinja": b"file \xff"}, "file \ufffd"),
+        ({"chat_template.jinja": b"file", "tool_use.jinja": b"tools"}, "file\ntools"),
+        ({"tool_use.jinja": b"tools"}, "settings\ntools"),
         (
             {"tokenizer_config.json": {"chat_template": [{"template": "a"}, {"template": "b"}, 5]}},
             "a\nb",

@@ -21,6 +21,16 @@ def test_only_known_files_are_read(tmp_path: Path) -> None:
     assert files == {"tokenizer.json": b"{}", "chat_template.jinja": b"hi"}
 
 
+def test_the_template_for_tools_is_read_from_its_subfolder(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_bytes(b"tools")
+    (more / "rag.jinja").write_bytes(b"documents")
+
+    assert load_folder(tmp_path) == {"tokenizer.json": b"{}", "tool_use.jinja": b"tools"}
+
+
 def test_a_missing_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model folder .*nowhere does not exist; set model\.path"):
         load_folder(tmp_path / "nowhere")

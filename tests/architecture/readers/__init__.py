@@ -15,7 +15,7 @@ __all__ = ["READERS", "TRUSTED", "Feed", "calls", "clients", "discovery", "messa
 TRUSTED = {
     "dynamo_core.contracts.boundary:check_engine_config msgspec.convert": "what an engine says of itself",
     "dynamo_core.worker.validate:vocabulary_of reading.read_json": "the config.json of the worker's own model folder",
-    "dynamo_core.worker.parser_choice:_object reading.read_json": "files of the worker's own model folder",
+    "dynamo_core.worker.parser_choice:_object reading.read_json": "files of a model folder; unsound ones say nothing",
     "dynamo_core.worker.parser_choice:_tokenizers msgspec.json.Decoder": "the tokenizer.json of that folder",
     "dynamo_core.protocol.reading:read_json json.loads": "the helper itself; the places that use it are fed",
     "dynamo_text.splitting:_state json.loads": "what the library of tokenizers says of itself, at most 128 deep",

@@ -128,6 +128,30 @@ async def values_of_tagged_calls() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
+    "dynamo_plugin_parsers_standard.response_template:read_template msgspec.convert",
+    raises=(ValueError,),
+    good=[
+        b'{"response_template": {"start_anchor": "a:", "fields": {"thinking": {"open": "<t>", "close": "</t>"},'
+        b' "tool_calls": {"open_pattern": "<c (?P<name>.*?)>", "close": "</c>", "content": "json",'
+        b' "transform": {"function": {"name": "{name}", "arguments": "{content}"}}}}}}'
+    ],
+)
+async def described_formats() -> AsyncGenerator[Feed, None]:
+    from dynamo_core.worker.parser_choice import model_text
+    from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser
+    from dynamo_plugin_parsers_standard.response_template import TemplateParser
+
+    found: list[Any] = []
+
+    def feed(data: bytes) -> None:
+        model = model_text({"tokenizer_config.json": data})
+        found[:] = [TemplateParser.for_model(model).FORMAT.opens, TemplateReasoningParser.for_model(model).MARKERS]
+
+    yield feed
+    assert found == [("<c",), ("<t>", "<c", "</t>", "</c>")]
+
+
+@reader(
     "dynamo_plugin_parsers_standard.schema_values:python_expression ast.parse", bodies=plain_bodies, good=[b"(a=1)"]
 )
 async def pythonic_calls() -> AsyncGenerator[Feed, None]:

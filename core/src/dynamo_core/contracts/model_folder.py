@@ -14,6 +14,8 @@ GENERATION_CONFIG = "generation_config.json"
 MODEL_CONFIG = "config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 CHAT_TEMPLATE_JSON = "chat_template.json"
+#: The template for conversations with tools, where the folder has one beside `CHAT_TEMPLATE`.
+TOOL_TEMPLATE = "tool_use.jinja"
 
 #: Every file that is ever read from a model folder; weights are none of the framework's business.
 FILE_NAMES = (
@@ -24,7 +26,11 @@ FILE_NAMES = (
     MODEL_CONFIG,
     CHAT_TEMPLATE,
     CHAT_TEMPLATE_JSON,
+    TOOL_TEMPLATE,
 )
+
+#: Where a file lies that is not in the model folder itself.
+_SUBFOLDERS = {TOOL_TEMPLATE: "additional_chat_templates"}
 
 #: The largest file that is read, in bytes.
 MAX_FILE_SIZE = 256 * 1024 * 1024
@@ -45,7 +51,7 @@ def load_folder(path: str | Path) -> dict[str, bytes]:
         )
     files: dict[str, bytes] = {}
     for name in FILE_NAMES:
-        data = _read(folder / name)
+        data = _read(folder / _SUBFOLDERS.get(name, "") / name)
         if data is not None:
             files[name] = data
     if TOKENIZER not in files:
@@ -75,7 +81,7 @@ def _read(path: Path) -> bytes | None:
         with path.open("rb") as file:
             too_large = os.fstat(file.fileno()).st_size > MAX_FILE_SIZE
             data = b"" if too_large else file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         reason = error.strerror or type(error).__name__

@@ -12,7 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import msgspec
 
@@ -74,6 +74,8 @@ class _Parser(Plugin, ABC):
     #: The texts of the special tokens that the format is made of. They reach the parser even if the request skips
     #: special tokens.
     MARKERS: ClassVar[tuple[str, ...]] = ()
+    #: Whether a model's folder describes the format: `for_model` reads that. Such a parser goes before others that fit.
+    DESCRIBED: ClassVar[bool] = False
     #: How many calls so far began and turned out not to be sound. It never falls.
     malformed: int = 0
 
@@ -81,6 +83,15 @@ class _Parser(Plugin, ABC):
     def recognizes(cls, model: ModelText) -> str | None:
         """Why a model writes in this format, for a log line: "its template has '<tool_call>'". None if it does not."""
         return None
+
+    @classmethod
+    def for_model(cls, model: ModelText) -> type[Self]:
+        """The class for one model. Called, if the class is DESCRIBED, where a model's answers are read.
+
+        Raises:
+            ValueError: the description is missing, or the parser cannot follow it.
+        """
+        return cls
 
     def has_marker_tokens(self, markers: frozenset[str]) -> None:
         """Called before the first `feed` with those of MARKERS that are single tokens of the model.

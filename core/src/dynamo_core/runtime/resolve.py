@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from dynamo_core.plugins.loader import (
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.settings import AdmissionSection, LoadedSettings, Settings
 from dynamo_core.settings.tree import location
+from dynamo_core.worker.parser_choice import model_text
 
 #: The section of the response store.
 RESPONSE_STORE: Final = "frontend.response_store"
@@ -365,14 +367,27 @@ def _meet(one: str, other: str) -> bool:
     return len(hosts) == 1 or ("0.0.0.0" in hosts and not any(":" in host for host in hosts))
 
 
-def load_parsers(loader: PluginLoader, card: ModelCard) -> Parsers:
-    """Loads the parsers of a model.
+async def load_parsers(loader: PluginLoader, card: ModelCard, files: Mapping[str, bytes]) -> Parsers:
+    """Loads the parsers that a card names, for the model that has these files.
 
     Raises:
         PluginError: one is not installed or is broken.
+        ValueError: one cannot follow what the files say of the model's format.
     """
     tools, reasoning = card.runtime_config.tool_call_parser, card.runtime_config.reasoning_parser
-    return Parsers(
+    parsers = Parsers(
         None if tools is None else cast("type[ToolCallParser]", loader.load(TOOL_PARSER, tools)),
         None if reasoning is None else cast("type[ReasoningParser]", loader.load(REASONING_PARSER, reasoning)),
+    )
+    if any(parser is not None and parser.DESCRIBED for parser in (parsers.tools, parsers.reasoning)):
+        # The files may be large.
+        return await asyncio.to_thread(_parsers_for, parsers, files)
+    return parsers
+
+
+def _parsers_for(parsers: Parsers, files: Mapping[str, bytes]) -> Parsers:
+    model = model_text(files)
+    return Parsers(
+        None if parsers.tools is None else parsers.tools.for_model(model),
+        None if parsers.reasoning is None else parsers.reasoning.for_model(model),
     )

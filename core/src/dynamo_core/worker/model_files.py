@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.engine import WorkerConfig
-from dynamo_core.contracts.model_folder import CHAT_TEMPLATE, load_folder, load_template
+from dynamo_core.contracts.model_folder import CHAT_TEMPLATE, TOOL_TEMPLATE, load_folder, load_template
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol.records import ModelFile, ModelFileChunk, ModelFileRequest
 
@@ -24,6 +24,7 @@ def read_files(config: WorkerConfig) -> dict[str, bytes]:
     files = load_folder(config.model_path) if config.model_path is not None else {}
     if config.custom_jinja_template is not None:
         files[CHAT_TEMPLATE] = load_template(config.custom_jinja_template)
+        files.pop(TOOL_TEMPLATE, None)
     return files
 
 

@@ -15,6 +15,7 @@ from dynamo_core.contracts.model_folder import (
     MODEL_CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    TOOL_TEMPLATE,
 )
 from dynamo_core.contracts.parsers import ModelText, ReasoningParser, ToolCallParser
 from dynamo_core.protocol.reading import Unreadable, read, read_json
@@ -128,13 +129,18 @@ def _choose(setting: str | None, candidates: Sequence[ParserType], missing: str,
         return ChosenParser(setting, "it is named")
     if missing:
         return ChosenParser(None, missing)
-    fits = {cls.NAME: reason for cls in candidates if (reason := _recognized(cls, model))}
+    described, known = ([cls for cls in candidates if cls.DESCRIBED is wanted] for wanted in (True, False))
+    fits = _fitting(described, model) or _fitting(known, model)
     if len(fits) == 1:
         [(name, reason)] = fits.items()
         return ChosenParser(name, reason)
     if fits:
         return ChosenParser(None, f"more than one fits: {', '.join(fits)}", fits)
     return ChosenParser(None, "the model has no chat template" if not model.template else "none fits its template")
+
+
+def _fitting(candidates: Sequence[ParserType], model: ModelText) -> dict[str, str]:
+    return {cls.NAME: reason for cls in candidates if (reason := _recognized(cls, model))}
 
 
 def _recognized(cls: ParserType, model: ModelText) -> str | None:
@@ -146,9 +152,12 @@ def _recognized(cls: ParserType, model: ModelText) -> str | None:
 
 
 def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str:
-    """The templates that may be used: those of the file, else those in the settings of the tokenizer."""
-    if CHAT_TEMPLATE in files:
-        return files[CHAT_TEMPLATE].decode(errors="replace")
+    """The templates that may be used: those of the files, else those in the settings of the tokenizer."""
+    texts = [files[name].decode(errors="replace") for name in (CHAT_TEMPLATE, TOOL_TEMPLATE) if name in files]
+    return "\n".join(texts if CHAT_TEMPLATE in files else [_listed_template(files, settings), *texts])
+
+
+def _listed_template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str:
     value = settings.get("chat_template") or _object(files, CHAT_TEMPLATE_JSON).get("chat_template")
     if isinstance(value, list):
         named = (item.get("template") for item in value if isinstance(item, dict))

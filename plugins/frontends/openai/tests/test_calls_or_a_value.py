@@ -57,6 +57,11 @@ async def grammar(server: Any, **fields: Any) -> Any:
     return (await server.directory.models["m"].call()).request.sampling_options.guided_decoding
 
 
+def events_of(reply: Any) -> list[Any]:
+    """The events of a stream of Messages or Responses."""
+    return [json.loads(line[6:]) for line in reply.body.decode().splitlines() if line.startswith("data: ")]
+
+
 async def answers(server: Any, model: Any, text: str, **fields: Any) -> list[dict[str, Any]]:
     """The choice of a body, and the last of a stream."""
     model.says_cut(text, [3, 7, 2])
@@ -232,8 +237,7 @@ async def test_the_other_apis_flag_it_too(server: Any, model: Any) -> None:
 
     for path, body in ((MESSAGES, messages), (RESPONSES, responses)):
         whole = (await server.post(path, body)).json()
-        stream = (await server.post(path, body | {"stream": True})).body.decode()
-        events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+        events = events_of(await server.post(path, body | {"stream": True}))
         last = events[-2] if path == MESSAGES else events[-1]["response"]
         for answer in (whole, last):
             assert answer["structured_output"]["valid"] is False
@@ -315,6 +319,11 @@ async def test_no_two_calls_of_a_request_have_one_id(server: Any, model: Any) ->
     assert "123456789" in ids
 
 
+def kimi_call(id: str) -> str:
+    call = f"<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    return f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
+
+
 @pytest.mark.parametrize(
     ("written", "told"),
     [
@@ -326,10 +335,7 @@ async def test_no_two_calls_of_a_request_have_one_id(server: Any, model: Any) ->
 async def test_a_call_has_no_id_of_an_earlier_turn(server: Any, model: Any, written: str, told: str) -> None:
     """A client would take it for one that is answered."""
     model.parsers = Parsers(KimiK2Parser)
-    model.says(
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-        "<|tool_calls_section_end|>".replace("functions.weather:0", written)
-    )
+    model.says(kimi_call(written))
     called = [
         {"id": used, "type": "function", "function": {"name": "weather", "arguments": "{}"}}
         for used in ("functions.weather:0", "functions.weather:1", "functions.weather:" + "9" * 20)
@@ -340,3 +346,52 @@ async def test_a_call_has_no_id_of_an_earlier_turn(server: Any, model: Any, writ
     (choice,) = (await server.post(CHAT, chat(messages=messages))).json()["choices"]
 
     assert choice["message"]["tool_calls"][0]["id"].startswith(told)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["body", "stream"])
+async def test_messages_have_no_id_of_an_earlier_turn(server: Any, model: Any, stream: bool) -> None:
+    model.parsers = Parsers(KimiK2Parser)
+    model.says(kimi_call("functions.weather:0"))
+    used = ["functions.weather:0", "functions.weather:1"]
+    called = [{"type": "tool_use", "id": each, "name": "weather", "input": {}} for each in used]
+    results = [{"type": "tool_result", "tool_use_id": each, "content": "Rain."} for each in used]
+    body: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": 50,
+        "tools": [{"name": "weather", "input_schema": CITY}],
+        "messages": [
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": called},
+            {"role": "user", "content": results},
+        ],
+        "stream": stream,
+    }
+
+    reply = await server.post(MESSAGES, body)
+
+    if stream:
+        blocks = [event["content_block"] for event in events_of(reply) if event["type"] == "content_block_start"]
+    else:
+        blocks = reply.json()["content"]
+    assert [block["id"] for block in blocks if block["type"] == "tool_use"] == ["functions.weather:2"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["body", "stream"])
+async def test_responses_have_no_id_of_an_earlier_turn(server: Any, model: Any, stream: bool) -> None:
+    model.parsers = Parsers(KimiK2Parser)
+    model.says(kimi_call("functions.weather:0"))
+    body: dict[str, Any] = {
+        "model": "m",
+        "tools": [{"type": "function", "name": "weather", "parameters": CITY}],
+        "input": [
+            {"role": "user", "content": "Weather?"},
+            {"type": "function_call", "call_id": "functions.weather:0", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "functions.weather:0", "output": "Rain."},
+        ],
+        "stream": stream,
+    }
+
+    reply = await server.post(RESPONSES, body)
+
+    answer = events_of(reply)[-1]["response"] if stream else reply.json()
+    assert [item["call_id"] for item in answer["output"]] == ["functions.weather:1"]

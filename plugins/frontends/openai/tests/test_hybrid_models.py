@@ -149,13 +149,26 @@ async def test_what_a_client_sets_itself_is_left_alone(shown: Any) -> None:
     assert await shown(QWEN, CHAT, fields) == QWEN_ON
 
 
-async def test_the_template_for_tools_has_variables_of_its_own(cold_server: Any) -> None:
-    templates = [
-        {"name": "default", "template": "plain {{ thinking }}"},
-        {"name": "tool_use", "template": "tools {{ enable_thinking }}"},
-    ]
-    settings = json.dumps({"chat_template": templates})
-    cold_server.add_model("m", {"tokenizer_config.json": settings.encode()})
+PLAIN, TOOLS = "plain {{ thinking }}", "tools {{ enable_thinking }}"
+DEFAULT = {"name": "default", "template": PLAIN}
+
+
+def listed(*templates: Any) -> bytes:
+    return json.dumps({"chat_template": templates}).encode()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": listed(DEFAULT, {"name": "tool_use", "template": TOOLS})},
+        {"tokenizer_config.json": listed(DEFAULT), "tool_use.jinja": TOOLS.encode()},
+        {"tokenizer_config.json": json.dumps({"chat_template": PLAIN}).encode(), "tool_use.jinja": TOOLS.encode()},
+        {"chat_template.jinja": PLAIN.encode(), "tool_use.jinja": TOOLS.encode()},
+    ],
+    ids=["in a list", "a file beside a list", "a file beside settings", "a file beside a file"],
+)
+async def test_the_template_for_tools_has_variables_of_its_own(cold_server: Any, files: dict[str, bytes]) -> None:
+    cold_server.add_model("m", files)
     await cold_server.start()
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = BODIES[CHAT] | {"reasoning_effort": "none"}

@@ -463,7 +463,14 @@ async def asked(server: Any, model: Any, **fields: Any) -> Any:
     return (await model.call()).request
 
 
-async def test_special_tokens_are_asked_for_only_where_the_parser_needs_them(server: Any, model: Any) -> None:
+async def test_special_tokens_are_asked_for_only_where_the_parser_needs_them(
+    server: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tags of Hermes reach its parser whatever is asked for.
+    assert (await asked(server, model)).output_options.skip_special_tokens is None
+
+    monkeypatch.setattr(HermesParser, "NEEDS_SPECIAL_TOKENS", True)
+
     assert (await asked(server, model)).output_options.skip_special_tokens is False
     assert (await asked(server, model, tools=[])).output_options.skip_special_tokens is None
     assert (await asked(server, model, tool_choice="none")).output_options.skip_special_tokens is None

@@ -8,9 +8,18 @@ import pytest
 from dynamo_core import ContentDelta, ToolCallArguments, ToolCallStart
 from dynamo_plugin_parsers_standard.json_formats import JSON_PARSERS, Llama3JsonParser
 from dynamo_plugin_parsers_standard.machine import FormatParser
+from dynamo_plugin_parsers_standard.parameter_formats import PARAMETER_PARSERS
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
 
 ARGUMENTS = '{"city": "Oslo"}'
+#: The same as the grammars of other styles have it.
+STYLED = {
+    "qwen_xml": "<parameter=city>\nOslo\n</parameter>",
+    "glm_xml": "<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>",
+    "minimax_xml": '<parameter name="city">Oslo</parameter>\n',
+    "deepseek_xml": '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n',
+}
+WITH_GRAMMAR = [*JSON_PARSERS, *(parser for parser in PARAMETER_PARSERS if parser.FORMAT.grammar is not None)]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
@@ -35,7 +44,7 @@ def written(form: Any) -> str:
         case "optional":
             return written(form["content"])
         case "json_schema":
-            return ARGUMENTS
+            return STYLED[form["style"]] if "style" in form else ARGUMENTS
         case "any_text":
             return "hm"
         case "regex":
@@ -45,7 +54,13 @@ def written(form: Any) -> str:
 
 
 def with_grammar() -> list[Any]:
-    return [pytest.param(parser, id=parser.NAME) for parser in JSON_PARSERS]
+    return [pytest.param(parser, id=parser.NAME) for parser in WITH_GRAMMAR]
+
+
+def test_formats_of_tagged_parameters_have_grammars() -> None:
+    assert {parser.NAME for parser in WITH_GRAMMAR} >= {
+        *("qwen3_coder", "seed_oss", "glm45", "glm47", "minimax_m2", "deepseek_v32")
+    }
 
 
 @pytest.mark.parametrize("text", [False, True])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core import ReasoningParser, ToolCallParser
+from dynamo_core import ModelText, ReasoningParser, ToolCallParser
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from dynamo_plugin_parsers_standard.parameter_formats import (
     DeepSeekV32Parser,
@@ -16,6 +16,8 @@ from dynamo_plugin_parsers_standard.parameter_formats import (
     PythonicParser,
     Qwen3CoderParser,
 )
+from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser
+from dynamo_plugin_parsers_standard.response_template import TemplateParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
 from dynamo_testing.parser.cost import Lines, allocated_by, check_cost, longest_text
 
@@ -28,6 +30,33 @@ LINES, KEPT, ALLOCATED = 120, 4 * PIECE, 16 * 1024
 
 Parser = ToolCallParser | ReasoningParser
 Make = Callable[[Any], Parser]
+
+DESCRIBED = ModelText(
+    "",
+    frozenset(),
+    {
+        "response_template": {
+            "start_anchor": "assistant:",
+            "fields": {
+                "thinking": {"open": "<think>", "close": "</think>"},
+                "tool_calls": {
+                    "open_pattern": r"\s*<call\s+(?P<name>\w+)>",
+                    "close": "</call>",
+                    "content": "json",
+                    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+                },
+                "content": {},
+            },
+        }
+    },
+    {},
+)
+DESCRIBED_CALLS = TemplateParser.for_model(DESCRIBED)
+
+
+def described_thoughts(tools: Any) -> Parser:
+    return TemplateReasoningParser.for_model(DESCRIBED)("")
+
 
 CASES: dict[str, tuple[Make, str, str]] = {
     "hermes, a long argument": (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": "', "the quick brown fox "),
@@ -69,6 +98,12 @@ CASES: dict[str, tuple[Make, str, str]] = {
     "think, newlines": (lambda tools: ThinkParser(""), "<think>", "\n"),
     "think, content": (lambda tools: ThinkParser(""), "So ", "the quick brown fox "),
     "think, nothing but space": (lambda tools: ThinkParser(""), "", " \n"),
+    "response_template, a long argument": (DESCRIBED_CALLS, '<call f>{"a": "', "the quick brown fox "),
+    "response_template, a long name": (DESCRIBED_CALLS, "<call ", "the_quick_brown_fox_"),
+    "response_template, reasoning": (described_thoughts, "<think>", "the quick brown fox\n"),
+    "response_template, space in reasoning": (described_thoughts, "<think>Hm.", " \n"),
+    "response_template, content": (described_thoughts, "So ", "the quick brown fox "),
+    "response_template, tags": (described_thoughts, "", "<think> So </think> <call <thin "),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 RouterFactory = Callable[[Pool], Router]
 #: Makes the tokenizer of a model from its kind and the model's files.
 TokenizerLoader = Callable[[str, Mapping[str, bytes]], Tokenizer]
-#: The parsers that a card names.
-ParserLoader = Callable[[ModelCard], Parsers]
+#: The parsers that a card names, for a model with these files.
+ParserLoader = Callable[[ModelCard, Mapping[str, bytes]], Awaitable[Parsers]]
 #: Announces a hook: its name and its arguments.
 Announce = Callable[..., None]
 
@@ -48,7 +48,7 @@ ANSWERING = (AGGREGATED, DECODE)
 ROLES = (*ANSWERING, PREFILL)
 
 
-def _no_parsers(card: ModelCard) -> Parsers:
+async def _no_parsers(card: ModelCard, files: Mapping[str, bytes]) -> Parsers:
     return NO_PARSERS
 
 
@@ -428,7 +428,7 @@ class Models(AsyncResource):
             files = await fetch_files(card, instance, self._caller, self._model_cache)
             # Reading a large tokenizer takes a while; the loop must not stand still for it.
             tokenizer = await asyncio.to_thread(self._load_tokenizer, card.tokenizer, files)
-            parsers = self._load_parsers(card)
+            parsers = await self._load_parsers(card, files)
         except Exception as error:
             log.warning("model %r cannot be loaded from worker %016x: %s", card.name, card.instance_id, error)
             return None

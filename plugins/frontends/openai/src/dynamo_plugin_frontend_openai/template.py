@@ -32,6 +32,8 @@ DEFAULT_TEMPLATE = (
 )
 
 _TEMPLATE_FILE = "chat_template.jinja"
+#: Beside that file, or beside what the settings have.
+_TOOL_TEMPLATE_FILE = "tool_use.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
 #: How many compiled templates are kept.
 _KEPT = 64
@@ -230,12 +232,12 @@ def load_template(model: ServedModel) -> ChatTemplate:
     special = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     tokens = {name: text for name, text in special.items() if text is not None}
     name = f"The chat template of model {model.name!r}"
-    data = model.file(_TEMPLATE_FILE)
+    data, tool_source = model.file(_TEMPLATE_FILE), _text(model.file(_TOOL_TEMPLATE_FILE))
     if data is not None:
-        return ChatTemplate(data.decode(errors="replace"), tokens, name=f"{name} ({_TEMPLATE_FILE})")
-    source, tool_source = _pick(settings.get("chat_template"))
+        return ChatTemplate(data.decode(errors="replace"), tokens, tool_source, name=f"{name} ({_TEMPLATE_FILE})")
+    source, listed = _pick(settings.get("chat_template"))
     if source is not None:
-        return ChatTemplate(source, tokens, tool_source, name=f"{name} ({_CONFIG_FILE})")
+        return ChatTemplate(source, tokens, tool_source or listed, name=f"{name} ({_CONFIG_FILE})")
     if model.card.tokenizer == "bytes" or model.card.model_input == "text":
         # An engine that takes text has its own template; here the prompt only estimates the load.
         return ChatTemplate(DEFAULT_TEMPLATE)
@@ -252,6 +254,10 @@ def _settings(model: ServedModel) -> dict[str, Any]:
         return object_of(data)
     except Unreadable as error:
         raise Unknown(f"{_CONFIG_FILE} of model {model.name!r} cannot be read: {error}", cause=error) from error
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="replace")
 
 
 def _pick(value: Any) -> tuple[str | None, str | None]:

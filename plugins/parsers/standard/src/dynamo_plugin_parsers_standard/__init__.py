@@ -18,8 +18,9 @@ def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
     from dynamo_plugin_parsers_standard.harmony import GptOssParser
     from dynamo_plugin_parsers_standard.json_formats import JSON_PARSERS
     from dynamo_plugin_parsers_standard.parameter_formats import PARAMETER_PARSERS
+    from dynamo_plugin_parsers_standard.response_template import TemplateParser
 
-    return [*JSON_PARSERS, *PARAMETER_PARSERS, GptOssParser]
+    return [*JSON_PARSERS, *PARAMETER_PARSERS, GptOssParser, TemplateParser]
 
 
 @hookimpl
@@ -27,6 +28,7 @@ def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:
     """One class for each way in which models mark what they think."""
     from dynamo_plugin_parsers_standard import think
     from dynamo_plugin_parsers_standard.harmony import GptOssReasoningParser
+    from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser
 
     return [
         GptOssReasoningParser,
@@ -43,4 +45,5 @@ def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:
         think.NemotronThinkParser,
         think.SeedOssParser,
         think.Gemma4ThinkParser,
+        TemplateReasoningParser,
     ]

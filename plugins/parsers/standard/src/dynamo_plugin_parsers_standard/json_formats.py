@@ -20,14 +20,14 @@ from dynamo_plugin_parsers_standard.grammar import CallGrammar
 from dynamo_plugin_parsers_standard.machine import FormatParser
 
 #: How a call begins that is an object, up to the arguments.
-_OBJECT = '{"name": "{name}", "arguments": '
+OBJECT = '{"name": "{name}", "arguments": '
 _ALPHABET = string.ascii_letters + string.digits
 _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
 
 
 def list_grammar(open_tag: str, close_tag: str = "") -> CallGrammar:
     """The grammar of calls that are a list between two tags."""
-    return CallGrammar(_OBJECT, "}", open_tag, f"{open_tag}[", f"]{close_tag}", between=", ")
+    return CallGrammar(OBJECT, "}", open_tag, f"{open_tag}[", f"]{close_tag}", between=", ")
 
 
 def new_mistral_id() -> str:
@@ -50,14 +50,12 @@ class HermesParser(FormatParser):
     """
 
     NAME = "hermes"
-    # Some models have the tags as special tokens.
-    NEEDS_SPECIAL_TOKENS = True
     FORMAT = CallFormat(
         opens=("<tool_call>",),
         bodies={"{": json_object, "[": json_array},
         closes=("</tool_call>",),
         repeats=True,
-        grammar=CallGrammar(f"<tool_call>\n{_OBJECT}", "}\n</tool_call>", "<tool_call>", between="\n"),
+        grammar=CallGrammar(f"<tool_call>\n{OBJECT}", "}\n</tool_call>", "<tool_call>", between="\n"),
     )
 
 
@@ -87,7 +85,6 @@ class MistralParser(FormatParser):
     """
 
     NAME = "mistral"
-    NEEDS_SPECIAL_TOKENS = True
     FORMAT = CallFormat(
         opens=("[TOOL_CALLS]",),
         bodies={"{": json_object, "[": json_array, "": json_arguments},
@@ -186,7 +183,7 @@ class Granite20bFcParser(FormatParser):
     FORMAT = CallFormat(
         opens=("<function_call>",),
         bodies={"{": json_object},
-        grammar=CallGrammar(f"<function_call>{_OBJECT}", "}", "<function_call>", between="\n"),
+        grammar=CallGrammar(f"<function_call>{OBJECT}", "}", "<function_call>", between="\n"),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import string
 from typing import ClassVar
 
-from dynamo_plugin_parsers_standard.formats import CallFormat, Section
+from dynamo_plugin_parsers_standard.formats import Body, CallFormat, Section
 from dynamo_plugin_parsers_standard.gemma import braces
+from dynamo_plugin_parsers_standard.grammar import CallGrammar
 from dynamo_plugin_parsers_standard.machine import FormatParser
 from dynamo_plugin_parsers_standard.pythonic import known_python_call, python_call, python_list
 from dynamo_plugin_parsers_standard.schema_values import ANY_JSON, STRING
@@ -40,6 +41,9 @@ def _xml(section: str) -> CallFormat:
         opens=("<function=",),
         bodies={"": tagged(syntax)},
         closes=(closing,),
+        grammar=CallGrammar(
+            f"{opening}\n<function={{name}}>\n", f"\n</function>\n{closing}", opening, between="\n", style="qwen_xml"
+        ),
     )
 
 
@@ -72,15 +76,20 @@ _GLM = tagged(
 _GLM_TAGS = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
+def _glm(gap: str) -> CallFormat:
+    """Calls as GLM writes them, with this between their parts."""
+    grammar = CallGrammar(
+        f"<tool_call>{{name}}{gap}", f"{gap}</tool_call>", "<tool_call>", between=gap, style="glm_xml"
+    )
+    return CallFormat(opens=("<tool_call>",), bodies={"": _GLM}, grammar=grammar)
+
+
 class Glm45Parser(_ParameterParser):
     """``<tool_call>f <arg_key>a</arg_key> <arg_value>1</arg_value> </tool_call>``, with newlines between."""
 
     NAME = "glm45"
     INSIDE = _GLM_TAGS
-    FORMAT = CallFormat(
-        opens=("<tool_call>",),
-        bodies={"": _GLM},
-    )
+    FORMAT = _glm("\n")
 
 
 class Glm47Parser(_ParameterParser):
@@ -88,7 +97,7 @@ class Glm47Parser(_ParameterParser):
 
     NAME = "glm47"
     INSIDE = _GLM_TAGS
-    FORMAT = CallFormat(opens=("<tool_call>",), bodies={"": _GLM})
+    FORMAT = _glm("")
 
 
 class MiniMaxM2Parser(_ParameterParser):
@@ -111,6 +120,14 @@ class MiniMaxM2Parser(_ParameterParser):
             )
         },
         closes=("</minimax:tool_call>",),
+        grammar=CallGrammar(
+            '<invoke name="{name}">\n',
+            "</invoke>\n",
+            "<minimax:tool_call>",
+            "<minimax:tool_call>\n",
+            "</minimax:tool_call>",
+            style="minimax_xml",
+        ),
     )
 
 
@@ -136,6 +153,14 @@ class DeepSeekV32Parser(_ParameterParser):
             )
         },
         closes=("</｜DSML｜function_calls>",),
+        grammar=CallGrammar(
+            '<｜DSML｜invoke name="{name}">\n',
+            "</｜DSML｜invoke>\n",
+            "<｜DSML｜function_calls>",
+            "<｜DSML｜function_calls>\n",
+            "</｜DSML｜function_calls>",
+            style="deepseek_xml",
+        ),
     )
 
 
@@ -158,31 +183,24 @@ class Llama4PythonicParser(FormatParser):
     )
 
 
-_LETTERS = f"{string.ascii_letters}_"
+def _lines(opening: str, body: Body, closing: str) -> CallFormat:
+    """Calls in Python, each on a line, between two tags."""
+    letters = f"{string.ascii_letters}_"
+    return CallFormat(opens=(opening,), bodies=dict.fromkeys(letters, body), closes=(closing,), repeats=True)
 
 
 class Olmo3Parser(FormatParser):
     """Calls in Python, each on a line, between ``<function_calls>`` and ``</function_calls>``."""
 
     NAME = "olmo3"
-    FORMAT = CallFormat(
-        opens=("<function_calls>",),
-        bodies=dict.fromkeys(_LETTERS, python_call),
-        closes=("</function_calls>",),
-        repeats=True,
-    )
+    FORMAT = _lines("<function_calls>", python_call, "</function_calls>")
 
 
 class ToolCodeParser(FormatParser):
     """The same in a block of code, as Gemma 3 writes calls if its prompt says so. Only tools of the request count."""
 
     NAME = "tool_code"
-    FORMAT = CallFormat(
-        opens=("```tool_code",),
-        bodies=dict.fromkeys(_LETTERS, known_python_call),
-        closes=("```",),
-        repeats=True,
-    )
+    FORMAT = _lines("```tool_code", known_python_call, "```")
 
 
 def _braces(opening: str, quote: str, closing: str) -> CallFormat:

@@ -8,44 +8,31 @@ from typing import Any
 
 import pytest
 
+from tests.agents import task
 from tests.agents.formats import FORMATS, Format
 from tests.agents.models import config, model_name
-from tests.agents.task import (
-    ASKED,
-    BOTH,
-    BOTH_DONE,
-    COLOUR,
-    DONE,
-    GO_ON,
-    GONE_ON,
-    Moves,
-    at_once,
-    one_by_one,
-    prepare,
-    said,
-)
 from tests.clients.coding_agents import AGENTS, Agent, asked
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
 
-_EDIT = {"old_string": "red", "new_string": COLOUR}
+_EDIT = {"old_string": "red", "new_string": task.COLOUR}
 MOVES = {
-    "codex": Moves(
+    "codex": task.Moves(
         lambda path: ("exec_command", {"cmd": f"cat {path}"}),
-        lambda path: ("exec_command", {"cmd": f"printf '%s' {shlex.quote(COLOUR)} > {path}"}),
+        lambda path: ("exec_command", {"cmd": f"printf '%s' {shlex.quote(task.COLOUR)} > {path}"}),
         lambda command: ("exec_command", {"cmd": command, "yield_time_ms": 5000}),
     ),
-    "claude": Moves(
+    "claude": task.Moves(
         lambda path: ("Read", {"file_path": str(path)}),
         lambda path: ("Edit", {"file_path": str(path), **_EDIT}),
         lambda command: ("Bash", {"command": command, "timeout": 60_000}),
     ),
-    "opencode": Moves(
+    "opencode": task.Moves(
         lambda path: ("read", {"filePath": str(path), "limit": 10}),
-        lambda path: ("edit", {"filePath": str(path), "oldString": "red", "newString": COLOUR}),
+        lambda path: ("edit", {"filePath": str(path), "oldString": "red", "newString": task.COLOUR}),
         lambda command: ("bash", {"command": command}),
     ),
-    "qwen": Moves(
+    "qwen": task.Moves(
         lambda path: ("read_file", {"file_path": str(path)}),
         lambda path: ("edit", {"file_path": str(path), **_EDIT}),
         lambda command: ("run_shell_command", {"command": command, "is_background": False}),
@@ -79,10 +66,10 @@ def server(serve_for_module: Any, servers: dict[str, Any], folders: Path, agent:
         forms = [FORMATS[name] for name in SPOKEN[agent.name]]
         moves = MOVES[agent.name]
         models = [
-            (model_name(form), form, one_by_one(form, moves, folders / agent.name / form.name / "work"))
+            (model_name(form), form, task.one_by_one(form, moves, folders / agent.name / form.name / "work"))
             for form in forms
         ]
-        models += [(f"{model_name(form)}-both", form, at_once(form, moves)) for form in forms if form.parallel]
+        models += [(f"{model_name(form)}-both", form, task.at_once(form, moves)) for form in forms if form.parallel]
         servers[agent.name] = serve_for_module(config(models, folders / "models" / agent.name))
     return servers[agent.name]
 
@@ -98,24 +85,24 @@ def test_an_agent_reads_edits_runs_and_is_resumed(
 ) -> None:
     folder = folders / agent.name / form.name
     work = folder / "work"
-    prepare(work)
+    task.prepare(work)
     recorder = recorded(f"{agent.name}-task", server)
 
-    printed = asked(agent, recorder.url, model_name(form), folder, ASKED)
+    printed = asked(agent, recorder.url, model_name(form), folder, task.ASKED)
 
-    assert DONE in printed
-    assert (work / "colour.txt").read_text() == COLOUR
-    assert said(work) == COLOUR
+    assert task.DONE in printed
+    assert (work / "colour.txt").read_text() == task.COLOUR
+    assert task.said(work) == task.COLOUR
     assert recorder.statuses == {200}
     assert len(turns(recorder)) == 4
     assert all(body["stream"] for body in turns(recorder))
 
     recorder = recorded(f"{agent.name}-resumed", server)
 
-    printed = asked(agent, recorder.url, model_name(form), folder, GO_ON, resume=True)
+    printed = asked(agent, recorder.url, model_name(form), folder, task.GO_ON, resume=True)
 
-    assert GONE_ON in printed
-    assert said(work) == "blue"
+    assert task.GONE_ON in printed
+    assert task.said(work) == "blue"
     assert recorder.statuses == {200}
     # With the history there are three results before: else it would begin the task again.
     assert len(turns(recorder)) == 2
@@ -126,12 +113,12 @@ def test_an_agent_does_two_things_at_once(
     agent: Agent, form: Format, server: Any, folders: Path, recorded: Any
 ) -> None:
     folder = folders / f"{agent.name}-both" / form.name
-    prepare(folder / "work")
+    task.prepare(folder / "work")
     recorder = recorded(f"{agent.name}-parallel", server)
 
-    printed = asked(agent, recorder.url, f"{model_name(form)}-both", folder, BOTH)
+    printed = asked(agent, recorder.url, f"{model_name(form)}-both", folder, task.BOTH)
 
-    assert BOTH_DONE in printed
+    assert task.BOTH_DONE in printed
     assert [(folder / "work" / f"{name}.txt").read_text() for name in ("one", "two")] == ["one", "two"]
     assert recorder.statuses == {200}
     assert len(turns(recorder)) == 2

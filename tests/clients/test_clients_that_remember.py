@@ -10,26 +10,14 @@ import pytest
 
 from tests.clients.conftest import HERE
 from tests.clients.programs_of import NODE, OWN, command, printed
-from tests.clients.test_sdks import EXPECTED, HELLO, Program
+from tests.clients.test_sdks import CONFIG, EXPECTED, HELLO, Program
 
-CONFIG = """
-frontend: {use: openai, response_store: %s}
-workers:
-  mock:
-    model: {name: mock-model, tool_call_parser: hermes}
-    engine:
-      use: mocker
-      output: script
-      speedup_ratio: 0
-      script:
-        - {match: "Say hello", text: "Hello from the script."}
-        - {match: "7 degrees in Oslo", text: "It is 7 degrees in Oslo."}
-        - {match: "weather in Oslo", text: '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'}
-        - {match: "Describe Oslo", text: '{"name": "Oslo", "degrees": 7}'}
-    grace_period: 0
-"""
 #: What is asked after a call and its result, of which the client does not send a word again.
 WANTED = {**EXPECTED, "resumed": HELLO}
+
+
+def that_remembers(section: str) -> str:
+    return CONFIG % f"{{use: openai, response_store: {section}}}"
 
 
 def is_answered(program: Program, url: str, home: Path) -> None:
@@ -45,7 +33,7 @@ def is_answered(program: Program, url: str, home: Path) -> None:
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_the_official_sdk_sends_what_is_new_only(store: str, serve: Any, tmp_path: Path) -> None:
     section = "{use: memory}" if store == "memory" else f"{{use: sqlite, path: {tmp_path / 'responses.db'}}}"
-    server = serve(CONFIG % section)
+    server = serve(that_remembers(section))
 
     is_answered(Program("openai_remembered.py", OWN), server.url, tmp_path)
 
@@ -56,4 +44,4 @@ def test_the_official_sdk_sends_what_is_new_only(store: str, serve: Any, tmp_pat
     "program", [Program("ai_openai.js", NODE), Program("openai_agents_remembered.py", "sdks")], ids=str
 )
 def test_an_sdk_that_remembers_gets_its_answers(program: Program, serve: Any, tmp_path: Path) -> None:
-    is_answered(program, serve(CONFIG % "{use: memory}").url, tmp_path)
+    is_answered(program, serve(that_remembers("{use: memory}")).url, tmp_path)

@@ -13,6 +13,7 @@ from tests.clients.conftest import HERE
 from tests.clients.programs_of import NODE, OWN, command, printed
 
 CONFIG = """
+frontend: %s
 workers:
   mock:
     model: {name: mock-model, tool_call_parser: hermes}
@@ -21,14 +22,18 @@ workers:
       output: script
       speedup_ratio: 0
       script:
+        # What is asked last of a conversation is the first to look for.
+        - {match: "Say hello", text: "Hello from the script."}
         # The result of the call: the client has called the function and told what it returned.
         - {match: "7 degrees in Oslo", text: "It is 7 degrees in Oslo."}
         - {match: "weather in Oslo", text: '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'}
+        # A call before a value.
+        - {match: "9 degrees in Bergen", text: '{"name": "Bergen", "degrees": 9}'}
+        - {match: "Measure Bergen", text: '<tool_call>{"name": "weather", "arguments": {"city": "Bergen"}}</tool_call>'}
         # Frameworks that have a call hold the answer name its function; the template of the mocker does not show it.
         - {match: "Call final_result", text: '<tool_call>{"name": "final_result", "arguments": {"name": "Oslo", "degrees": 7}}</tool_call>'}
         - {match: "Call Place", text: '<tool_call>{"name": "Place", "arguments": {"name": "Oslo", "degrees": 7}}</tool_call>'}
         - {match: "Describe Oslo", text: '{"name": "Oslo", "degrees": 7}'}
-        - {text: "Hello from the script."}
     grace_period: 0
 """  # noqa: E501
 
@@ -40,8 +45,10 @@ EXPECTED = {
     "streamed_tools": "It is 7 degrees in Oslo.",
     "structured": PLACE,
     "structured_by_call": PLACE,
+    "structured_after_call": {"name": "Bergen", "degrees": 9},
     "structured_as_json": PLACE,
     "structured_stream": PLACE,
+    "structured_object": PLACE,
     # Of three documents the first two with a word of the question, equally good; in the forms of vLLM, Jina and Cohere.
     "reranked": [[1, 2]] * 3,
     # The bytes of what the template makes of it: `user: Say hello.` and `assistant: `.
@@ -74,7 +81,7 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any) -> Any:
-    return serve_for_module(CONFIG)
+    return serve_for_module(CONFIG % "{use: openai}")
 
 
 def is_answered(program: Program, recorder: Any, home: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
-from shared import DESCRIBE, HELLO, MODEL, URL, WEATHER, Place, tell, weather
+from shared import DESCRIBE, HELLO, MEASURE, MODEL, URL, WEATHER, Place, tell, weather
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none")
 hello = [{"role": "user", "content": HELLO}]
@@ -22,13 +22,20 @@ def streamed(messages: list) -> Any:
         return stream.get_final_completion().choices[0].message
 
 
-def answer_with_tools(ask: Callable[[list], Any]) -> str:
-    messages = [{"role": "user", "content": WEATHER}]
+def parsed(messages: list) -> Any:
+    function = {"name": "weather", "parameters": {**schema, "additionalProperties": False}, "strict": True}
+    strict = [{"type": "function", "function": function}]
+    answer = client.chat.completions.parse(model=MODEL, messages=messages, tools=strict, response_format=Place)
+    return answer.choices[0].message
+
+
+def answered(ask: Callable[[list], Any], content: str = WEATHER) -> Any:
+    messages = [{"role": "user", "content": content}]
     messages.append(ask(messages))
     for call in messages[-1].tool_calls:
         result = weather(**json.loads(call.function.arguments))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return ask(messages).content
+    return ask(messages)
 
 
 chunks = client.chat.completions.create(
@@ -40,7 +47,8 @@ described = client.chat.completions.parse(
 tell(
     chat=client.chat.completions.create(model=MODEL, messages=hello).choices[0].message.content,
     stream=[chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices],
-    tools=answer_with_tools(whole),
-    streamed_tools=answer_with_tools(streamed),
+    tools=answered(whole).content,
+    streamed_tools=answered(streamed).content,
     structured=described.choices[0].message.parsed,
+    structured_after_call=answered(parsed, MEASURE).parsed,
 )

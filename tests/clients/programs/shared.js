@@ -6,6 +6,7 @@ export const MODEL = "mock-model";
 export const HELLO = "Say hello.";
 export const WEATHER = "How is the weather in Oslo?";
 export const DESCRIBE = "Describe Oslo.";
+export const MEASURE = "Measure Bergen.";
 export const Place = z.object({ name: z.string(), degrees: z.number() });
 export const schema = {
   type: "object",

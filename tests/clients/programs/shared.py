@@ -10,6 +10,7 @@ MODEL = "mock-model"
 HELLO = "Say hello."
 WEATHER = "How is the weather in Oslo?"
 DESCRIBE = "Describe Oslo."
+MEASURE = "Measure Bergen."
 
 
 class Place(BaseModel):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from dynamo_core import EMBED, RERANK, SCORE
 from dynamo_plugin_frontend_openai import endpoint
+from dynamo_plugin_frontend_openai.config import OpenAIConfig
 
 CHAT, COMPLETE, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 SCORES, RANKS = "/v1/score", "/v1/rerank"
@@ -448,8 +449,12 @@ def longest_callback(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[flo
 
 @pytest.fixture
 async def hostile_server(cold_server: Any) -> Any:
-    """A server with the limit of a real one, and a model that takes little."""
+    """A server with the limit of a real one, and a model that takes little.
+
+    Rendering has all the time it needs: on a busy machine 45 MB take seconds, and these tests are not about that limit.
+    """
     cold_server.body_limit = LIMIT
+    cold_server.config = OpenAIConfig(template_timeout=60.0)
     cold_server.add_model(context_length=4096, capabilities=[EMBED, RERANK, SCORE])
     await cold_server.start()
     return cold_server

@@ -1,4 +1,4 @@
-"""The Responses API with a store: what is kept, for whom, what goes on from it, and what happens without the store."""
+"""The Responses API with a store: what is kept, and for which client; what goes on from it; a store that is missing."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class TestContract(ResponseStoreKit):
     async def take_away(self, store: ResponseStore) -> None:
         assert isinstance(store, SQLiteStore)
         await store.aclose()
-        # A reader of a file in WAL mode waits for nobody: only a file that is none stops it.
+        # A reader of a file in WAL mode never waits for a writer: only a path that is no file stops it.
         self.kept = store.config.path.rename(store.config.path.with_suffix(".away"))
         store.config.path.mkdir()
         store.__init__(store.config, store.services)  # type: ignore[misc]

@@ -164,7 +164,14 @@ def test_arguments_are_whole_although_the_call_around_them_is_not(text: str, sho
 def test_at_the_end_of_the_text_only_calls_that_were_not_told_are_shown() -> None:
     assert read(CallObject, '{"name": "f", "arg') == ([], Progress.OPEN, '{"name": "f", "arg')
     assert read(CallObject, '{"name": "f", "arguments": {"a"') == ([("f", '{"a"')], Progress.OPEN, "")
-    assert read(CallObject, '{"name": "f", "arguments": {}, "id"') == ([("f", "{}")], Progress.OPEN, "")
+    assert read(CallObject, '{"name": "f", "arguments": {} ') == ([("f", "{}")], Progress.OPEN, "")
+
+
+def test_keys_after_the_arguments_are_shown_if_the_text_ends_in_them() -> None:
+    text = '{"name": "f", "arguments": {}, "a": 1, "id": "x'
+
+    assert read(CallObject, text) == ([("f", "{}")], Progress.OPEN, ', "a": 1, "id": "x')
+    assert read(CallArray, f"[{text}") == ([("f", "{}")], Progress.OPEN, ', "a": 1, "id": "x')
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])

@@ -166,8 +166,9 @@ class CallObject:
         return "".join(self._raw)
 
     def leftover(self) -> str:
-        """See `CallReader.leftover`."""
-        return "" if self.reported else self.unreported()
+        """See `CallReader.leftover`. Of a call that was reported, keys after its arguments may be there in part."""
+        unreported = self.unreported()
+        return unreported if not self.reported or unreported.strip() else ""
 
     def _structure(self, text: str, at: int) -> int:
         start, at = at, skip_space(text, at)

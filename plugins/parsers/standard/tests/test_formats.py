@@ -101,6 +101,8 @@ class Written:
 _STRING = r'"(?:[^"\\\x00-\x1f]|\\.)*+"'
 #: Tags, and the parts of objects that hold calls.
 JSON_TOKENS = rf"\s|[\[\]{{}}:,]|{_STRING}|-?\d[\d.eE+-]*+|true|false|null"
+#: The same of Mistral, with a name before the arguments, which may follow it without a tag.
+MISTRAL = r"\[TOOL_CALLS\]\s*[\w.-]+\s*(?:\[CALL_ID\]\s*[\w.-]*\s*)?(?:\[ARGS\]|(?=\{))|" + JSON_TOKENS
 HARMONY = (
     r"\s|<\|start\|>\s*[a-z]*|<\|channel\|>\s*[a-z]*(?:\s*to=[^\s<]*)?\s*[\w-]*|to=[^\s<]*"
     r"|<\|constrain\|>\s*[\w-]*"
@@ -119,11 +121,11 @@ WRITTEN = {
         JSON_TOKENS + "|;",
         around=False,
     ),
-    "mistral": Written(MistralParser, lambda calls: f"[TOOL_CALLS] {listed(calls)}", JSON_TOKENS),
+    "mistral": Written(MistralParser, lambda calls: f"[TOOL_CALLS] {listed(calls)}", MISTRAL),
     "mistral, names": Written(
         MistralParser,
         lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in calls),
-        r"\[TOOL_CALLS\]\s*[\w.-]+\s*(?:\[CALL_ID\]\s*[\w.-]*\s*)?\[ARGS\]|" + JSON_TOKENS,
+        MISTRAL,
     ),
     "deepseek_v3": Written(
         DeepSeekV3Parser,

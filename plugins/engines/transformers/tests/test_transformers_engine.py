@@ -180,6 +180,25 @@ async def test_log_probabilities_come_with_their_tokens(engine: TransformersEngi
     assert all(tops[0].logprob == score <= 0 for (_, tops), score in zip(log_probs_by_row, scores, strict=True))
 
 
+@pytest.mark.parametrize(("caching", "told"), [(True, (0, 32)), (False, (None, None))])
+async def test_tokens_of_the_prompt_that_were_cached_are_told_with_the_first_item(
+    model_folder: Path, caching: bool, told: tuple[int | None, int | None]
+) -> None:
+    engine = make(model_folder, block_size=16, enable_prefix_caching=caching)
+    await engine.start(1)
+
+    counts = []
+    for _ in range(2):
+        items = await said(engine, PROMPT, **greedy(3))
+        usages = [item.completion_usage for item in items if item.completion_usage is not None]
+        assert usages[0] is items[0].completion_usage
+        assert {each.cached_tokens for each in usages} == {usages[0].cached_tokens}
+        counts.append(usages[0].cached_tokens)
+    await engine.cleanup()
+
+    assert tuple(counts) == told
+
+
 async def test_requests_that_leave_give_their_places_back(engine: TransformersEngine) -> None:
     contexts = [EngineContext(f"leaving{at}") for at in range(8)]
     runner = engine._runner

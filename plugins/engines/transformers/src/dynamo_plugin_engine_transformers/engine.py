@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from dynamo_core import (
     BackendError,
+    CompletionUsage,
     DisaggregationMode,
     EngineConfig,
     FinishReason,
@@ -100,7 +101,7 @@ class TransformersEngine(LLMEngine):
             while not finished:
                 output = await stream.take()
                 if ctx.is_stopped():
-                    yield LLMEngineOutput.cancelled().with_usage(usage(len(sampling.prompt), sent))
+                    yield LLMEngineOutput.cancelled().with_usage(_usage(sampling, sent))
                     return
                 if output is None:
                     continue
@@ -109,9 +110,11 @@ class TransformersEngine(LLMEngine):
                     raise _failure(output.error, runner)
                 finished = output.finished
                 item = _item(request, sampling, output, sent)
+                # A stop string may end the answer before the last item.
+                first = not sent
                 sent += len(item.token_ids)
-                if item.finish_reason is not None:
-                    item.completion_usage = usage(len(sampling.prompt), sent)
+                if first or item.finish_reason is not None:
+                    item.completion_usage = _usage(sampling, sent)
                 yield item
         finally:
             forget()
@@ -178,6 +181,12 @@ def _limit(request: PreprocessedRequest, context_length: int) -> int:
         )
     requested = request.stop_conditions.max_tokens
     return room if requested is None else max(1, min(requested, room))
+
+
+def _usage(sampling: RequestSampling, sent: int) -> CompletionUsage:
+    counts = usage(len(sampling.prompt), sent)
+    counts.cached_tokens = sampling.cached_tokens
+    return counts
 
 
 def _item(request: PreprocessedRequest, sampling: RequestSampling, output: Output, sent: int) -> LLMEngineOutput:

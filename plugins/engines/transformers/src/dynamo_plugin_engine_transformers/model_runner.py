@@ -125,6 +125,7 @@ class ModelRunner:
         self._install(torch, manager, loop)
         manager.start()
         self._await_cache(manager)
+        self._note_matches(manager.batch_processor.cache)
         limits = manager.continuous_batching_config
         # A request alone must fit into the cache.
         room = max(2, (limits.num_blocks - 1) * settings.block_size)
@@ -220,6 +221,20 @@ class ModelRunner:
             if time.monotonic() > until:
                 raise BackendError.EngineShutdown(f"no KV cache within {self._settings.start_timeout:g} s")
             time.sleep(_POLL_INTERVAL)
+
+    def _note_matches(self, cache: Any) -> None:
+        """Has the library's search for cached prefixes say what it found."""
+        search = cache.search_prefix_match
+
+        def noting(request_id: str, prompt_ids: list[int]) -> int:
+            found: int = search(request_id, prompt_ids)
+            sampling = self._samplings.get(request_id)
+            # A request that had to leave the batch is searched for again, and then finds what it wrote itself.
+            if sampling is not None and not sampling.produced:
+                sampling.cached_tokens = found
+            return found
+
+        cache.search_prefix_match = noting
 
 
 def _sampler_class(torch: Any, base: Any) -> Any:

@@ -21,7 +21,8 @@ _GENERATION_CONFIG = "generation_config.json"
 class RequestSampling:
     """How the tokens of one request are chosen. Written by the request's task, then read by the generating thread.
 
-    `produced`, `log_probs` and `top_logprobs` are the thread's: one entry per token, added before its delivery.
+    `produced`, `log_probs` and `top_logprobs` are the thread's: one entry per token, added before its delivery. So is
+    `cached_tokens`, set before the first of them.
     """
 
     prompt: Sequence[int]
@@ -43,6 +44,8 @@ class RequestSampling:
     min_tokens: int = 0
     #: The number of alternatives reported per token; None reports no log-probabilities.
     logprobs: int | None = None
+    #: How many tokens of the prompt were in the KV cache; None where the cache shares nothing.
+    cached_tokens: int | None = None
     produced: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_logprobs: list[list[TopLogprob]] = field(default_factory=list)

@@ -274,6 +274,48 @@ async def test_a_parser_that_tells_reasoning_reads_in_place_of_both(cold_server:
     assert plain.json()["choices"][0]["message"]["reasoning_content"] == "Hm"
 
 
+class InChannels(Noting):
+    """Text after OPEN is reasoning, and after CLOSE content."""
+
+    TELLS_REASONING = True
+
+    def __init__(self, tools: Any) -> None:
+        super().__init__(tools)
+        self._delta: type[ReasoningDelta | ContentDelta] = ContentDelta
+
+    def feed(self, text: str) -> list[ParserDelta]:
+        return [self._delta(text)]
+
+    def feed_marker(self, marker: str) -> list[ParserDelta]:
+        self._delta = ReasoningDelta if marker == OPEN else ContentDelta
+        return []
+
+
+async def test_tokens_of_reasoning_are_counted_where_markers_that_are_tokens_tell_it(
+    cold_server: Any, tokenizer: Any
+) -> None:
+    model = cold_server.add_model()
+    model.tokenizer, model.parsers = tokenizer, Parsers(InChannels)
+    thought, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (f"{OPEN}abc", f"{CLOSE}de"))
+    items = [thought[:1], thought[1:], answer]
+
+    def script(call: Any) -> None:
+        for ids in items[:-1]:
+            call.put(LLMEngineOutput(list(ids)))
+        call.put(LLMEngineOutput(items[-1], FinishReason.STOP))
+        call.complete()
+
+    model.script = script
+    await cold_server.start()
+
+    reply = await cold_server.post("/v1/chat/completions", chat())
+
+    choice = reply.json()["choices"][0]["message"]
+    assert (choice["reasoning_content"], choice["content"]) == ("abc", "de")
+    # Both markers are markup of the reasoning.
+    assert reply.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] == len([*thought, *answer[:1]])
+
+
 async def test_calls_that_are_not_sound_are_counted_by_model(cold_server: Any, tokenizer: Any) -> None:
     model = cold_server.add_model()
     model.tokenizer, model.parsers = tokenizer, Parsers(Noting)

@@ -36,6 +36,13 @@ class Wishes:
         self.told.append(what)
         self.changed.set()
 
+    async def until(self, count: int) -> list[str]:
+        """What was told, once it is so much: each word comes by itself."""
+        while len(self.told) < count:
+            self.changed.clear()
+            await self.changed.wait()
+        return self.told
+
 
 async def echo(body: Any) -> Any:
     return {"echo": body if isinstance(body, int) else len(body)}
@@ -87,8 +94,7 @@ async def test_words_go_between_frames() -> None:
         child.say_ready()
 
         assert (await asking)["echo"] == 1_000_000
-        await wishes.changed.wait()
-        assert wishes.told == ["hurry", "cut"]
+        assert await wishes.until(2) == ["hurry", "cut"]
         assert line.has_served()
 
 

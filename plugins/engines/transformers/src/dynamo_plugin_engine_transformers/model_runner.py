@@ -126,6 +126,7 @@ class ModelRunner:
         manager.start()
         self._await_cache(manager)
         self._note_matches(manager.batch_processor.cache)
+        _let_in_after_cancelling(manager.batch_processor.scheduler)
         limits = manager.continuous_batching_config
         # A request alone must fit into the cache.
         room = max(2, (limits.num_blocks - 1) * settings.block_size)
@@ -235,6 +236,23 @@ class ModelRunner:
             return found
 
         cache.search_prefix_match = noting
+
+
+def _let_in_after_cancelling(scheduler: Any) -> None:
+    """Lets new requests in once cancelled ones have given their blocks back.
+
+    The library keeps them out while its cache is full, and else ends that only when a request finishes: if all that
+    ran were cancelled, it would never.
+    """
+    clear = scheduler.clear_cancelled_requests
+
+    def clearing() -> list[Any]:
+        cancelled: list[Any] = clear()
+        if cancelled or not scheduler.active_requests:
+            scheduler.block_new_requests = False
+        return cancelled
+
+    scheduler.clear_cancelled_requests = clearing
 
 
 def _sampler_class(torch: Any, base: Any) -> Any:

@@ -103,7 +103,8 @@ def test_thousands_of_mixed_requests_leave_nothing_behind(serve: Any) -> None:
     assert set(outcomes) == {"200", "400", "404", "503", "left"} or set(outcomes) == {"200", "400", "404", "left"}
     assert sum(outcomes.values()) == REQUESTS
     assert "Traceback" not in server.log
-    # Whatever a request leaves behind would show over three thousand of them.
-    assert resident_kib(server.process.pid) < half * 1.05
+    # Whatever a request leaves behind would show over three thousand of them: this is less than 3 KiB for each, which
+    # bounded caches that still fill, and the allocator, need as well.
+    assert resident_kib(server.process.pid) < half * 1.1
     server.end()
     assert server.process.returncode == 0

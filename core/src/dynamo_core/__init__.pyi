@@ -7,6 +7,9 @@ from dynamo_core.certificates import client_context as client_context
 from dynamo_core.certificates import load_authorities as load_authorities
 from dynamo_core.certificates import load_own as load_own
 from dynamo_core.certificates import server_context as server_context
+from dynamo_core.cli.admin_client import AdminClient as AdminClient
+from dynamo_core.cli.admin_client import admin_options as admin_options
+from dynamo_core.cli.admin_client import reason_of as reason_of
 from dynamo_core.contracts.admission import Admission as Admission
 from dynamo_core.contracts.admission import AdmissionServices as AdmissionServices
 from dynamo_core.contracts.admission import Permit as Permit

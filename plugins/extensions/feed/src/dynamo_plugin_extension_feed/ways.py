@@ -91,7 +91,7 @@ def received(way: list[RequestEvent]) -> RequestReceived:
 
 
 def timeline(way: list[RequestEvent]) -> dict[str, Any]:
-    """All that is known of a request, as plain values: who asked, for what, and each event, `at` seconds from the start.
+    """All that is known of a request, as plain values: who asked, for what, and each event, `at` seconds from then.
 
     The end user and the session are left out, since they may identify a person.
     """

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import click
-from dynamo_core.cli.admin_client import AdminClient, admin_options, reason_of
+from dynamo_core import AdminClient, admin_options, reason_of
 
 PATH = "/admin/requests"
 

@@ -1,0 +1,145 @@
+"""The feed of a deployment: each frontend speaks for all, and `dynamo why` tells what happened to any request."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.asking import answer, ask
+
+CONFIG = """
+frontend: {processes: 2}
+router: {use: kv}
+extensions: [{use: feed, interval: 0.2}]
+workers:
+  mock:
+    model: {name: mock-model}
+    engine: {use: mocker, fixed_itl_ms: 5}
+    replicas: 2
+transport: {use: tcp}
+discovery: {use: file, path: "%s", ttl: 2}
+"""
+
+
+@pytest.fixture
+def server(serve: Any, tmp_path: Path) -> Any:
+    started = serve(CONFIG % (tmp_path / "discovery"))
+    assert started.until(lambda: len(state(started)["frontends"]) == 2 and len(state(started)["workers"]) == 2, 20)
+    return started
+
+
+def state(server: Any) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(server.request("GET", "/admin/state")[2])
+    return told
+
+
+def why(server: Any, request_id: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dynamo_core.cli.main", "why", request_id, "--url", server.url, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def counted(server: Any) -> int:
+    return sum(model["last_15_minutes"]["requests"] for model in state(server)["models"] if model["last_15_minutes"])
+
+
+def test_a_state_sums_the_requests_of_all_frontends_and_finds_each(server: Any) -> None:
+    # Each has a connection of its own, and the kernel chooses the process.
+    ids = [server.request("POST", "/v1/chat/completions", body(number))[1]["x-request-id"] for number in range(24)]
+    assert server.until(lambda: counted(server) == 24, 10)
+
+    told = state(server)
+    assert sorted(line["id"] for line in told["recent"]) == sorted(ids)
+    assert len({line["frontend"] for line in told["recent"]}) == 2
+    assert sum(row["requests"] for row in told["history"]) == 24
+    assert {worker["status"] for worker in told["workers"]} == {"free"}
+    (model,) = told["models"]
+    assert model["workers"] == {"aggregated": 2}
+    assert model["last_15_minutes"]["time_to_first_token"]["p50"] > 0
+    for request_id in ids[:6]:
+        found = why(server, request_id, "--json")
+        assert json.loads(found.stdout)["request"]["id"] == request_id
+
+
+def body(number: int) -> dict[str, Any]:
+    content = [{"role": "user", "content": f"a question, {number}"}]
+    return {"model": "mock-model", "messages": content, "max_tokens": 4, "stream": False}
+
+
+def test_why_tells_each_step_of_an_answered_request(server: Any) -> None:
+    headers = server.request("POST", "/v1/chat/completions", {**body(1), "stream": True}, **{"x-request-id": "mine"})[1]
+    assert headers["x-request-id"] == "mine"
+    assert server.until(lambda: counted(server) == 1, 10)
+
+    told = why(server, "mine").stdout
+
+    assert "(the client's id: mine)" in told
+    words = ["received", "admitted after", "routed by kv", "COST", "accepted", "first token", "success: length"]
+    places = [told.index(word) for word in words]
+    assert places == sorted(places)
+
+
+def test_why_says_that_nobody_knows_a_request(server: Any) -> None:
+    found = why(server, "no-such-request")
+
+    assert found.returncode == 1
+    assert "no frontend knows this request: the last 1000 are kept" in found.stderr
+
+
+def test_a_frontend_that_is_gone_is_left_out_and_the_feed_goes_on(server: Any) -> None:
+    answer(server)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", "/admin/feed")
+    reading = connection.getresponse()
+    assert next_state(reading)["workers"]
+    own = json.loads(server.request("GET", "/health")[2])["process"]["pid"]
+    pids = {one["pid"]: one for one in next_state(reading)["frontends"]}
+    assert own in pids
+
+    # One that stands still is not asked for longer than a second.
+    (other, *_) = [pid for pid in pids if pid != reader_of(connection, pids, server)]
+    os.kill(other, signal.SIGSTOP)
+    try:
+        until = time.monotonic() + 10
+        while not (missing := [one for one in next_state(reading)["frontends"] if one["missing"]]):
+            assert time.monotonic() < until
+        assert [one["pid"] for one in missing] == [other]
+    finally:
+        os.kill(other, signal.SIGCONT)
+        connection.close()
+    assert ask(server)
+
+
+def next_state(reading: http.client.HTTPResponse) -> dict[str, Any]:
+    while not (line := reading.readline()).startswith(b"data: "):
+        assert line, "the feed has ended"
+    told: dict[str, Any] = json.loads(line[6:])
+    return told
+
+
+def reader_of(connection: http.client.HTTPConnection, pids: dict[int, Any], server: Any) -> int:
+    """The process that serves this connection."""
+    own = connection.sock.getsockname()[1]
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            if target.startswith("socket:[") and target[8:-1] in inodes(own, server.port):
+                return pid
+    raise AssertionError("no process serves it")
+
+
+def inodes(port: int, served: int) -> set[str]:
+    """The sockets of the server's end of a connection from a port."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {row[9] for row in rows if int(row[1].split(":")[1], 16) == served and int(row[2].split(":")[1], 16) == port}

@@ -1,0 +1,179 @@
+"""`dynamo why` tells the whole way of a request, however it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.asking import Stream
+
+HOUSE = """
+router: {use: kv}
+extensions: [{use: feed}]
+client: {drain_grace: 0, total_timeout: %(total)s}
+transport: {use: tcp}
+discovery: {use: file, path: "%(folder)s", ttl: 2}
+workers:
+"""
+WORKER = """
+  %(name)s:
+    model: {name: mock-model, migration_limit: 3}
+    engine: {use: mocker, fixed_itl_ms: 20}
+    disaggregation_mode: %(mode)s
+    grace_period: 0
+"""
+
+
+class House:
+    """A server with workers in these roles, and what it says of requests."""
+
+    def __init__(self, serve: Any, folder: Path, *modes: str, total: float = 60, more: str = "") -> None:
+        config = HOUSE % {"folder": folder / "discovery", "total": total}
+        config += "".join(WORKER % {"name": f"w{number}", "mode": mode} for number, mode in enumerate(modes)) + more
+        self.server = serve(config)
+        assert self.server.until(lambda: len(self.state()["workers"]) == len(modes), 20), self.server.log
+
+    def state(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.server.request("GET", "/admin/state")[2])
+        return told
+
+    def worker(self, worker_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(one for one in self.state()["workers"] if one["id"] == worker_id)
+        return found
+
+    def ask(self, request_id: str, **more: Any) -> int:
+        status: int = self.server.request("POST", "/v1/chat/completions", chat(**more), **{"x-request-id": request_id})[
+            0
+        ]
+        return status
+
+    def events(self, request_id: str) -> list[dict[str, Any]]:
+        status, _, answer = self.server.request("GET", f"/admin/requests/{request_id}")
+        if status != 200:
+            return []
+        found: list[dict[str, Any]] = json.loads(answer)["request"]["events"]
+        return found
+
+    def ended(self, request_id: str) -> list[dict[str, Any]]:
+        """The events of a request, once it has ended."""
+        assert self.server.until(lambda: [one["event"] for one in self.events(request_id)][-1:] == ["finished"], 20)
+        return self.events(request_id)
+
+    def why(self, request_id: str) -> str:
+        command = [sys.executable, "-m", "dynamo_core.cli.main", "why", request_id, "--url", self.server.url]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, **more}
+
+
+@pytest.fixture
+def house(serve: Any, tmp_path: Path) -> Any:
+    return lambda *modes, **more: House(serve, tmp_path, *modes, **more)
+
+
+def test_an_answered_request_shows_candidates_and_times(house: Any) -> None:
+    one = house("agg", "agg")
+
+    assert one.ask("r1") == 200
+
+    events = one.ended("r1")
+    assert [event["event"] for event in events] == [
+        "received",
+        "admitted",
+        "routed",
+        "attempted",
+        "first_token",
+        "finished",
+    ]
+    assert len(events[2]["candidates"]) == 2
+    assert "HTTP 200" in one.why("r1")
+
+
+def test_a_refused_request_says_by_whom_and_why(house: Any) -> None:
+    one = house("agg", more="admission: {use: rate-limit, by: [], requests_per_minute: 1, burst_requests: 1}\n")
+
+    assert one.ask("r1") == 200
+    assert one.ask("r2") == 429
+
+    told = one.why("r2")
+    assert one.ended("r2")[1]["event"] == "refused"
+    assert "by rate-limit" in told
+    assert "the client may try again after" in told
+
+
+def test_a_request_that_waited_says_for_how_long(house: Any) -> None:
+    one = house("agg", more="admission: {use: fair-queue, requests_per_worker: 1}\n")
+    first = Stream(one.server, **chat(max_tokens=40))
+    first.begun()
+
+    assert one.ask("r2", max_tokens=2) == 200
+
+    admitted = one.ended("r2")[1]
+    assert admitted["event"] == "admitted"
+    assert admitted["waited"] > 0.1
+    first.close()
+
+
+def test_a_request_whose_worker_dies_shows_both_workers(house: Any) -> None:
+    one = house("agg", "agg")
+    stream = Stream(one.server, **chat(max_tokens=100))
+    stream.begun()
+    (running,) = [worker for worker in one.state()["workers"] if worker["requests"]]
+    os.kill(running["pid"], signal.SIGKILL)
+
+    stream.rest()
+
+    assert one.server.until(lambda: bool(one.state()["recent"]), 20)
+    (line,) = one.state()["recent"]
+    events = one.ended(line["id"])
+    (moved,) = [event for event in events if event["event"] == "moved"]
+    assert moved["worker"] == running["id"]
+    first, second = [event for event in events if event["event"] == "routed"]
+    assert first["worker"] == running["id"] != second["worker"] == line["worker"]
+    assert second["after"]
+    assert "another is sought" in one.why(line["id"])
+
+
+def test_a_request_whose_client_has_left_says_so(house: Any) -> None:
+    one = house("agg")
+    stream = Stream(one.server, **chat(max_tokens=1000))
+    stream.begun()
+    stream.close()
+
+    assert one.server.until(lambda: bool(one.state()["recent"]), 20)
+    (line,) = one.state()["recent"]
+    assert line["error_type"] == "cancelled"
+    assert "cancelled" in one.why(line["id"])
+
+
+def test_a_request_that_took_too_long_says_so(house: Any) -> None:
+    one = house("agg", total=0.5)
+
+    assert one.ask("r1", max_tokens=1000) == 504
+
+    assert one.ended("r1")[-1]["error_type"]
+    assert "HTTP 504" in one.why("r1")
+
+
+def test_a_prefill_hop_that_failed_is_there(house: Any) -> None:
+    one = house("prefill", "decode")
+    assert one.ask("r1") == 200
+    assert [event["role"] for event in one.ended("r1") if event["event"] == "routed"] == ["prefill", "decode"]
+    (prefill,) = [worker for worker in one.state()["workers"] if worker["role"] == "prefill"]
+    os.kill(prefill["pid"], signal.SIGSTOP)
+    try:
+        one.ask("r2")
+        hops = [event for event in one.ended("r2") if event["event"] == "attempted" and event["error"]]
+        assert [event["worker"] for event in hops][:1] == [prefill["id"]]
+        assert "did not accept" in one.why("r2")
+    finally:
+        os.kill(prefill["pid"], signal.SIGCONT)

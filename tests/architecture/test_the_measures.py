@@ -26,7 +26,8 @@ BOUNDS = {
     "pairs of files that repeat": 63,
     "pairs among tests": 27,
     "files of migration": 5,
-    "names that plugins import from core": 196,
+    # An extension that shows everything imports each kind of event.
+    "names that plugins import from core": 211,
     "modules of core that they come from": 6,
     "names that plugins import from libs": 81,
     "modules of libs that they come from": 5,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
 import pytest
 from dynamo_plugin_extension_feed.feed import FeedConfig, FeedExtension
 from dynamo_testing import ExtensionFactory, ExtensionHost, ExtensionKit
+from dynamo_testing.extension.host import TOKEN
 
 
 class TestContract(ExtensionKit):
@@ -35,3 +41,42 @@ class TestContract(ExtensionKit):
         assert events[-1] == "finished"
         assert "routed" in events
         assert found["request"]["ended"]
+
+    async def test_a_request_that_is_not_kept_any_more_is_404(self, host: ExtensionHost) -> None:
+        await self.send_requests(host, "kit-1", "kit-2", "kit-3")
+
+        async with host.asked("GET", "/admin/requests/kit-1", token=TOKEN) as response:
+            assert response.status == 404
+            assert "no frontend knows this request: the last 2 are kept" in await response.text()
+
+    async def test_the_feed_goes_on_and_has_no_more_readers_than_it_may(self, host: ExtensionHost) -> None:
+        async with host.asked("GET", "/admin/feed", token=TOKEN) as reading:
+            first, second = await state_of(reading), await state_of(reading)
+            assert second["time"] > first["time"]
+            async with host.asked("GET", "/admin/feed", token=TOKEN) as refused:
+                assert refused.status == 503
+
+    async def test_a_feed_ends_when_its_state_cannot_be_made_and_can_be_read_again(
+        self, host: ExtensionHost, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with host.asked("GET", "/admin/feed", token=TOKEN) as reading:
+            await state_of(reading)
+            with monkeypatch.context() as patch:
+                patch.setattr("dynamo_plugin_extension_feed.feed.together", broken)
+                await self.within(reading.content.read(), "the end of the feed")
+        assert "ZeroDivisionError" in host.failure
+
+        async with host.asked("GET", "/admin/feed", token=TOKEN) as reading:
+            assert (await state_of(reading))["workers"]
+
+
+def broken(views: object, own: int) -> Mapping[str, object]:
+    raise ZeroDivisionError
+
+
+async def state_of(reading: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The next state of a feed."""
+    while not (line := await reading.content.readline()).startswith(b"data: "):
+        assert line, "the feed has ended"
+    state: dict[str, Any] = json.loads(line[6:])
+    return state

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -36,6 +36,9 @@ _ANSWER: Final = 1.0
 #: Seconds that a reader may leave a message in the socket before it is given up.
 _STALL: Final = 30.0
 
+#: `Extension.spawn`.
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+
 
 class FeedConfig(PluginConfig):
     """The keys of the extension's entry in the config file, beside `use`."""
@@ -59,7 +62,7 @@ class FeedExtension(Extension):
         super().__init__(config, services)
         self._ways = Ways(self.config.requests)
         self._rates = Rates(time.time)
-        self._feed = _Broadcast(self.config.interval, self._message)
+        self._feed = _Broadcast(self.config.interval, self._message, self.spawn)
 
     def routes(self) -> Iterable[HttpRoute]:
         """The routes for operators."""
@@ -147,9 +150,10 @@ class FeedExtension(Extension):
 class _Broadcast:
     """Makes a message every `interval` seconds while there are readers, and keeps the latest only."""
 
-    def __init__(self, interval: float, make: Any) -> None:
+    def __init__(self, interval: float, make: Callable[[], Awaitable[bytes]], spawn: Spawn) -> None:
         self._interval = interval
         self._make = make
+        self._spawn = spawn
         self.readers = 0
         self._number = 0
         self._latest = b""
@@ -162,7 +166,7 @@ class _Broadcast:
         return _Reader(self)
 
     async def after(self, number: int) -> tuple[int, bytes]:
-        """The latest message that is newer than `number`; empty once the feed is closed."""
+        """The latest message that is newer than `number`, and its number; empty once there is none any more."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._closed or self._number > number)
             return self._number, b"" if self._closed else self._latest
@@ -170,8 +174,8 @@ class _Broadcast:
     def enter(self) -> None:
         """One more reader."""
         self.readers += 1
-        if self._task is None and not self._closed:
-            self._task = asyncio.create_task(self._run(), name="feed: make states")
+        if not self._closed and (self._task is None or self._task.done()):
+            self._task = self._spawn(self._run(), "make states")
 
     async def leave(self) -> None:
         """One reader less."""
@@ -188,13 +192,20 @@ class _Broadcast:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + self._interval
-            message = await self._make()
-            async with self._changed:
-                self._number, self._latest = self._number + 1, message
-                self._changed.notify_all()
-            await asyncio.sleep(due - loop.time())
+        try:
+            while True:
+                due = loop.time() + self._interval
+                await self._tell(await self._make())
+                await asyncio.sleep(due - loop.time())
+        except Exception:
+            # The readers end with it; the next one begins anew.
+            await self._tell(b"")
+            raise
+
+    async def _tell(self, message: bytes) -> None:
+        async with self._changed:
+            self._number, self._latest = self._number + 1, message
+            self._changed.notify_all()
 
     async def _stop(self) -> None:
         task, self._task = self._task, None

@@ -1,0 +1,108 @@
+"""Rates are kept for 15 minutes in fixed memory, and sums over frontends are those of one with all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynamo_core.protocol import RequestRecord
+from dynamo_plugin_extension_feed.rates import BOUNDS, MODELS, OTHER, SLOT, SLOTS, Rates, over, percentile, summed
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def record(model: str = "m", first: float = 0.1, tokens: int = 3, worker: int = 1) -> RequestRecord:
+    return RequestRecord(
+        request_id="r",
+        model=model,
+        endpoint="chat_completions",
+        request_type="stream",
+        status="success",
+        error_type="",
+        http_status=200,
+        prompt_tokens=10,
+        output_tokens=tokens,
+        duration=first + 1.0,
+        time_to_first_token=first,
+        finish_reason="stop",
+        instance_id=worker,
+        trace_id="t",
+        span_id="s",
+        x_request_id=None,
+        cached_tokens=4,
+    )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+Happening = tuple[int, int, str, float]
+happenings = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 40), st.sampled_from("abc"), st.floats(0.0, 100.0)), max_size=40
+)
+
+
+@given(happenings)
+def test_the_sum_of_all_frontends_is_that_of_one_with_all_requests(all_of_them: Sequence[Happening]) -> None:
+    clock = Clock()
+    several, one = [Rates(clock) for _ in range(3)], Rates(clock)
+    for frontend, pause, model, first in all_of_them:
+        clock.now += pause
+        for rates in (several[frontend], one):
+            rates.add(record(model, first), [])
+
+    for kind in ("models", "tenants", "workers"):
+        assert summed(rates.slots()[kind] for rates in several) == one.slots()[kind]
+
+
+@given(happenings)
+def test_nothing_is_older_than_fifteen_minutes(all_of_them: Sequence[Happening]) -> None:
+    clock = Clock()
+    rates = Rates(clock)
+    seen = []
+    for _, pause, model, first in all_of_them:
+        clock.now += pause * 10
+        rates.add(record(model, first), [])
+        seen.append(clock.now)
+
+    oldest = int(clock.now) // SLOT * SLOT - (SLOTS - 1) * SLOT
+    counted = sum(counts["requests"] for counts in over(rates.slots()["models"], 0).values())
+    assert counted == sum(moment >= oldest for moment in seen)
+
+
+def test_names_above_the_bound_count_together() -> None:
+    rates = Rates(Clock())
+    for number in range(MODELS + 5):
+        rates.add(record(f"model-{number}"), [])
+
+    names = over(rates.slots()["models"], 0)
+
+    assert len(names) == MODELS + 1
+    assert names[OTHER]["requests"] == 5
+
+
+@given(st.lists(st.floats(0.0006, 100.0), min_size=1, max_size=50), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_percentile_is_exact_to_a_quarter(latencies: list[float], share: float) -> None:
+    rates = Rates(Clock())
+    for first in latencies:
+        rates.add(record(first=first), [])
+
+    told = percentile(over(rates.slots()["models"], 0)["m"]["ttft"], share)
+
+    # As many as that share of them, or more, are no longer than what is told.
+    ordered = sorted(latencies)
+    exact = next(one for number, one in enumerate(ordered, 1) if number >= share * len(ordered) - 1e-9)
+    assert told is not None
+    assert exact <= told <= exact * 1.2501
+
+
+def test_what_takes_longer_than_the_last_bound_is_told_as_that() -> None:
+    rates = Rates(Clock())
+    rates.add(record(first=10 * BOUNDS[-1]), [])
+
+    assert percentile(over(rates.slots()["models"], 0)["m"]["ttft"], 0.5) == BOUNDS[-1]
+    assert percentile({}, 0.5) is None

@@ -134,8 +134,9 @@ class FeedExtension(Extension):
         if self._feed.readers >= self.config.readers:
             raise HttpFault(503, f"{self.config.readers} read the feed already; see the feed's `readers`")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        await response.prepare(http)
+        # It counts before anything is waited for, so that no more than that get in at once.
         async with self._feed.reading() as reader:
+            await response.prepare(http)
             while message := await reader.next():
                 try:
                     async with asyncio.timeout(_STALL):

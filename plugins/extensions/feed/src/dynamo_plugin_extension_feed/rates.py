@@ -41,20 +41,20 @@ class Rates:
         """Counts a request that has ended, with all its events."""
         failed = record.status != "success"
         refused = any(isinstance(event, RequestRefused) for event in way)
-        for counts in (self._models.at(record.model), self._tenants.at(record.tenant)):
+        model = self._models.at(record.model)
+        for counts in (model, self._tenants.at(record.tenant)):
             counts["requests"] += 1
             counts["failed"] += failed
             counts["refused"] += refused
             counts["prompt_tokens"] += record.prompt_tokens
             counts["output_tokens"] += record.output_tokens
-        counts = self._models.at(record.model)
-        counts["cached_tokens"] += record.cached_tokens or 0
-        counts["moved"] += sum(isinstance(event, RequestMoved) for event in way)
+        model["cached_tokens"] += record.cached_tokens or 0
+        model["moved"] += sum(isinstance(event, RequestMoved) for event in way)
         first = record.time_to_first_token
         if first is not None:
-            _observe(counts["ttft"], first)
+            _observe(model["ttft"], first)
             if record.output_tokens > 1:
-                _observe(counts["itl"], (record.duration - first) / (record.output_tokens - 1))
+                _observe(model["itl"], (record.duration - first) / (record.output_tokens - 1))
         if record.instance_id is not None:
             worker = self._workers.at(format_instance_id(record.instance_id))
             worker["requests"] += 1
@@ -152,7 +152,7 @@ def _plus(total: Counts | None, counts: Counts) -> Counts:
             for bucket, number in value.items():
                 known[bucket] = known.get(bucket, 0) + number
         else:
-            total[name] += value
+            total[name] = total.get(name, 0) + value
     return total
 
 

@@ -45,9 +45,9 @@ class Views:
 
 
 def together(views: Views, own: int) -> State:
-    """The state of the deployment. Where frontends disagree about a worker, the view of the frontend `own` counts.
+    """The state of the deployment. Requests and rates are sums over all frontends that have answered.
 
-    Requests and rates are sums over all frontends that have answered.
+    What they know of a worker alike is told as the frontend `own` knows it; one that any of them finds not free is not.
     """
     now = time.time()
     order = sorted(views.seen, key=lambda one: one != own)
@@ -58,7 +58,7 @@ def together(views: Views, own: int) -> State:
     return {
         "time": now,
         "frontends": [_frontend(one, views.missing.get(one.frontend_id)) for one in views.frontends],
-        "models": _models(workers, _sum(part["standing"] for part in parts), slots["models"], now),
+        "models": _models(workers, summed({0: part["standing"]} for part in parts).get(0, {}), slots["models"], now),
         "tenants": _tenants(slots["tenants"], now),
         "workers": workers,
         "history": _history(slots["models"]),
@@ -167,9 +167,7 @@ def _history(slots: Mapping[int, Mapping[str, Counts]]) -> list[State]:
     """One row per slot, the oldest first, over all models."""
     rows = []
     for start in sorted(slots):
-        total: Counts = {}
-        for counts in summed([{0: {"all": one}} for one in slots[start].values()]).values():
-            total = counts["all"]
+        total = summed({start: {"all": one}} for one in slots[start].values())[start]["all"]
         rows.append({"time": start, **(_figures(total, SLOT) or {})})
     return rows
 
@@ -196,13 +194,3 @@ def _percentiles(buckets: Mapping[int, int]) -> State:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _sum(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    total: dict[str, dict[str, int]] = {}
-    for part in parts:
-        for name, counts in part.items():
-            own = total.setdefault(name, {})
-            for stands, number in counts.items():
-                own[stands] = own.get(stands, 0) + number
-    return total

@@ -80,7 +80,7 @@ async def running(make_engine: Callable[..., VllmEngine], ask: Callable[..., Any
         assert config.model == "tiny"
         assert (config.context_length, config.kv_cache_block_size, config.max_num_seqs) == (2048, BLOCK, 16)
         assert config.total_kv_blocks in BLOCKS
-        assert config.capabilities == {"multi_choice", "progress"}
+        assert config.capabilities == {"guided", "multi_choice", "progress"}
         running = Running(engine, ask)
         [source] = await engine.kv_event_sources()
         source.subscribe(running.events.append)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
-from dynamo_core.contracts.frontend import HttpRoute, ModelDirectory
+from dynamo_core.contracts.frontend import HttpRoute, ModelDirectory, OperatorCheck
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.peers import FrontendPeers
 from dynamo_core.contracts.plugin import FRONTEND_ROLE, Plugin
@@ -50,12 +50,15 @@ class AdminAccess:
     """How operators reach this process. `listener` is whether admin routes have a listener of their own.
 
     `token` is whether they have to show a token. `opens` says whether a text is that token; a route that is not
-    `guarded` goes by it.
+    `guarded` goes by it. `accept` adds a check that is asked about each request for operators before the token is: it
+    returns the name of the operator, None for a request that it does not know, or raises `HttpFault`. Requests of pages
+    come to it too, so a check by cookie has to look for forgery.
     """
 
     listener: bool
     token: bool
     opens: Callable[[str], bool]
+    accept: Callable[[OperatorCheck], None]
 
 
 @dataclass(frozen=True, slots=True)

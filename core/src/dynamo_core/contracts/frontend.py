@@ -33,6 +33,8 @@ from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, Preprocessed
 from dynamo_core.resources import AsyncResource
 
 HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+#: Whose request this is; None if that is not known.
+OperatorCheck: TypeAlias = Callable[[web.Request], str | None]
 
 #: The key under which the listener stores the principal of a request.
 PRINCIPAL = web.RequestKey("dynamo.principal", Principal)

@@ -7,6 +7,7 @@ passwords.
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from ipaddress import IPv6Address, ip_address
 
 from aiohttp import web
 
-from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute
+from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute, OperatorCheck
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import ConfigError, Problem
 from dynamo_core.http.errors import error_response
@@ -29,6 +30,9 @@ PREFIX = "sha256:"
 SHORTEST = 16
 
 MISSING, UNKNOWN = "missing", "unknown"
+
+#: What operators change.
+audit = logging.getLogger("dynamo.audit")
 
 _BEARER = "bearer "
 
@@ -175,6 +179,55 @@ class AdminToken(_Guard):
 
 
 _OPERATOR = Principal(key_id="admin")
+_LOCAL = Principal(key_id="local")
+
+
+class Operators:
+    """Who may use the operators' routes: callers with the token, and those whom a check of an extension knows."""
+
+    def __init__(self, token: AdminToken | None) -> None:
+        self.token = token
+        self._checks: list[OperatorCheck] = []
+
+    def accept(self, check: OperatorCheck) -> None:
+        """Asks a check too, before the token."""
+        self._checks.append(check)
+
+    def protect(self, route: HttpRoute) -> HttpRoute:
+        """A route for operators. Every request to change something is told in the log, with who has sent it."""
+        if not route.guarded:
+            return route
+        route = route if route.method == "GET" else _audited(route)
+        closed = route
+        if self.token is not None:
+            closed = self.token.protect(route)
+        elif route.acts:
+            closed = on_this_host(route)
+
+        async def handle(http: web.Request) -> web.StreamResponse:
+            name = next((name for check in self._checks if (name := check(http)) is not None), None)
+            if name is None:
+                return await closed.handler(http)
+            http[PRINCIPAL] = Principal(key_id=name)
+            return await route.handler(http)
+
+        return replace(route, handler=handle)
+
+
+def _audited(route: HttpRoute) -> HttpRoute:
+    handler = route.handler
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        outcome = "failed"
+        try:
+            response = await handler(http)
+            outcome = str(response.status)
+            return response
+        finally:
+            who = http.get(PRINCIPAL, _LOCAL).key_id
+            audit.info("operator %s at %s: %s %s: %s", who, http.remote, http.method, http.path, outcome)
+
+    return replace(route, handler=handle)
 
 
 def on_this_host(route: HttpRoute) -> HttpRoute:

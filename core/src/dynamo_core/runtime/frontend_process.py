@@ -34,7 +34,7 @@ from dynamo_core.dispatch.peer_calls import ExtensionPeers, PeerCalls
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import OVERLOAD
-from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys, on_this_host
+from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys, Operators
 from dynamo_core.http.client_headers import client_headers, with_client_headers
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route
@@ -102,7 +102,7 @@ class FrontendProcess:
         self._peers = PeerCalls(
             plane.discovery, plane.transport, namespace=self._settings.namespace, replica=role.replica
         )
-        self._keys, self._token = self._make_guards()
+        self._keys, self._operators = self._make_guards()
         self._extensions = self._make_extensions()
         self._health = Health(self._settings, self.models, lambda: plane.waits_for, lambda: self._extensions.failures)
         self._load_sync = self._make_load_sync()
@@ -214,8 +214,9 @@ class FrontendProcess:
         keys = ApiKeys.load(old.auth, os.environ), ApiKeys.load(new.auth, os.environ)
         if plan.touches("auth.keys") and self._keys is not None:
             yield switch("auth.keys", self._keys.take, *keys)
-        if plan.touches("admin.token") and self._token is not None and old.admin.token and new.admin.token:
-            yield switch("admin.token", self._token.take, old.admin.token, new.admin.token)
+        token = self._operators.token
+        if plan.touches("admin.token") and token is not None and old.admin.token and new.admin.token:
+            yield switch("admin.token", token.take, old.admin.token, new.admin.token)
         tls = ("frontend.tls", new.frontend.tls, self._listeners[0]), ("admin.tls", new.admin.tls, self._listeners[-1])
         for section, files, listener in tls:
             if plan.touches(section):
@@ -362,7 +363,7 @@ class FrontendProcess:
 
     def _make_extensions(self) -> Extensions:
         plane, prefix = self._plane, self._settings.http.metrics_prefix
-        token = self._token
+        token = self._operators.token
         dropped = plane.metrics.counter(
             f"{prefix}_extension_events_dropped_total",
             "Request events that an extension has lost because it did not read them in time.",
@@ -383,6 +384,7 @@ class FrontendProcess:
                     listener=self._settings.admin.port is not None,
                     token=token is not None,
                     opens=token.opens if token is not None else lambda text: False,
+                    accept=self._operators.accept,
                 ),
             )
 
@@ -401,7 +403,7 @@ class FrontendProcess:
             metrics_route(self._plane.metrics.render, listener=ListenerName.ADMIN),
             reload_route(self._reload),
         ]
-        keys, token = self._keys, self._token
+        keys, token = self._keys, self._operators.token
         known = [guard for guard in (keys, token) if guard is not None] if keys is not None else []
         health = self._health_routes(known)
         routes += self._extensions.routes([(route.method, route.path) for route in (*routes, *health)])
@@ -412,10 +414,7 @@ class FrontendProcess:
             public = [with_client_headers(route, named) for route in public]
         if keys is not None:
             public = [keys.protect(route) if route.guarded else route for route in public]
-        if token is not None:
-            admin = [token.protect(route) if route.guarded else route for route in admin]
-        else:
-            admin = [on_this_host(route) if route.acts and route.guarded else route for route in admin]
+        admin = [self._operators.protect(route) for route in admin]
         frontend, operators = self._settings.frontend, self._settings.admin
         # A client of a shared port cannot choose which process answers, so each process has a port of its own too.
         port = 0 if operators.port is None and self._shared else operators.port
@@ -460,7 +459,7 @@ class FrontendProcess:
 
         return health_routes(self._health, process=self._describe if self._shared else None, trusted=trusted)
 
-    def _make_guards(self) -> tuple[ApiKeys | None, AdminToken | None]:
+    def _make_guards(self) -> tuple[ApiKeys | None, Operators]:
         """What the callers of either listener must show."""
         prefix = self._settings.http.metrics_prefix
         failures = self._plane.metrics.counter(
@@ -473,7 +472,7 @@ class FrontendProcess:
 
         keys = ApiKeys.load(self._settings.auth, os.environ, failed(ListenerName.PUBLIC))
         secret = self._settings.admin.token
-        return keys, None if secret is None else AdminToken(secret, failed(ListenerName.ADMIN))
+        return keys, Operators(None if secret is None else AdminToken(secret, failed(ListenerName.ADMIN)))
 
     def _make_cors(self) -> Cors | None:
         origins = self._settings.http.cors.origins

@@ -20,7 +20,7 @@ from dynamo_core.dispatch.peer_calls import ExtensionPeers, PeerCalls
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import ModelNotFound
-from dynamo_core.http.auth import AdminToken
+from dynamo_core.http.auth import AdminToken, Operators
 from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
 from dynamo_core.telemetry.metrics import Metrics
@@ -110,7 +110,13 @@ class _Settings:
 class ExtensionHost:
     """An extension in a process of a role, as core makes it, with two workers of one model beside a frontend."""
 
-    def __init__(self, make_extension: Callable[[ExtensionServices], Extension], role: str = FRONTEND_ROLE) -> None:
+    def __init__(
+        self,
+        make_extension: Callable[[ExtensionServices], Extension],
+        role: str = FRONTEND_ROLE,
+        *,
+        admin_listener: bool = True,
+    ) -> None:
         self.metrics = Metrics()
         #: What the extension has reported to be wrong with it.
         self.failure = ""
@@ -122,6 +128,7 @@ class ExtensionHost:
         self._calls = PeerCalls(directory, transport, namespace="dynamo")
         self._peers = ExtensionPeers(self._calls, "kit")
         self._guard = AdminToken(TOKEN)
+        self._operators = Operators(self._guard)
         thresholds = ThresholdBook(
             directory, "dynamo", common=Thresholds(), models={}, armed=False, changed=lambda model: None
         )
@@ -135,7 +142,9 @@ class ExtensionHost:
             requests=self,
             peers=self._peers,
             thresholds=thresholds,
-            admin=AdminAccess(listener=False, token=True, opens=self._guard.opens),
+            admin=AdminAccess(
+                listener=admin_listener, token=True, opens=self._guard.opens, accept=self._operators.accept
+            ),
         )
         self.extension = make_extension(
             ExtensionServices(
@@ -167,6 +176,12 @@ class ExtensionHost:
         return subscription
 
     @property
+    def url(self) -> str:
+        """Where its routes are served, once started."""
+        assert self._listener is not None
+        return self._listener.url
+
+    @property
     def subscribes(self) -> bool:
         """Whether it has asked for events of requests."""
         return bool(self._subscriptions)
@@ -195,17 +210,16 @@ class ExtensionHost:
         await self._listener.start()
 
     def _guarded(self, route: HttpRoute) -> HttpRoute:
-        return self._guard.protect(route) if route.guarded and route.listener is ListenerName.ADMIN else route
+        return self._operators.protect(route) if route.listener is ListenerName.ADMIN else route
 
     @asynccontextmanager
     async def asked(
         self, method: str, path: str, body: bytes | None = None, *, token: str = ""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer to a request, of which the body may yet have to come."""
-        assert self._listener is not None
         headers = {"authorization": f"Bearer {token}"} if token else {}
         async with (
-            aiohttp.ClientSession(self._listener.url) as session,
+            aiohttp.ClientSession(self.url) as session,
             session.request(method, path, data=body, headers=headers, allow_redirects=False) as response,
         ):
             yield response

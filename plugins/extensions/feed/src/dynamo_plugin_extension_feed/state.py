@@ -11,6 +11,7 @@ from typing import Any, Final
 from dynamo_core import ExtensionServices, ObservedLoads, ObservedPool
 from dynamo_core.protocol import FrontendRecord, Instance, ModelCard, format_instance_id
 
+from dynamo_plugin_extension_feed.alarms import alarms
 from dynamo_plugin_extension_feed.rates import SLOT, Counts, Rates, over, percentile, summed
 from dynamo_plugin_extension_feed.ways import Ways
 
@@ -55,10 +56,13 @@ def together(views: Views, own: int) -> State:
     slots = {kind: summed(part["slots"][kind] for part in parts) for kind in ("models", "tenants", "workers")}
     recent = [{**line, "frontend": f"{one:x}"} for one in order for line in views.seen[one]["recent"]]
     workers = _merged(parts, over(slots["workers"], 0))
+    frontends = [_frontend(one, views.missing.get(one.frontend_id)) for one in views.frontends]
+    models = _models(workers, summed({0: part["standing"]} for part in parts).get(0, {}), slots["models"], now)
     return {
         "time": now,
-        "frontends": [_frontend(one, views.missing.get(one.frontend_id)) for one in views.frontends],
-        "models": _models(workers, summed({0: part["standing"]} for part in parts).get(0, {}), slots["models"], now),
+        "alarms": alarms(models, workers, frontends),
+        "frontends": frontends,
+        "models": models,
         "tenants": _tenants(slots["tenants"], now),
         "workers": workers,
         "history": _history(slots["models"]),

@@ -1,0 +1,19 @@
+"""The extension that shows operators a page: what all frontends and workers do, and what may be changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core import Extension
+
+DYNAMO_API = 2
+
+
+@hookimpl
+def dynamo_register_extensions() -> list[type[Extension]]:
+    from dynamo_plugin_extension_dashboard.dashboard import DashboardExtension
+
+    return [DashboardExtension]

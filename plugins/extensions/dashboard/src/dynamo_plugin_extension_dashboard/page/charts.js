@@ -1,0 +1,87 @@
+// The charts of the last 15 minutes.
+
+import { $, element } from "./dom.js";
+
+const CHARTS = [
+  ["Requests per second", [["answered", (row) => (row.requests - row.failed) / 10], ["refused", (row) => row.refused / 10], ["failed", (row) => row.failed / 10]]],
+  ["Time to first token, ms", percentiles("time_to_first_token", ["p50", "p90", "p99"])],
+  ["Time between tokens, ms", percentiles("inter_token_latency", ["p50", "p90", "p99"])],
+  ["Output tokens per second", [["tokens", (row) => row.output_tokens_per_second]]],
+  ["Prompt tokens from the cache, %", [["cached", (row) => (row.hit_rate === null ? null : row.hit_rate * 100)]]],
+];
+const HEIGHT = 180;
+
+function percentiles(key, names) {
+  return names.map((name) => [name, (row) => (row[key][name] === null ? null : row[key][name] * 1000)]);
+}
+
+// What `light-dark()` comes to now.
+function color(name) {
+  const probe = element("span");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+export class Charts {
+  constructor() {
+    this.plots = [];
+    this.rows = [];
+    new ResizeObserver(() => this.resize()).observe($("charts"));
+  }
+
+  show(rows) {
+    this.rows = rows;
+    if (!this.plots.length) this.build();
+    const times = rows.map((row) => row.time);
+    CHARTS.forEach(([title, series], index) => {
+      const data = series.map(([, value]) => rows.map(value));
+      this.plots[index].plot.setData([times, ...data]);
+      this.describe(title, series, data, this.plots[index].figure);
+    });
+  }
+
+  // Colors are those of the theme, so that another theme needs other plots.
+  build() {
+    for (const { plot } of this.plots) plot.destroy();
+    $("charts").replaceChildren();
+    const [soft, line] = [color("--soft"), color("--line")];
+    const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+    this.plots = CHARTS.map(([title, series]) => {
+      const figure = element("figure", { role: "img" }, element("figcaption", {}, title));
+      $("charts").append(figure);
+      const lines = series.map(([label], index) => ({
+        label, stroke: color(`--series-${index + 1}`), width: 2, dash: index ? [6, 2 * index] : [], points: { size: 4 }, spanGaps: false,
+        value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(1)),
+      }));
+      const plot = new window.uPlot({
+        width: Math.max(200, figure.clientWidth), height: HEIGHT, cursor: { drag: { x: false, y: false } },
+        scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1e-3) * 1.05] } },
+        axes: [axis, { ...axis, size: 60 }], series: [{ label: "time" }, ...lines],
+      }, [[], ...series.map(() => [])], figure);
+      return { plot, figure };
+    });
+  }
+
+  rebuild() {
+    if (this.plots.length) {
+      this.build();
+      this.show(this.rows);
+    }
+  }
+
+  resize() {
+    for (const { plot, figure } of this.plots) plot.setSize({ width: Math.max(200, figure.clientWidth), height: HEIGHT });
+  }
+
+  // For those who do not see it.
+  describe(title, series, data, figure) {
+    const last = series.map(([label], index) => {
+      const value = data[index].at(-1);
+      return `${label} ${value === null || value === undefined ? "none" : value.toFixed(1)}`;
+    });
+    figure.setAttribute("aria-label", `${title}. Now: ${last.join(", ")}`);
+  }
+}

@@ -1,0 +1,64 @@
+"""What an operator should look at, told from a state of the deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+CRITICAL, WARNING, NOTE = "critical", "warning", "note"
+
+#: Share of the requests of the last minute that fail or are refused, above which it is told.
+SHARE: Final = 0.05
+#: Requests of the last minute below which a share says nothing.
+LEAST: Final = 20
+#: Names that one alarm lists.
+_NAMED: Final = 5
+
+_SERVING, _FREE = "serving", "free"
+
+_Rows = Sequence[Mapping[str, Any]]
+
+
+def alarms(models: _Rows, workers: _Rows, frontends: _Rows) -> list[dict[str, str]]:
+    """The alarms, the worst first: `level` and `text` of each."""
+    found = [*_of_models(models, workers), *_of_workers(workers), *_of_frontends(frontends)]
+    order = (CRITICAL, WARNING, NOTE)
+    return [{"level": level, "text": text} for level, text in sorted(found, key=lambda one: order.index(one[0]))]
+
+
+def _of_models(models: _Rows, workers: _Rows) -> Iterator[tuple[str, str]]:
+    for model in models:
+        name, own = model["name"], [worker for worker in workers if worker["model"] == model["name"]]
+        waiting = model["waiting"] + model["prefilling"]
+        if own and all(worker["status"] != _FREE for worker in own):
+            yield CRITICAL, f"model {name}: none of its {len(own)} workers gets requests"
+        elif not own and waiting:
+            yield CRITICAL, f"model {name}: {waiting} requests and no workers"
+        counts = model["last_minute"]
+        if counts is None or counts["requests"] < LEAST:
+            continue
+        # A refused request has failed too.
+        for what, number in (("refused", counts["refused"]), ("failed", counts["failed"] - counts["refused"])):
+            if number > SHARE * counts["requests"]:
+                yield WARNING, f"model {name}: {number} of {counts['requests']} requests of the last minute {what}"
+
+
+def _of_workers(workers: _Rows) -> Iterator[tuple[str, str]]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for worker in workers:
+        if worker["state"] != _SERVING:
+            groups.setdefault((NOTE, worker["state"]), []).append(worker["name"])
+        elif worker["status"] != _FREE:
+            groups.setdefault((WARNING, worker["status"]), []).append(worker["name"])
+    for (level, status), names in groups.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield level, f"{len(names)} of {len(workers)} workers {status}: {', '.join(names[:_NAMED])}{more}"
+
+
+def _of_frontends(frontends: _Rows) -> Iterator[tuple[str, str]]:
+    for frontend in frontends:
+        if frontend["missing"]:
+            yield (
+                WARNING,
+                f"frontend {frontend['id']} on {frontend['host'] or 'an unknown host'}: {frontend['missing']}",
+            )

@@ -50,7 +50,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What builds our distributions, and nkeys, which comes without a wheel. This setuptools is the one that vLLM asks for.
 BUILD_TOOLS := hatchling==1.33.0 editables==0.6 setuptools==78.1.1
 
-.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm test-clients test-clients-sample test-agents check format bench clean
+.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm test-clients test-clients-sample test-agents test-browser check format bench clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -147,6 +147,14 @@ $(STAMPS)/clients-%: $(CLIENTS)/requirements/%.txt
 
 test-clients: $(STAMPS)/clients-node $(addprefix $(STAMPS)/clients-,$(CLIENT_VENVS)) $(STAMPS)/dev ## SDKs, coding agents and load testers of other people against this tree (needs Node)
 	@DYNAMO_CLIENTS=$(or $(DYNAMO_CLIENTS),1) exec $(BIN)/python -m pytest -m "full or not full" $(CLIENTS) $(ARGS)
+
+BROWSER := tests/browser
+$(STAMPS)/browser: $(BROWSER)/requirements.txt $(STAMPS)/dev
+	@$(BIN)/python $(PIP) -r $(BROWSER)/requirements.txt
+	@touch $@
+
+test-browser: $(STAMPS)/browser ## The dashboard in a real browser (needs Chromium)
+	@exec $(BIN)/python -m pytest -m "full or not full" $(BROWSER) $(ARGS)
 
 # What agents need of all that is the Node packages and two of the environments.
 AGENTS := tests/agents

@@ -3,13 +3,15 @@
 import { $, element } from "./dom.js";
 
 const CHARTS = [
-  ["Requests per second", [["answered", (row) => (row.requests - row.failed) / 10], ["refused", (row) => row.refused / 10], ["failed", (row) => row.failed / 10]]],
+  ["Requests per second", [["answered", (row) => (row.requests - row.failed) / SLOT], ["refused", (row) => row.refused / SLOT], ["failed", (row) => row.failed / SLOT]]],
   ["Time to first token, ms", percentiles("time_to_first_token", ["p50", "p90", "p99"])],
   ["Time between tokens, ms", percentiles("inter_token_latency", ["p50", "p90", "p99"])],
   ["Output tokens per second", [["tokens", (row) => row.output_tokens_per_second]]],
   ["Prompt tokens from the cache, %", [["cached", (row) => (row.hit_rate === null ? null : row.hit_rate * 100)]]],
 ];
 const HEIGHT = 180;
+const SLOT = 10;
+const SLOTS = 90;
 
 function percentiles(key, names) {
   return names.map((name) => [name, (row) => (row[key][name] === null ? null : row[key][name] * 1000)]);
@@ -32,12 +34,14 @@ export class Charts {
     new ResizeObserver(() => this.resize()).observe($("charts"));
   }
 
-  show(rows) {
-    this.rows = rows;
+  show(rows, now) {
+    Object.assign(this, { rows, now });
     if (!this.plots.length) this.build();
-    const times = rows.map((row) => row.time);
+    const known = new Map(rows.map((row) => [row.time, row]));
+    const last = Math.floor(now / SLOT) * SLOT;
+    const times = Array.from({ length: SLOTS }, (_, index) => last - (SLOTS - 1 - index) * SLOT);
     CHARTS.forEach(([title, series], index) => {
-      const data = series.map(([, value]) => rows.map(value));
+      const data = series.map(([, value]) => times.map((time) => (known.has(time) ? value(known.get(time)) : null)));
       this.plots[index].plot.setData([times, ...data]);
       this.describe(title, series, data, this.plots[index].figure);
     });
@@ -58,7 +62,7 @@ export class Charts {
       }));
       const plot = new window.uPlot({
         width: Math.max(200, figure.clientWidth), height: HEIGHT, cursor: { drag: { x: false, y: false } },
-        scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1e-3) * 1.05] } },
+        scales: { x: { range: () => [this.now - SLOTS * SLOT, this.now] }, y: { range: (_, low, high) => [0, Math.max(high || 0, 1e-3) * 1.05] } },
         axes: [axis, { ...axis, size: 60 }], series: [{ label: "time" }, ...lines],
       }, [[], ...series.map(() => [])], figure);
       return { plot, figure };
@@ -68,7 +72,7 @@ export class Charts {
   rebuild() {
     if (this.plots.length) {
       this.build();
-      this.show(this.rows);
+      this.show(this.rows, this.now);
     }
   }
 

@@ -23,7 +23,7 @@ function show(next) {
   showRecent(state, openRequest);
   showBalance(state);
   fleet.show(state);
-  charts.show(state.history);
+  charts.show(state.history, state.time);
   showThresholdModels();
   if (opened) refreshWorker();
 }

@@ -251,7 +251,7 @@ function candidates(event) {
 export function timeline(answer) {
   const { request, frontend } = answer;
   const facts = {
-    Model: request.model, Endpoint: `${request.endpoint}, ${request.request_type}`, Tenant: request.tenant, Key: request.key_id ?? "–",
+    Model: request.model, Endpoint: `${request.endpoint}, ${request.request_type}`, Tenant: request.tenant, Key: request.key_id || "–",
     Frontend: `${frontend.id} on ${frontend.host || "–"}, pid ${frontend.pid}`, Trace: request.trace_id,
   };
   const items = request.events.map((event) => {

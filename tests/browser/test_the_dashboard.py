@@ -1,0 +1,232 @@
+"""The dashboard in a real browser, over a real frontend: what it shows, what it changes, and who may."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_testing.ports import free_port
+
+from tests.browser.conftest import Screen
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
+
+TOKEN = "operators-0123456789"
+VIEWERS = "viewers-0123456789"
+#: Where screenshots are kept, if anywhere.
+SHOTS = os.environ.get("DYNAMO_SCREENSHOTS")
+
+CONFIG = """
+admin: {port: %d%s}
+router: {use: kv}
+admission: {use: token-capacity}
+extensions:
+  - {use: feed, interval: 0.2}
+  - {use: dashboard%s}
+workers:
+  mock:
+    model: {name: mock-model}
+    engine: {use: mocker, fixed_itl_ms: 5}
+    replicas: %d
+"""
+
+
+class Deployment:
+    """A frontend, and the address of its dashboard."""
+
+    def __init__(self, serve: Any, replicas: int = 2, guarded: bool = False) -> None:
+        port = free_port()
+        token, viewers = (f", token: {TOKEN}", f", viewer_token: {VIEWERS}") if guarded else ("", "")
+        self.server = serve(CONFIG % (port, token, viewers, replicas))
+        self.root = f"http://127.0.0.1:{port}"
+
+    def ask(self, count: int = 1) -> list[str]:
+        """The ids of requests that were answered."""
+        ids = []
+        for number in range(count):
+            content = [{"role": "user", "content": f"Tell me about the number {number % 3}. " * 20}]
+            body = {"model": "mock-model", "messages": content, "max_tokens": 8}
+            status, headers, _ = self.server.request("POST", "/v1/chat/completions", body)
+            assert status == 200
+            ids.append(headers["x-request-id"])
+        return ids
+
+
+@pytest.fixture
+def open_deployment(serve: Any) -> Callable[..., Deployment]:
+    return lambda *args, **options: Deployment(serve, *args, **options)
+
+
+def shown(screen: Screen, name: str) -> None:
+    if SHOTS:
+        screen.page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)
+
+
+def serious(screen: Screen) -> list[Any]:
+    """What axe-core finds that keeps people out."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    # Scripts are those of the frontend only: axe comes in beside the policy, as the tools of a browser do.
+    found = Axe().run(screen.page).response["violations"]
+    return [
+        (one["id"], one["help"], [node["html"] for node in one["nodes"]][:3])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+def test_the_page_shows_what_happens_and_asks_nobody_else(
+    open_deployment: Callable[..., Deployment], screen: Any, phone: bool
+) -> None:
+    deployment = open_deployment()
+    deployment.ask(12)
+    one = screen(deployment.root, phone)
+    one.open()
+    one.page.wait_for_selector("#fleet button")
+    one.page.wait_for_function("document.querySelectorAll('#recent tbody tr').length === 12")
+    one.page.click("#settings-details summary")
+    one.page.wait_for_selector("#settings td")
+    shown(one, f"2-workers-{'phone' if phone else 'desktop'}")
+
+    assert one.page.locator("#fleet button").count() == 2
+    assert one.page.locator("#charts canvas").count() == 5
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= one.page.viewport_size["width"]
+    assert serious(one) == []
+    assert one.errors == []
+    assert one.outside == []
+
+
+def test_a_request_appears_by_itself_and_tells_its_way(
+    open_deployment: Callable[..., Deployment], screen: Any
+) -> None:
+    deployment = open_deployment()
+    one = screen(deployment.root)
+    one.open()
+    one.page.wait_for_selector("#fleet button")
+
+    (request_id,) = deployment.ask()
+    one.page.click(f"#recent button[title='{request_id}']")
+
+    one.page.wait_for_selector("#detail[open]")
+    told = one.page.inner_text("#detail")
+    places = [told.index(word) for word in ("received", "admitted after", "routed by kv", "accepted", "first token")]
+    assert places == sorted(places)
+    assert request_id in told
+    assert serious(one) == []
+    shown(one, "request")
+    one.page.keyboard.press("Escape")
+    one.page.wait_for_selector("#detail", state="hidden")
+    one.page.fill("#find", "no-such-request")
+    one.page.keyboard.press("Enter")
+    one.page.wait_for_function("document.getElementById('toast').textContent.includes('no frontend knows')")
+
+
+def test_a_worker_is_drained_after_a_confirmation_and_the_log_tells_who_did_it(
+    open_deployment: Callable[..., Deployment], screen: Any
+) -> None:
+    deployment = open_deployment(guarded=True)
+    one = screen(deployment.root)
+    one.open()
+    log_in(one, TOKEN)
+    # With keys alone: arrows move between workers, Enter opens one.
+    one.page.focus("#fleet button[tabindex='0']")
+    one.page.keyboard.press("ArrowRight")
+    assert one.page.evaluate("document.activeElement.querySelector('span').textContent") == "mock-1"
+    one.page.keyboard.press("Enter")
+    one.page.wait_for_selector("#detail[open]")
+    one.page.click("#detail-acts >> text=Drain")
+    one.page.wait_for_selector("#confirm[open]")
+    assert serious(one) == []
+    one.page.click("#confirm-no")
+    one.page.click("#detail-acts >> text=Drain")
+    one.page.click("#confirm-yes")
+
+    one.page.wait_for_function("document.querySelectorAll('#fleet button.out').length === 1")
+    one.page.wait_for_function("document.getElementById('alarms').textContent.includes('draining: mock-1')")
+    acts = re.findall(r"dynamo\.audit: (operator operator:\w+ at 127\.0\.0\.1: POST \S+/drain: 200)", deployment.server.log)
+    assert len(acts) == 1
+    assert one.errors == []
+
+
+def test_thresholds_and_settings_are_changed(open_deployment: Callable[..., Deployment], screen: Any) -> None:
+    deployment = open_deployment()
+    one = screen(deployment.root)
+    one.open()
+    one.page.wait_for_selector("#threshold-model option", state="attached")
+
+    one.page.fill("#active_decode_blocks_threshold", "0.5")
+    one.page.click("#thresholds button")
+    one.page.click("#confirm-yes")
+    one.page.wait_for_function("document.getElementById('thresholds-now').textContent.includes('0.5')")
+    one.page.click("#reload")
+    one.page.wait_for_function("document.getElementById('toast').textContent.includes('nothing would change')")
+
+    assert "POST /busy_threshold: 200" in deployment.server.log
+    assert one.errors == []
+
+
+def test_a_viewer_looks_and_changes_nothing(open_deployment: Callable[..., Deployment], screen: Any) -> None:
+    deployment = open_deployment(guarded=True)
+    one = screen(deployment.root)
+    one.open()
+    one.page.wait_for_selector("#login-form")
+    assert serious(one) == []
+    shown(one, "login")
+    log_in(one, "not-the-token", then="#login-error:not(:empty)")
+    # The browser tells of each 401.
+    one.errors.clear()
+    log_in(one, VIEWERS)
+
+    one.page.click("#fleet button >> nth=0")
+    one.page.wait_for_selector("#detail[open]")
+    assert one.page.locator("#detail-acts button").count() == 0
+    one.page.click("#detail-close")
+    assert one.page.is_hidden("#operate")
+    worker = one.page.evaluate("fetch('/admin/state').then(told => told.json()).then(state => state.workers[0].id)")
+    path = f"/admin/workers/{worker}/drain"
+    assert one.page.evaluate(f"fetch({json.dumps(path)}, {{method: 'POST'}}).then(told => told.status)") == 403
+    one.page.click("#logout")
+    one.page.wait_for_selector("#login-form")
+
+
+def test_the_page_goes_on_after_the_frontend_was_away(open_deployment: Callable[..., Deployment], screen: Any) -> None:
+    deployment = open_deployment()
+    one = screen(deployment.root)
+    one.open()
+    one.page.wait_for_selector("#fleet button")
+
+    deployment.server.end()
+
+    one.page.wait_for_selector("#connection.lost")
+    assert "no connection" in one.page.inner_text("#connection")
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+def test_a_thousand_workers_can_be_looked_through(
+    open_deployment: Callable[..., Deployment], screen: Any, phone: bool
+) -> None:
+    deployment = open_deployment(1000)
+    deployment.ask(3)
+    one = screen(deployment.root, phone)
+    one.open()
+    one.page.wait_for_function("document.querySelectorAll('#fleet button').length === 1000")
+    shown(one, f"1000-workers-{'phone' if phone else 'desktop'}")
+
+    one.page.fill("#filter", "mock-77")
+    one.page.wait_for_function("document.querySelectorAll('#fleet button').length === 11")
+
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= one.page.viewport_size["width"]
+    assert one.errors == []
+
+
+def log_in(screen: Screen, token: str, then: str = "#fleet button") -> None:
+    screen.page.wait_for_selector("#login-form")
+    screen.page.fill("#token", token)
+    screen.page.click("#login-form button")
+    screen.page.wait_for_selector(then)

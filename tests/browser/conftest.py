@@ -35,9 +35,17 @@ class Screen:
         self.errors: list[str] = []
         #: Requests to other hosts.
         self.outside: list[str] = []
-        page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
+        page.on("console", self._told)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(root) or self.outside.append(request.url))
+        page.on("request", self._asked)
+
+    def _told(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith(self.root):
+            self.outside.append(request.url)
 
     def open(self) -> None:
         """Loads the dashboard."""

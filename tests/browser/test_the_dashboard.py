@@ -75,7 +75,7 @@ def shown(screen: Screen, name: str) -> None:
 
 def serious(screen: Screen) -> list[Any]:
     """What axe-core finds that keeps people out."""
-    from axe_playwright_python.sync_playwright import Axe
+    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
     # Scripts are those of the frontend only: axe comes in beside the policy, as the tools of a browser do.
     found = Axe().run(screen.page).response["violations"]

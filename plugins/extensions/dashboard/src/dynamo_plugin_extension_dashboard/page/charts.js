@@ -62,7 +62,7 @@ export class Charts {
       }));
       const plot = new window.uPlot({
         width: Math.max(200, figure.clientWidth), height: HEIGHT, cursor: { drag: { x: false, y: false } },
-        scales: { x: { range: () => [this.now - SLOTS * SLOT, this.now] }, y: { range: (_, low, high) => [0, Math.max(high || 0, 1e-3) * 1.05] } },
+        scales: { x: { range: () => [this.now - SLOTS * SLOT, this.now] }, y: { range: (_, low, high) => [0, Math.max(high || 0, 0.1) * 1.05] } },
         axes: [axis, { ...axis, size: 60 }], series: [{ label: "time" }, ...lines],
       }, [[], ...series.map(() => [])], figure);
       return { plot, figure };

@@ -1,0 +1,247 @@
+"""The screen of `dynamo top`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from dynamo_core.errors import ConfigError
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from dynamo_plugin_extension_feed.tables import MODELS, REQUESTS, TENANTS, WORKERS, Row, Table, summary, worker_lines
+from dynamo_plugin_extension_feed.why import PATH, story
+
+#: Asks the frontend: method, path; status and answer. Raises `ConfigError`.
+Ask = Callable[[str, str], Awaitable[tuple[int, Any]]]
+
+VIEWS = (WORKERS, MODELS, REQUESTS, TENANTS)
+
+_HELP = """1 2 3 4    workers, models, requests, tenants
+Tab        the next view
+Up, Down, PgUp, PgDn, Home, End, Left, Right
+           move
+s          sort by the next column
+r          turn the order round
+/          filter: rows that have all words; Enter keeps it, Escape clears it
+Enter      open the worker or the request
+p          pause, and go on
+q          end"""
+
+
+class Detail(ModalScreen[None]):
+    """Text over the screen, until a key closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "Close")]
+    CSS = """
+    Detail { align: center middle; }
+    Detail VerticalScroll { width: 96%; height: 90%; border: round $accent; padding: 0 1; }
+    """
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(Text("\n".join(self.lines)))
+        yield Footer()
+
+
+class Top(App[None]):
+    """Looks every `interval` seconds, and shows one of the views."""
+
+    TITLE = "dynamo top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #summary { height: 2; padding: 0 1; }
+    #filter { display: none; height: 1; border: none; padding: 0 1; }
+    #filter.open { display: block; }
+    #where { height: 1; padding: 0 1; color: $text-muted; }
+    DataTable { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "view(0)", "Workers"),
+        Binding("2", "view(1)", "Models"),
+        Binding("3", "view(2)", "Requests"),
+        Binding("4", "view(3)", "Tenants"),
+        Binding("tab", "next_view", show=False, priority=True),
+        Binding("s", "sort", "Sort"),
+        Binding("r", "turn", "Turn"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("p", "pause", show=False),
+        Binding("question_mark", "help", "Keys", key_display="?"),
+        Binding("escape", "clear", show=False),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(self, ask: Ask, interval: float, state: Row) -> None:
+        """`state` is what is shown first."""
+        super().__init__()
+        self._ask = ask
+        self._interval = interval
+        self._state = state
+        self._view = 0
+        #: By view: the column that it is sorted by, and whether the largest comes first.
+        self._orders = [(0, False), (0, False), (0, True), (2, True)]
+        self._paused = False
+        self._trouble = ""
+
+    @property
+    def view(self) -> Table:
+        """What is shown."""
+        return VIEWS[self._view]
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="summary")
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Input(placeholder="filter", id="filter", compact=True)
+        yield Static(id="where")
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        """Begins to look."""
+        self._begin_view()
+        self.query_one(DataTable).focus()
+        self.run_worker(self._look(), exclusive=True, group="look")
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            if not self._paused:
+                await self.refresh_state()
+
+    async def refresh_state(self) -> None:
+        """Asks once. What the frontend does not answer is told, and what is known stays."""
+        try:
+            status, answer = await self._ask("GET", "/admin/state")
+        except ConfigError as error:
+            self._trouble = str(error)
+        else:
+            self._trouble = "" if status == 200 else f"the frontend answered {status}"
+            if status == 200:
+                self._state = answer
+        self._show()
+
+    def _begin_view(self) -> None:
+        table = self.query_one(DataTable)
+        table.clear(columns=True)
+        column, turned = self._orders[self._view]
+        for index, one in enumerate(self.view.columns):
+            mark = (" ▼" if turned else " ▲") if index == column else ""
+            table.add_column(Text(one.title + mark, justify="right" if one.right else "left"), key=one.title)
+        self._show()
+
+    def _show(self) -> None:
+        table = self.query_one(DataTable)
+        column, turned = self._orders[self._view]
+        words = self.query_one("#filter", Input).value
+        rows = self.view.rows(self._state, words, column, turned)
+        keys = [self.view.key(row) for row in rows]
+        chosen = self._chosen()
+        if keys == [row.value for row in table.rows]:
+            # Where the order is the same only cells change, and the place stays what it is.
+            for key, row in zip(keys, rows, strict=True):
+                for one, cell in zip(self.view.columns, self._cells(row), strict=True):
+                    if table.get_cell(key, one.title) != cell:
+                        table.update_cell(key, one.title, cell, update_width=True)
+        else:
+            top = table.scroll_offset
+            table.clear()
+            for key, row in zip(keys, rows, strict=True):
+                table.add_row(*self._cells(row), key=key)
+            if chosen in keys:
+                table.move_cursor(row=keys.index(chosen), scroll=False)
+            table.scroll_to(top.x, top.y, animate=False)
+        self.query_one("#summary", Static).update(Text(summary(self._state), no_wrap=True, overflow="ellipsis"))
+        self._tell_where(len(rows), words)
+
+    def _tell_where(self, shown: int, words: str) -> None:
+        told = f"{self.view.name}: {shown} of {len(self._state[self.view.name])}"
+        told += f", filter {words!r}" if words else ""
+        told += ", paused" if self._paused else ""
+        told += f", {self._trouble}" if self._trouble else ""
+        self.query_one("#where", Static).update(Text(told, no_wrap=True, overflow="ellipsis"))
+
+    def _cells(self, row: Row) -> list[Text]:
+        texts = zip(self.view.columns, self.view.cells(row), strict=True)
+        return [Text(text, justify="right" if column.right else "left") for column, text in texts]
+
+    def _chosen(self) -> str | None:
+        table = self.query_one(DataTable)
+        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
+
+    def action_view(self, index: int) -> None:
+        """Shows another view."""
+        self._view = index
+        self._begin_view()
+
+    def action_next_view(self) -> None:
+        """Shows the view after this one."""
+        self.action_view((self._view + 1) % len(VIEWS))
+
+    def action_sort(self) -> None:
+        """Sorts by the next column. Numbers begin with the largest."""
+        column = (self._orders[self._view][0] + 1) % len(self.view.columns)
+        self._orders[self._view] = column, self.view.columns[column].right
+        self._begin_view()
+
+    def action_turn(self) -> None:
+        """Turns the order round."""
+        column, turned = self._orders[self._view]
+        self._orders[self._view] = column, not turned
+        self._begin_view()
+
+    def action_filter(self) -> None:
+        """Asks for words."""
+        box = self.query_one("#filter", Input)
+        box.add_class("open")
+        box.focus()
+
+    def action_clear(self) -> None:
+        """Shows all rows again."""
+        box = self.query_one("#filter", Input)
+        box.value = ""
+        box.remove_class("open")
+        self.query_one(DataTable).focus()
+
+    def action_pause(self) -> None:
+        """Leaves the screen as it is, or goes on."""
+        self._paused = not self._paused
+        self._show()
+
+    def action_help(self) -> None:
+        """Tells all keys."""
+        self.push_screen(Detail(_HELP.splitlines()))
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filters as one types."""
+        self._show()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Keeps the filter."""
+        self.query_one(DataTable).focus()
+
+    async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Opens a worker or a request."""
+        chosen = event.row_key.value
+        row = next((row for row in self._state[self.view.name] if self.view.key(row) == chosen), None)
+        if row is None:
+            return
+        if self.view is WORKERS:
+            self.push_screen(Detail(worker_lines(row)))
+        elif self.view is REQUESTS:
+            self.push_screen(Detail(await self._story(row["id"])))
+
+    async def _story(self, request_id: str) -> list[str]:
+        try:
+            status, answer = await self._ask("GET", f"{PATH}/{quote(request_id, safe='')}")
+        except ConfigError as error:
+            return [str(error)]
+        return list(story(answer)) if status == 200 else [f"no frontend knows request {request_id} any more"]

@@ -1,0 +1,192 @@
+"""What `dynamo top` shows of a state: the columns of each view, and what each cell has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A title, what a row is sorted by, and how that is written."""
+
+    title: str
+    value: Callable[[Row], Any]
+    write: Callable[[Any], str] = str
+    right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A view: where its rows are in a state, what tells them apart, and the columns, the most important first."""
+
+    name: str
+    key: Callable[[Row], str]
+    columns: Sequence[Column]
+
+    def rows(self, state: Row, words: str = "", column: int = 0, turned: bool = False) -> list[Row]:
+        """The rows that have all words, in the order of a column. Those without a value come last."""
+        wanted = words.lower().split()
+        found = [row for row in state[self.name] if all(word in self._text(row) for word in wanted)]
+        value = self.columns[column].value
+        known = sorted((row for row in found if value(row) is not None), key=value, reverse=turned)
+        return [*known, *(row for row in found if value(row) is None)]
+
+    def cells(self, row: Row) -> list[str]:
+        """A row as it is written."""
+        values = [(column, column.value(row)) for column in self.columns]
+        return ["-" if value is None else column.write(value) for column, value in values]
+
+    def _text(self, row: Row) -> str:
+        return " ".join(self.cells(row)).lower()
+
+
+def seconds(value: float) -> str:
+    """A time in the unit that suits it."""
+    if value < 1:
+        return f"{value * 1000:.0f}ms"
+    return f"{value:.1f}s" if value < 120 else f"{value / 60:.0f}m"
+
+
+def age(since: float) -> str:
+    """How long something runs that began at a Unix time."""
+    passed = max(0.0, time.time() - since)
+    for length, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
+        if passed >= 2 * length:
+            return f"{passed / length:.0f}{unit}"
+    return f"{passed:.0f}s"
+
+
+def share(value: float) -> str:
+    """A share in per cent."""
+    return f"{value:.0%}"
+
+
+def kv_use(worker: Row) -> float | None:
+    """The share of a worker's KV blocks that is in use; None if it does not say how many it has."""
+    total = worker["kv_total_blocks"]
+    return worker["kv_used_blocks"] / total if total else None
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _field(name: str) -> Callable[[Row], Any]:
+    return lambda row: row[name]
+
+
+def _minute(*names: str) -> Callable[[Row], Any]:
+    def value(row: Row) -> Any:
+        found: Any = row["last_minute"]
+        for name in names:
+            found = None if found is None else found[name]
+        return found
+
+    return value
+
+
+def _end(line: Row) -> str:
+    return str(line["finish_reason"] or "-") if line["status"] == "success" else str(line["error_type"] or "error")
+
+
+WORKERS: Final = Table(
+    "workers",
+    lambda row: f"{row['model']}/{row['role']}/{row['id']}",
+    [
+        Column("WORKER", _field("name")),
+        Column("MODEL", _field("model")),
+        Column("STATUS", _field("status")),
+        Column("REQ", _field("requests"), right=True),
+        Column("KV", kv_use, share, right=True),
+        Column("HIT", _field("hit_rate"), share, right=True),
+        Column("PREFILL", _field("prefill_tokens"), right=True),
+        Column("SERVED", _field("served"), right=True),
+        Column("ROLE", _field("role")),
+        Column("STATE", _field("state")),
+        Column("AGE", _field("started"), age, right=True),
+        Column("HOST", _field("host")),
+        Column("PID", _field("pid"), right=True),
+        Column("VERSION", _field("version")),
+        Column("ID", _field("id")),
+    ],
+)
+MODELS: Final = Table(
+    "models",
+    lambda row: str(row["name"]),
+    [
+        Column("MODEL", _field("name")),
+        Column("WRK", lambda row: sum(row["workers"].values()), right=True),
+        Column("WAIT", _field("waiting"), right=True),
+        Column("PREFILL", _field("prefilling"), right=True),
+        Column("ANSWER", _field("answering"), right=True),
+        Column("REQ/S", _minute("requests_per_second"), _rate, right=True),
+        Column("TOK/S", _minute("output_tokens_per_second"), _rate, right=True),
+        Column("TTFT50", _minute("time_to_first_token", "p50"), seconds, right=True),
+        Column("TTFT99", _minute("time_to_first_token", "p99"), seconds, right=True),
+        Column("ITL99", _minute("inter_token_latency", "p99"), seconds, right=True),
+        Column("HIT", _minute("hit_rate"), share, right=True),
+        Column("REFUSED", _minute("refused"), right=True),
+        Column("FAILED", _minute("failed"), right=True),
+        Column("MOVED", _minute("moved"), right=True),
+    ],
+)
+REQUESTS: Final = Table(
+    "recent",
+    lambda row: str(row["id"]),
+    [
+        Column("RECEIVED", _field("received"), lambda value: time.strftime("%H:%M:%S", time.localtime(value))),
+        Column("MODEL", _field("model")),
+        Column("END", _end),
+        Column("WAITED", _field("waited"), seconds, right=True),
+        Column("TTFT", _field("time_to_first_token"), seconds, right=True),
+        Column("TOTAL", _field("duration"), seconds, right=True),
+        Column("IN", _field("prompt_tokens"), right=True),
+        Column("HIT", _field("cached_tokens"), right=True),
+        Column("OUT", _field("output_tokens"), right=True),
+        Column("TENANT", _field("tenant")),
+        Column("WORKER", _field("worker")),
+        Column("ID", _field("id")),
+    ],
+)
+TENANTS: Final = Table(
+    "tenants",
+    lambda row: str(row["name"]),
+    [
+        Column("TENANT", _field("name")),
+        Column("REQ/MIN", _minute("requests"), right=True),
+        Column("REQ/15M", lambda row: row["last_15_minutes"]["requests"], right=True),
+        Column("REFUSED", lambda row: row["last_15_minutes"]["refused"], right=True),
+        Column("FAILED", lambda row: row["last_15_minutes"]["failed"], right=True),
+        Column("IN", lambda row: row["last_15_minutes"]["prompt_tokens"], right=True),
+        Column("OUT", lambda row: row["last_15_minutes"]["output_tokens"], right=True),
+    ],
+)
+
+
+def summary(state: Row) -> str:
+    """Two lines about all: what stands and runs, then the worst alarm."""
+    models = [model["last_minute"] for model in state["models"] if model["last_minute"] is not None]
+    free = sum(worker["status"] == "free" for worker in state["workers"])
+    answering = sum(model["answering"] + model["prefilling"] for model in state["models"])
+    waiting = sum(model["waiting"] for model in state["models"])
+    live = sum(one["missing"] is None for one in state["frontends"])
+    rates = (sum(counts[name] for counts in models) for name in ("requests_per_second", "output_tokens_per_second"))
+    first = (
+        f"{free}/{len(state['workers'])} workers  {live}/{len(state['frontends'])} frontends  "
+        f"{answering} running  {waiting} waiting  {' req/s  '.join(f'{rate:.1f}' for rate in rates)} tok/s"
+    )
+    alarms = state["alarms"]
+    more = f" (+{len(alarms) - 1})" if len(alarms) > 1 else ""
+    return f"{first}\n{alarms[0]['level'].upper()}{more}: {alarms[0]['text']}" if alarms else f"{first}\nno alarms"
+
+
+def worker_lines(worker: Row) -> list[str]:
+    """All that is known of a worker."""
+    return [
+        f"{column.title.lower():<10}{text}" for column, text in zip(WORKERS.columns, WORKERS.cells(worker), strict=True)
+    ]

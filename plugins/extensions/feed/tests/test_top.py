@@ -1,0 +1,229 @@
+"""`dynamo top` shows what a state has; its keys do what people expect; a frontend that is away is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from dynamo_core.errors import ConfigError
+from dynamo_plugin_extension_feed.screen import Detail, Top
+from dynamo_plugin_extension_feed.tables import REQUESTS, TENANTS, WORKERS, age, seconds, summary
+from textual.widgets import DataTable, Input, Static
+
+pytestmark = pytest.mark.asyncio
+
+COUNTS: dict[str, Any] = {
+    "requests": 12,
+    "failed": 1,
+    "refused": 0,
+    "moved": 0,
+    "prompt_tokens": 100,
+    "output_tokens": 50,
+    "requests_per_second": 0.2,
+    "output_tokens_per_second": 0.8,
+    "hit_rate": 0.5,
+    "time_to_first_token": {"p50": 0.02, "p90": 0.1, "p99": 1.5},
+    "inter_token_latency": {"p50": 0.005, "p90": 0.006, "p99": 0.007},
+}
+
+
+def worker(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": f"{number:016x}",
+        "name": f"mock-{number}",
+        "model": "m",
+        "role": "aggregated",
+        "state": "serving",
+        "status": "free",
+        "host": "here",
+        "pid": 100 + number,
+        "version": "0.1.0",
+        "started": time.time() - 7300,
+        "requests": number,
+        "kv_used_blocks": 10 * number,
+        "kv_total_blocks": 100,
+        "prefill_tokens": 0,
+        "hit_rate": None,
+        "served": 3,
+    } | changes
+
+
+def line(request_id: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": request_id,
+        "model": "m",
+        "tenant": "default",
+        "received": 1_700_000_000.0,
+        "status": "success",
+        "error_type": None,
+        "finish_reason": "stop",
+        "worker": f"{1:016x}",
+        "waited": 0.0,
+        "prompt_tokens": 7,
+        "cached_tokens": None,
+        "output_tokens": 3,
+        "duration": 0.5,
+        "time_to_first_token": 0.02,
+    } | changes
+
+
+def state(**changes: Any) -> dict[str, Any]:
+    return {
+        "alarms": [],
+        "frontends": [{"id": "a", "missing": None}, {"id": "b", "missing": "does not answer"}],
+        "models": [
+            {"name": "m", "workers": {"aggregated": 3}, "waiting": 2, "prefilling": 1, "answering": 4}
+            | {"last_minute": COUNTS, "last_15_minutes": COUNTS}
+        ],
+        "workers": [worker(1), worker(2, status="busy", kv_total_blocks=None), worker(3, state="draining")],
+        "tenants": [{"name": "default", "last_minute": None, "last_15_minutes": COUNTS}],
+        "recent": [line("request-1"), line("request-2", status="error", error_type="timeout")],
+    } | changes
+
+
+STORY = {
+    "request": {"id": "request-1", "x_request_id": "", "model": "m", "endpoint": "chat", "request_type": "unary"}
+    | {
+        "tenant": "default",
+        "key_id": "",
+        "trace_id": "t",
+        "ended": False,
+        "events": [{"event": "received", "at": 0.0}],
+    },
+    "frontend": {"id": "a", "host": "here", "pid": 1},
+    "missing": {},
+}
+
+
+class Frontend:
+    """Answers, until it is away."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.state = state()
+
+    async def ask(self, method: str, path: str) -> tuple[int, Any]:
+        if self.away:
+            raise ConfigError("http://here: cannot be asked")
+        return (200, self.state) if path == "/admin/state" else (200, STORY)
+
+
+@pytest.fixture
+def frontend() -> Frontend:
+    return Frontend()
+
+
+@pytest.fixture
+def top(frontend: Frontend) -> Top:
+    # It is asked by the tests, not by time.
+    return Top(frontend.ask, 3600, frontend.state)
+
+
+def names(top: Top) -> list[str]:
+    """The first column."""
+    table = top.query_one(DataTable)
+    return [str(table.get_row_at(index)[0]) for index in range(table.row_count)]
+
+
+def text(top: Top, selector: str) -> str:
+    return str(top.query_one(selector, Static).content)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+async def test_each_view_has_its_rows(top: Top, size: tuple[int, int]) -> None:
+    async with top.run_test(size=size) as pilot:
+        assert names(top) == ["mock-1", "mock-2", "mock-3"]
+        assert "2/3 workers" in text(top, "#summary")
+        assert "1/2 frontends" in text(top, "#summary")
+        for key, first in (("2", "m"), ("4", "default"), ("1", "mock-1")):
+            await pilot.press(key)
+            assert names(top)[0] == first
+        await pilot.press("tab", "tab")
+        assert "recent: 2 of 2" in text(top, "#where")
+
+
+async def test_it_sorts_by_each_column_in_turn_and_turns_the_order_round(top: Top) -> None:
+    async with top.run_test() as pilot:
+        await pilot.press("r")
+        assert names(top) == ["mock-3", "mock-2", "mock-1"]
+        # By model, then status, then requests: the most first.
+        await pilot.press("s", "s", "s")
+        assert names(top) == ["mock-3", "mock-2", "mock-1"]
+        await pilot.press("s")
+        # One that does not say how many blocks it has comes last.
+        assert names(top) == ["mock-3", "mock-1", "mock-2"]
+
+
+async def test_a_filter_keeps_the_rows_with_all_words(top: Top) -> None:
+    async with top.run_test() as pilot:
+        await pilot.press("slash", *"mock busy", "enter")
+        assert names(top) == ["mock-2"]
+        assert isinstance(top.focused, DataTable)
+        await pilot.press("escape")
+        assert len(names(top)) == 3
+        assert top.query_one("#filter", Input).value == ""
+
+
+async def test_a_worker_and_a_request_can_be_opened_and_closed(top: Top) -> None:
+    async with top.run_test() as pilot:
+        await pilot.press("down", "enter")
+        assert isinstance(top.screen, Detail)
+        assert "status    busy" in top.screen.lines
+        await pilot.press("escape", "3", "enter")
+        await pilot.pause()
+        assert isinstance(top.screen, Detail)
+        assert top.screen.lines[0] == "Request request-1"
+        await pilot.press("q")
+        assert not isinstance(top.screen, Detail)
+
+
+async def test_the_place_stays_while_the_rows_change(top: Top, frontend: Frontend) -> None:
+    async with top.run_test() as pilot:
+        await pilot.press("down", "down")
+        frontend.state = state(workers=[worker(0), worker(3), worker(4)])
+        await top.refresh_state()
+        await pilot.pause()
+        assert names(top) == ["mock-0", "mock-3", "mock-4"]
+        assert top.query_one(DataTable).cursor_row == 1
+
+
+async def test_what_is_open_stays_open_while_the_state_changes(top: Top, frontend: Frontend) -> None:
+    async with top.run_test() as pilot:
+        await pilot.press("question_mark")
+        frontend.state = state(workers=[worker(9)])
+        await top.refresh_state()
+        assert isinstance(top.screen, Detail)
+        await pilot.press("escape")
+        assert names(top) == ["mock-9"]
+
+
+async def test_a_frontend_that_is_away_is_told_and_the_last_state_stays(top: Top, frontend: Frontend) -> None:
+    async with top.run_test():
+        frontend.away = True
+        await top.refresh_state()
+        assert "cannot be asked" in text(top, "#where")
+        assert len(names(top)) == 3
+        frontend.away = False
+        await top.refresh_state()
+        assert "cannot be asked" not in text(top, "#where")
+
+
+async def test_the_worst_alarm_is_on_the_screen() -> None:
+    found = [{"level": "critical", "text": "no workers"}, {"level": "note", "text": "a worker drains"}]
+
+    assert summary(state(alarms=found)).endswith("CRITICAL (+1): no workers")
+
+
+async def test_rows_without_a_value_come_last_whatever_the_order() -> None:
+    for turned in (False, True):
+        assert [row["name"] for row in WORKERS.rows(state(), "", 4, turned)][-1] == "mock-2"
+
+
+async def test_cells_are_short() -> None:
+    cells: Mapping[str, str] = dict(zip((c.title for c in REQUESTS.columns), REQUESTS.cells(line("r")), strict=True))
+
+    assert (cells["TTFT"], cells["TOTAL"], cells["HIT"], cells["END"]) == ("20ms", "500ms", "-", "stop")
+    assert TENANTS.cells(state()["tenants"][0])[:3] == ["default", "-", "12"]
+    assert (seconds(90), seconds(600), age(time.time() - 7300)) == ("90.0s", "10m", "2h")

@@ -63,6 +63,9 @@ class Deployment:
         return ids
 
 
+sizes = pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+
+
 @pytest.fixture
 def open_deployment(serve: Any) -> Callable[..., Deployment]:
     return lambda *args, **options: Deployment(serve, *args, **options)
@@ -86,7 +89,7 @@ def serious(screen: Screen) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+@sizes
 def test_the_page_shows_what_happens_and_asks_nobody_else(
     open_deployment: Callable[..., Deployment], screen: Any, phone: bool
 ) -> None:
@@ -203,8 +206,7 @@ def test_a_viewer_looks_and_changes_nothing(open_deployment: Callable[..., Deplo
 
 def test_the_page_goes_on_after_the_frontend_was_away(open_deployment: Callable[..., Deployment], screen: Any) -> None:
     deployment = open_deployment()
-    one = screen(deployment.root)
-    one.open()
+    (one := screen(deployment.root)).open()
     one.page.wait_for_selector("#fleet button")
 
     deployment.server.end()
@@ -213,7 +215,7 @@ def test_the_page_goes_on_after_the_frontend_was_away(open_deployment: Callable[
     assert "no connection" in one.page.inner_text("#connection")
 
 
-@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+@sizes
 def test_a_thousand_workers_can_be_looked_through(
     open_deployment: Callable[..., Deployment], screen: Any, phone: bool
 ) -> None:

@@ -113,6 +113,24 @@ async def requests_for_thresholds() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
+    "dynamo_plugin_extension_dashboard.dashboard:_decoder msgspec.json.Decoder",
+    good=[b'{"token": "0123456789abcdef"}', b"{}"],
+)
+async def logins_at_the_dashboard() -> AsyncGenerator[Feed, None]:
+    from dynamo_core import HttpFault
+    from dynamo_plugin_extension_dashboard.dashboard import token_of
+
+    async def handle(http: web.Request) -> None:
+        try:
+            await token_of(http)
+        except HttpFault as refused:
+            raise web.HTTPBadRequest(text="refused") from refused
+
+    async for feed in _status(handle):
+        yield feed
+
+
+@reader(
     "dynamo_plugin_router_slot_tracker.decoding:BodyOf.__init__ msgspec.json.Decoder",
     "dynamo_plugin_router_slot_tracker.places:_decoder json.JSONDecoder",
     "dynamo_plugin_router_slot_tracker.strict:_decoder json.JSONDecoder",

@@ -70,6 +70,9 @@ class _Login(msgspec.Struct, forbid_unknown_fields=True):
     token: str = ""
 
 
+_decoder = msgspec.json.Decoder(_Login)
+
+
 class DashboardExtension(Extension):
     """Serves files and logins. What the page shows and changes are routes of core and of the extension `feed`.
 
@@ -150,10 +153,7 @@ class DashboardExtension(Extension):
         self._refuse_others(http)
         if self._sessions.wait:
             raise HttpFault(429, f"too many logins have failed: try again in {self._sessions.wait:.0f} s")
-        try:
-            token = msgspec.json.decode(await _limited(http), type=_Login).token.strip()
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise HttpFault(400, 'expected {"token": "…"}') from None
+        token = await token_of(http)
         begun = self._begin(token, http)
         if begun is None:
             self._sessions.failed()
@@ -212,14 +212,21 @@ class _File(NamedTuple):
         return cls(content, kind, f'"{sha256(content).hexdigest()[:32]}"')
 
 
-async def _limited(http: web.Request) -> bytes:
-    """The body of a login."""
+async def token_of(http: web.Request) -> str:
+    """What the body of a login has.
+
+    Raises:
+        HttpFault: it is too large, or no login.
+    """
     body = b""
     async for piece in http.content.iter_any():
         body += piece
         if len(body) > _LOGIN:
             raise HttpFault(413, f"a login has at most {_LOGIN} bytes")
-    return body
+    try:
+        return _decoder.decode(body).token.strip()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise HttpFault(400, 'expected {"token": "…"}') from None
 
 
 def _cookie_name(http: web.Request) -> str:

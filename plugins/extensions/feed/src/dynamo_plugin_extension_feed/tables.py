@@ -22,11 +22,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A view: where its rows are in a state, what tells them apart, and the columns, the most important first."""
+    """A view: where its rows are in a state, the fields that tell them apart, and the columns, the important first."""
 
     name: str
-    key: Callable[[Row], str]
+    keys: Sequence[str]
     columns: Sequence[Column]
+
+    def key(self, row: Row) -> str:
+        """What tells a row from others."""
+        return "/".join(str(row[name]) for name in self.keys)
 
     def rows(self, state: Row, words: str = "", column: int = 0, turned: bool = False) -> list[Row]:
         """The rows that have all words, in the order of a column. Those without a value come last."""
@@ -90,13 +94,22 @@ def _minute(*names: str) -> Callable[[Row], Any]:
     return value
 
 
+def _whole(name: str) -> Callable[[Row], Any]:
+    return lambda row: row["last_15_minutes"][name]
+
+
+def _numbers(value: Callable[[str], Callable[[Row], Any]], *titles: str) -> list[Column]:
+    """Columns of numbers; each text is a title and the name of its field."""
+    return [Column(title, value(name), right=True) for title, name in map(str.split, titles)]
+
+
 def _end(line: Row) -> str:
     return str(line["finish_reason"] or "-") if line["status"] == "success" else str(line["error_type"] or "error")
 
 
 WORKERS: Final = Table(
     "workers",
-    lambda row: f"{row['model']}/{row['role']}/{row['id']}",
+    ["model", "role", "id"],
     [
         Column("WORKER", _field("name")),
         Column("MODEL", _field("model")),
@@ -104,8 +117,7 @@ WORKERS: Final = Table(
         Column("REQ", _field("requests"), right=True),
         Column("KV", kv_use, share, right=True),
         Column("HIT", _field("hit_rate"), share, right=True),
-        Column("PREFILL", _field("prefill_tokens"), right=True),
-        Column("SERVED", _field("served"), right=True),
+        *_numbers(_field, "PREFILL prefill_tokens", "SERVED served"),
         Column("ROLE", _field("role")),
         Column("STATE", _field("state")),
         Column("AGE", _field("started"), age, right=True),
@@ -117,27 +129,23 @@ WORKERS: Final = Table(
 )
 MODELS: Final = Table(
     "models",
-    lambda row: str(row["name"]),
+    ["name"],
     [
         Column("MODEL", _field("name")),
         Column("WRK", lambda row: sum(row["workers"].values()), right=True),
-        Column("WAIT", _field("waiting"), right=True),
-        Column("PREFILL", _field("prefilling"), right=True),
-        Column("ANSWER", _field("answering"), right=True),
+        *_numbers(_field, "WAIT waiting", "PREFILL prefilling", "ANSWER answering"),
         Column("REQ/S", _minute("requests_per_second"), _rate, right=True),
         Column("TOK/S", _minute("output_tokens_per_second"), _rate, right=True),
         Column("TTFT50", _minute("time_to_first_token", "p50"), seconds, right=True),
         Column("TTFT99", _minute("time_to_first_token", "p99"), seconds, right=True),
         Column("ITL99", _minute("inter_token_latency", "p99"), seconds, right=True),
         Column("HIT", _minute("hit_rate"), share, right=True),
-        Column("REFUSED", _minute("refused"), right=True),
-        Column("FAILED", _minute("failed"), right=True),
-        Column("MOVED", _minute("moved"), right=True),
+        *_numbers(_minute, "REFUSED refused", "FAILED failed", "MOVED moved"),
     ],
 )
 REQUESTS: Final = Table(
     "recent",
-    lambda row: str(row["id"]),
+    ["id"],
     [
         Column("RECEIVED", _field("received"), lambda value: time.strftime("%H:%M:%S", time.localtime(value))),
         Column("MODEL", _field("model")),
@@ -145,25 +153,19 @@ REQUESTS: Final = Table(
         Column("WAITED", _field("waited"), seconds, right=True),
         Column("TTFT", _field("time_to_first_token"), seconds, right=True),
         Column("TOTAL", _field("duration"), seconds, right=True),
-        Column("IN", _field("prompt_tokens"), right=True),
-        Column("HIT", _field("cached_tokens"), right=True),
-        Column("OUT", _field("output_tokens"), right=True),
-        Column("TENANT", _field("tenant")),
-        Column("WORKER", _field("worker")),
-        Column("ID", _field("id")),
+        *_numbers(_field, "IN prompt_tokens", "HIT cached_tokens", "OUT output_tokens"),
+        *(Column(name.upper(), _field(name)) for name in ("tenant", "worker", "id")),
     ],
 )
 TENANTS: Final = Table(
     "tenants",
-    lambda row: str(row["name"]),
+    ["name"],
     [
         Column("TENANT", _field("name")),
         Column("REQ/MIN", _minute("requests"), right=True),
-        Column("REQ/15M", lambda row: row["last_15_minutes"]["requests"], right=True),
-        Column("REFUSED", lambda row: row["last_15_minutes"]["refused"], right=True),
-        Column("FAILED", lambda row: row["last_15_minutes"]["failed"], right=True),
-        Column("IN", lambda row: row["last_15_minutes"]["prompt_tokens"], right=True),
-        Column("OUT", lambda row: row["last_15_minutes"]["output_tokens"], right=True),
+        *_numbers(
+            _whole, "REQ/15M requests", "REFUSED refused", "FAILED failed", "IN prompt_tokens", "OUT output_tokens"
+        ),
     ],
 )
 

@@ -220,7 +220,6 @@ def test_a_thousand_workers_can_be_looked_through(
     open_deployment: Callable[..., Deployment], screen: Any, phone: bool
 ) -> None:
     deployment = open_deployment()
-    deployment.ask(3)
     one = screen(deployment.root, phone)
     # As many workers as no test machine can run: the state of the real ones, and copies of them.
     one.page.route(

@@ -78,10 +78,10 @@ def shown(screen: Screen, name: str) -> None:
 
 def serious(screen: Screen) -> list[Any]:
     """What axe-core finds that keeps people out."""
-    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
     # Scripts are those of the frontend only: axe comes in beside the policy, as the tools of a browser do.
-    found = Axe().run(screen.page).response["violations"]
+    found = axe.Axe().run(screen.page).response["violations"]
     return [
         (one["id"], one["help"], [node["html"] for node in one["nodes"]][:3])
         for one in found
@@ -251,16 +251,16 @@ def crowd(deployment: Deployment) -> str:
     return f"event: state\ndata: {json.dumps(state)}\n\n"
 
 
-def expect_count(screen: Screen, selector: str, count: int) -> None:
-    from playwright.sync_api import expect
+def _expect(locator: Any) -> Any:
+    return pytest.importorskip("playwright.sync_api").expect(locator)
 
-    expect(screen.page.locator(selector)).to_have_count(count, timeout=20_000)
+
+def expect_count(screen: Screen, selector: str, count: int) -> None:
+    _expect(screen.page.locator(selector)).to_have_count(count, timeout=20_000)
 
 
 def expect_text(screen: Screen, selector: str, text: str) -> None:
-    from playwright.sync_api import expect
-
-    expect(screen.page.locator(selector)).to_contain_text(text, timeout=20_000)
+    _expect(screen.page.locator(selector)).to_contain_text(text, timeout=20_000)
 
 
 def log_in(screen: Screen, token: str, then: str = "#fleet button") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,21 @@ class TestContract(ExtensionKit):
         (model,) = state["models"]
         assert model["last_minute"]["requests"] == 3
         assert len(state["workers"]) == 2
+
+    async def test_requests_and_tokens_are_counted_by_tenant(self, host: ExtensionHost) -> None:
+        await self.send_requests(host, "kit-1", "kit-2")
+
+        page = (await host.metrics.render()).decode()
+
+        (answered,) = re.findall(
+            r'^dynamo_frontend_tenant_requests_total\{tenant="[^"]*",outcome="answered"\} (\S+)$', page, re.M
+        )
+        assert float(answered) == 2
+        assert set(re.findall(r'tenant_tokens_total\{tenant="[^"]*",kind="(\w+)"\}', page)) == {
+            "prompt",
+            "output",
+            "cached",
+        }
 
     async def test_a_request_is_told_event_by_event(self, host: ExtensionHost) -> None:
         await self.send_requests(host, "kit-1")

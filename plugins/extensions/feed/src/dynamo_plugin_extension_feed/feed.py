@@ -18,9 +18,11 @@ from dynamo_core import (
     PluginConfig,
     RequestEvent,
     RequestFinished,
+    RequestRefused,
 )
 from pydantic import Field
 
+from dynamo_plugin_extension_feed.meters import TenantMeters
 from dynamo_plugin_extension_feed.rates import Rates
 from dynamo_plugin_extension_feed.state import State, Views, seen, together
 from dynamo_plugin_extension_feed.ways import Ways, timeline
@@ -62,6 +64,7 @@ class FeedExtension(Extension):
         super().__init__(config, services)
         self._ways = Ways(self.config.requests)
         self._rates = Rates(time.time)
+        self._meters = TenantMeters(services.metrics, services.metrics_prefix)
         self._feed = _Broadcast(self.config.interval, self._message, self.spawn)
 
     def routes(self) -> Iterable[HttpRoute]:
@@ -97,6 +100,7 @@ class FeedExtension(Extension):
         way = self._ways.add(event)
         if way is not None and isinstance(event, RequestFinished):
             self._rates.add(event.record, way)
+            self._meters.add(event.record, refused=any(isinstance(one, RequestRefused) for one in way))
 
     async def _answer_state(self, payload: Any) -> State:
         return seen(self.services, self._ways, self._rates)

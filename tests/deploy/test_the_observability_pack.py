@@ -1,0 +1,230 @@
+"""What Prometheus and Grafana are given is sound, and asks for metrics that a real deployment has."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dynamo_testing.ports import free_port
+
+from tests.deploy.conftest import REPOSITORY
+from tests.e2e.conftest import serve as serve
+
+PACK = REPOSITORY / "deploy" / "observability"
+RULES = PACK / "prometheus" / "rules.yml"
+RUNBOOK = REPOSITORY / "docs" / "how-to" / "runbook.md"
+
+CONFIG = """
+admin: {port: %(admin)s}
+router: {use: kv}
+admission: [{use: token-capacity}, {use: fair-queue}]
+extensions: [{use: feed}]
+transport: {use: tcp}
+discovery: {use: file, path: "%(folder)s", ttl: 2}
+client: {drain_grace: 0}
+workers:
+  first: &worker
+    model: {name: mock-model, migration_limit: 3}
+    engine: {use: mocker, fixed_itl_ms: 10}
+    engine_request_limit: 1
+    request_queue_limit: 2
+    grace_period: 0
+  second: *worker
+"""
+
+
+def builder() -> Any:
+    spec = importlib.util.spec_from_file_location("observability_build", PACK / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def queries() -> dict[str, str]:
+    """Every query of panels and rules; of rules what is compared with the bound."""
+    found = {}
+    for path in sorted((PACK / "grafana").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                found[f"{path.stem}: {panel['title']}, {target['legendFormat']}"] = target["expr"]
+    for rule in rules():
+        found[rule["alert"]] = re.sub(r"\s(==|>)\s[\d.]+\s*$", "", rule["expr"])
+    return found
+
+
+def metrics_of(query: str) -> set[str]:
+    """The families that a query reads."""
+    names = set(re.findall(r"\bdynamo_\w+", query))
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def test_the_dashboards_are_those_that_the_tables_make() -> None:
+    build = builder()
+
+    assert {path.stem for path in (PACK / "grafana").glob("*.json")} == set(build.DASHBOARDS)
+    for name in build.DASHBOARDS:
+        assert (PACK / "grafana" / f"{name}.json").read_text() == build.text(name), "run deploy/observability/build.py"
+
+
+def test_every_alert_has_an_entry_in_the_runbook_and_a_test() -> None:
+    headings = re.findall(r"^## (\w+)$", RUNBOOK.read_text(), re.MULTILINE)
+    tested = re.findall(r"alertname: (\w+)", (PACK / "prometheus" / "rules_test.yml").read_text())
+
+    names = [rule["alert"] for rule in rules()]
+    assert headings == names
+    assert tested == names
+    for rule in rules():
+        assert rule["annotations"]["runbook"] == f"docs/how-to/runbook.md#{rule['alert'].lower()}"
+
+
+def test_promtool_finds_rules_and_configuration_sound() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool; on Debian: apt-get install prometheus")
+    for words in (
+        ["check", "rules", "rules.yml"],
+        ["test", "rules", "rules_test.yml"],
+        ["check", "config", "prometheus.yml"],
+    ):
+        done = subprocess.run([promtool, *words], cwd=RULES.parent, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def deployment(serve: Any, tmp_path: Path) -> Any:
+    admin = free_port()
+    server = serve(CONFIG % {"admin": admin, "folder": tmp_path / "discovery"})
+    assert server.until(lambda: len(server.instances()) == 2, 20)
+    server.admin = f"127.0.0.1:{admin}"
+    return server
+
+
+def ask(server: Any, tokens: int = 5) -> int:
+    body = {
+        "model": "mock-model",
+        "messages": [{"role": "user", "content": "Say something. " * 20}],
+        "max_tokens": tokens,
+    }
+    status: int = server.request("POST", "/v1/chat/completions", body)[0]
+    return status
+
+
+def told(address: str, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_every_query_asks_for_metrics_that_are_there(deployment: Any) -> None:
+    assert ask(deployment) == 200
+    workers = told(deployment.admin, "/admin/workers")["workers"]
+    pages = [f"http://{deployment.admin}/metrics", *(f"{worker['system_url']}/metrics" for worker in workers)]
+    there: set[str] = set()
+    for page in pages:
+        with urllib.request.urlopen(page, timeout=10) as answer:
+            there |= set(re.findall(r"^# TYPE (\S+)", answer.read().decode(), re.MULTILINE))
+
+    asked = {query: metrics_of(query) for query in queries().values()}
+    assert {query: names - there for query, names in asked.items() if names - there} == {}
+
+
+class Prometheus:
+    """A real one, that scrapes every second."""
+
+    def __init__(self, folder: Path, targets: dict[str, list[str]]) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        jobs = [{"job_name": job, "static_configs": [{"targets": list_}]} for job, list_ in targets.items()]
+        config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": jobs}
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        files = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+        self._process = subprocess.Popen(
+            ["prometheus", *files, f"--web.listen-address={self.address}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def query(self, query: str) -> list[Any]:
+        try:
+            answer = told(self.address, "/api/v1/query?" + urllib.parse.urlencode({"query": query}))
+        except OSError:
+            return []
+        found: list[Any] = answer["data"]["result"]
+        return found
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+
+@pytest.fixture
+def prometheus(deployment: Any, tmp_path: Path) -> Iterator[Prometheus]:
+    if shutil.which("prometheus") is None:
+        pytest.skip("needs Prometheus; on Debian: apt-get install prometheus")
+    workers = told(deployment.admin, "/admin/workers")["workers"]
+    targets = {
+        "dynamo-frontend": [deployment.admin],
+        "dynamo-worker": [worker["system_url"].removeprefix("http://") for worker in workers],
+    }
+    started = Prometheus(tmp_path, targets)
+    yield started
+    started.close()
+
+
+def cordon_one(server: Any) -> None:
+    """Takes the same worker out of service, each time."""
+    worker = min(told(server.admin, "/admin/workers")["workers"], key=lambda one: str(one["worker"]))
+    path = f"http://{server.admin}/admin/workers/{worker['id']}/cordon"
+    urllib.request.urlopen(urllib.request.Request(path, method="POST"), timeout=10).close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_a_real_prometheus_has_data_for_every_query(deployment: Any, prometheus: Prometheus) -> None:
+    missing = dict(queries())
+    bodies = {
+        "model": "mock-model",
+        "messages": [{"role": "user", "content": "Go on."}],
+        "max_tokens": 400,
+        "stream": True,
+    }
+    deadline = time.monotonic() + 150
+    moved = False
+    while missing and time.monotonic() < deadline:
+        # More than the workers take: some are refused. Once, a worker dies in the middle of an answer.
+        crowd = [deployment.raw("POST", "/v1/chat/completions", bodies) for _ in range(6)]
+        if not moved and len(missing) < 15:
+            assert crowd[0].recv(1)
+            os.kill(next(iter(deployment.instances().values())), signal.SIGKILL)
+            moved = True
+        if moved and len(missing) < 5:
+            cordon_one(deployment)
+        time.sleep(1)
+        for connection in crowd:
+            connection.close()
+        ask(deployment)
+        for name, query in list(missing.items()):
+            plain = query.replace("$__rate_interval", "30s").replace("$model", ".*").replace("[5m]", "[30s]")
+            if prometheus.query(plain):
+                del missing[name]
+
+    assert missing == {}

@@ -29,6 +29,7 @@ MEASUREMENTS: Final = (
     "kv-quality",
     "slot-tracker",
     "overload",
+    "feed",
 )
 
 

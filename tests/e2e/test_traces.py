@@ -210,6 +210,16 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(traced: Any, colle
     assert (router.attributes["router_mode"], router.attributes["request.attempt"]) == ("round-robin", "0")
     assert (router.attributes["request.outcome"], router.attributes["migration.is_retry"]) == ("success", False)
     usage = json.loads(body)["usage"]
+    conventions = {name: value for name, value in http_request.attributes.items() if name.startswith("gen_ai.")}
+    reasons = conventions.pop("gen_ai.response.finish_reasons")
+    assert [reason.string_value for reason in reasons.values] == ["length"]
+    assert conventions == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "dynamo",
+        "gen_ai.request.model": "mock-model",
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+    }
     assert generate.attributes["output_tokens"] == usage["completion_tokens"]
     assert generate.attributes["input_tokens"] == usage["prompt_tokens"]
     assert (generate.attributes["model"], generate.attributes["finish_reason"]) == ("mock-model", "Length")

@@ -50,6 +50,12 @@ def test_the_span_is_below_the_clients_and_what_the_worker_is_told_names_it(reco
         "status": 200,
         "input_tokens": 7,
         "output_tokens": 3,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "dynamo",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.response.finish_reasons": ("stop",),
     }
     assert span.status.status_code is StatusCode.UNSET
 

@@ -7,6 +7,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Final
 
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.request_events import RequestFinished, RequestFirstToken, RequestReceived
@@ -238,6 +239,16 @@ class RequestTracker:
         return series
 
 
+#: What OpenTelemetry's conventions call the endpoints that they know.
+_OPERATIONS: Final = {
+    "chat_completions": "chat",
+    "messages": "chat",
+    "responses": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+
+
 class Inflight:
     """One client request; implements `dynamo_core.contracts.frontend.InflightRequest`.
 
@@ -436,6 +447,9 @@ class Inflight:
                 "model": self._model,
                 "request_id": self.request_id,
                 "streaming": self._request_type == "stream",
+                "gen_ai.operation.name": _OPERATIONS.get(self._endpoint, self._endpoint),
+                "gen_ai.provider.name": "dynamo",
+                "gen_ai.request.model": self._model,
             }
         )
         if self._x_request_id is not None:
@@ -532,9 +546,16 @@ class Inflight:
         """Writes the outcome to the span. A mistake of the client, or its disconnect, is no error of the server."""
         span = self._span
         span.set_attributes(
-            {"status": record.http_status, "input_tokens": record.prompt_tokens, "output_tokens": record.output_tokens}
+            {
+                "status": record.http_status,
+                "input_tokens": record.prompt_tokens,
+                "output_tokens": record.output_tokens,
+                "gen_ai.usage.input_tokens": record.prompt_tokens,
+                "gen_ai.usage.output_tokens": record.output_tokens,
+                "gen_ai.response.finish_reasons": [record.finish_reason] if record.finish_reason else [],
+            }
         )
         if record.error_type:
-            span.set_attribute("error_type", record.error_type)
+            span.set_attributes({"error_type": record.error_type, "error.type": record.error_type})
             if record.http_status >= _SERVER_ERROR:
                 span.set_error(record.error_type)

@@ -116,6 +116,7 @@ class ExtensionHost:
         role: str = FRONTEND_ROLE,
         *,
         admin_listener: bool = True,
+        workers: Sequence[int] = WORKERS,
     ) -> None:
         self.metrics = Metrics()
         #: What the extension has reported to be wrong with it.
@@ -133,7 +134,7 @@ class ExtensionHost:
             directory, "dynamo", common=Thresholds(), models={}, armed=False, changed=lambda model: None
         )
         pool = Pool(MODEL, AGGREGATED)
-        for worker in WORKERS:
+        for worker in workers:
             pool.add(Instance(instance_id=worker), ModelCard(name=MODEL, instance_id=worker, kv_cache_block_size=16))
         view = FrontendView(
             models=_Models(),

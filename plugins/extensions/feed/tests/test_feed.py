@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -67,6 +70,19 @@ class TestContract(ExtensionKit):
             async with host.asked("GET", "/admin/feed", token=TOKEN) as refused:
                 assert refused.status == 503
 
+    async def test_a_reader_that_reads_nothing_is_cut_off_and_makes_room(
+        self, make_extension: ExtensionFactory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dynamo_plugin_extension_feed.feed._STALL", 0.1)
+        # A state that is large, so that it does not fit between the two for long.
+        crowded = ExtensionHost(make_extension, workers=range(1, 5001))
+        try:
+            await self.within(crowded.start(), "`start`")
+            async with silent_reader(crowded.url):
+                await self.within(let_in(crowded), "room for another reader")
+        finally:
+            await crowded.aclose()
+
     async def test_a_feed_ends_when_its_state_cannot_be_made_and_can_be_read_again(
         self, host: ExtensionHost, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -79,6 +95,33 @@ class TestContract(ExtensionKit):
 
         async with host.asked("GET", "/admin/feed", token=TOKEN) as reading:
             assert (await state_of(reading))["workers"]
+
+
+@asynccontextmanager
+async def silent_reader(url: str) -> AsyncIterator[None]:
+    """A client that asks for the feed, and then reads nothing."""
+    address = urlsplit(url)
+    # What is more than the limit stays in the socket.
+    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1024)
+    writer.write(f"GET /admin/feed HTTP/1.1\r\nHost: kit\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    # The head of the answer: it counts as a reader now.
+    assert await reader.read(16)
+    try:
+        yield
+    finally:
+        writer.transport.abort()
+
+
+async def let_in(host: ExtensionHost) -> None:
+    """Returns once the feed has room."""
+    refused = 0
+    while True:
+        async with host.asked("GET", "/admin/feed", token=TOKEN) as reading:
+            if reading.status == 200:
+                assert refused
+                return
+        refused += 1
+        await asyncio.sleep(0.05)
 
 
 def sample(page: str, name: str, **labels: str) -> float | None:

@@ -74,6 +74,58 @@ def body(number: int) -> dict[str, Any]:
     return {"model": "mock-model", "messages": content, "max_tokens": 4, "stream": False}
 
 
+SECOND = """
+frontend: {processes: 2}
+extensions: [{use: feed, interval: 0.2}]
+transport: {use: tcp}
+discovery: {use: file, path: "%s", ttl: 2}
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+def test_two_deployments_of_processes_are_one_and_one_that_stops_is_named_within_two_seconds(
+    serve: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "discovery"
+    first = serve(CONFIG.replace("processes: 2", "processes: 4") % folder)
+    second = serve(SECOND % folder, command="frontend")
+    servers = [first, second]
+    assert first.until(lambda: [len(state(one)["frontends"]) for one in servers] == [6, 6], 30)
+    assert second.until(lambda: second.request("GET", "/v1/models")[2].count(b"mock-model") > 0, 20)
+
+    ids = [
+        servers[number % 2].request("POST", "/v1/chat/completions", body(number))[1]["x-request-id"]
+        for number in range(40)
+    ]
+
+    for one in servers:
+        assert one.until(lambda one=one: counted(one) == 40, 10)
+        assert sorted(line["id"] for line in state(one)["recent"]) == sorted(ids)
+    assert len({line["frontend"] for line in state(first)["recent"]}) >= 4
+    for request_id in ids[:6]:
+        assert json.loads(why(second, request_id, "--json").stdout)["request"]["id"] == request_id
+
+    silent = next(one["pid"] for one in state(first)["frontends"] if one["pid"] not in answering(second))
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        told = state(second)
+        took = time.monotonic() - begun
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    assert [one["pid"] for one in told["frontends"] if one["missing"]] == [silent]
+    assert took < 2
+    assert len(told["workers"]) == 2
+
+
+def answering(server: Any) -> set[int]:
+    """The processes that a connection to a deployment may reach: those that belong to it."""
+    own = {server.process.pid}
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return own | {int(pid) for pid in children}
+
+
 def test_why_tells_each_step_of_an_answered_request(server: Any) -> None:
     headers = server.request("POST", "/v1/chat/completions", {**body(1), "stream": True}, **{"x-request-id": "mine"})[1]
     assert headers["x-request-id"] == "mine"

@@ -138,6 +138,22 @@ async def test_nothing_looks_on_when_the_worker_has_stopped(ground: Any) -> None
     assert not watch.is_alive()
 
 
+async def test_workers_of_one_process_share_the_thread_that_looks(ground: Any, heard: Heard) -> None:
+    before = set(threading.enumerate())
+    others = [ground.worker(engine) for engine in (WaitsOnce, Computes)]
+    for worker in others:
+        await worker.start()
+
+    await served(ground, WaitsOnce)
+
+    [watch] = [thread for thread in set(threading.enumerate()) - before if thread.name == "blocking watch"]
+    assert len(heard.messages) == 1
+    for worker in others:
+        await worker.stop()
+    await asyncio.to_thread(watch.join, PATIENCE)
+    assert not watch.is_alive()
+
+
 def test_the_files_of_an_engine_are_those_of_its_package_and_of_the_engines_it_is_made_from() -> None:
     from dynamo_plugin_engine_mocker import sequence_factory
     from dynamo_plugin_engine_mocker.engine import MockerEngine

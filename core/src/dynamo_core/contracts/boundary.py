@@ -228,13 +228,14 @@ class EngineFiles:
     """The files that an engine consists of: those of the packages that its class and its bases come from."""
 
     def __init__(self, engine: LLMEngine) -> None:
-        self._roots = tuple({root for cls in author_class(engine).__mro__ for root in _roots_of(cls)})
+        self.roots = frozenset(root for cls in author_class(engine).__mro__ for root in _roots_of(cls))
+        self._prefixes = tuple(self.roots)
         self._known: dict[str, bool] = {}
 
     def __contains__(self, filename: str) -> bool:
         known = self._known.get(filename)
         if known is None:
-            known = self._known[filename] = filename.startswith(self._roots)
+            known = self._known[filename] = filename.startswith(self._prefixes)
         return known
 
     def innermost(self, frame: FrameType | None) -> FrameType | None:

@@ -18,7 +18,11 @@ from dynamo_core import (
     PreprocessedRequest,
 )
 from dynamo_core.contracts.call import EMBED, GENERATE, MODEL_FILE, SCORE
-from dynamo_core.protocol import UNREADABLE
+from dynamo_core.protocol import UNREADABLE, Unreadable
+from dynamo_core.protocol.reading import check_depth, read
+from dynamo_plugin_extension_feed.rates import Counted, ModelCounts, TenantCounts, Totals, WorkerCounts
+from dynamo_plugin_extension_feed.state import Views, together
+from dynamo_plugin_extension_feed.views import Line, View, Worker, read_view
 from dynamo_wire import encode as pack
 from dynamo_wire.brokered import fragments
 from dynamo_wire.messages import item_decoder
@@ -140,3 +144,38 @@ async def probes_over_tcp() -> AsyncGenerator[Feed, None]:
     yield feed
     assert key.read_probe(key.probe(challenge)) == challenge
     assert key.read_answer(challenge, key.answer(challenge, 2.5)) == 2.5
+
+
+_VIEW = msgspec.msgpack.encode(
+    View(
+        [Worker("1", "w-0", "m", "aggregated", "serving", "free", "here", 1, "0.1.0", 1.0, 1, 2, 3, 4)],
+        {"m": {"waiting": 1}},
+        Counted(
+            Totals({"m": ModelCounts(1, ttft={3: 1})}, {"m": ModelCounts(2, itl={3: 1})}),
+            Totals({"t": TenantCounts(1)}, {"t": TenantCounts(2)}),
+            {"1": WorkerCounts(1, 2, 3)},
+            {10: ModelCounts(1)},
+        ),
+        [Line("r", "m", "chat_completions", "t", 1.0, "success", "", "stop", "1", 0.1, 1, 2, 3, 0.5, 0.2)],
+    )
+)
+
+
+@reader(
+    "dynamo_plugin_extension_feed.views:read_view msgspec.convert",
+    bodies=msgpack_bodies,
+    good=[_VIEW],
+    raises=[Unreadable],
+)
+async def views_of_other_frontends() -> AsyncGenerator[Feed, None]:
+    """They come as plain values whose depth was checked. What can be read can be summed and shown."""
+    decoder = msgspec.msgpack.Decoder()
+
+    def feed(data: bytes) -> None:
+        value = read(decoder, data)
+        check_depth(value)
+        msgspec.json.encode(
+            together(Views([], {1: read_view(value), 2: read_view(msgspec.msgpack.decode(_VIEW))}, {}), 1)
+        )
+
+    yield feed

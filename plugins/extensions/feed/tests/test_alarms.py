@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo_plugin_extension_feed.alarms import alarms
+from dynamo_plugin_extension_feed.views import Worker
 
 
 def model(name: str = "m", requests: int = 0, failed: int = 0, refused: int = 0, waiting: int = 0) -> dict[str, Any]:
@@ -12,8 +13,8 @@ def model(name: str = "m", requests: int = 0, failed: int = 0, refused: int = 0,
     return {"name": name, "waiting": waiting, "prefilling": 0, "last_minute": counts}
 
 
-def worker(name: str = "w-0", status: str = "free", state: str = "serving") -> dict[str, Any]:
-    return {"name": name, "model": "m", "status": status, "state": state}
+def worker(name: str = "w-0", status: str = "free", state: str = "serving") -> Worker:
+    return Worker(name, name, "m", "aggregated", state, status, "here", 1, None, None, 0, 0, None, 0)
 
 
 def texts(*args: Any) -> list[str]:

@@ -83,6 +83,17 @@ class TestContract(ExtensionKit):
         finally:
             await crowded.aclose()
 
+    async def test_a_frontend_that_tells_its_state_in_another_way_is_named(
+        self, host: ExtensionHost, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dynamo_plugin_extension_feed.feed.seen", lambda *args: {"workers": [], "more": 1})
+
+        state = await self.json(host, "/admin/state")
+
+        (frontend,) = state["frontends"]
+        assert "as another release does: Object missing required field `standing`" in frontend["missing"]
+        assert state["workers"] == state["models"] == []
+
     async def test_a_feed_ends_when_its_state_cannot_be_made_and_can_be_read_again(
         self, host: ExtensionHost, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -96,7 +96,8 @@ class Pool:
             return self._instances[instance_id].state
         if instance_id in self._busy:
             return "busy"
-        self._forgive()
+        if self._down or self._full:
+            self._forgive()
         if instance_id in self._down:
             return "down"
         return "full" if instance_id in self._full else "free"

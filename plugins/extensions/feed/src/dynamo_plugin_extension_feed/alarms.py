@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from dynamo_plugin_extension_feed.views import FREE, Worker
 
 CRITICAL, WARNING, NOTE = "critical", "warning", "note"
 
@@ -14,25 +17,27 @@ LEAST: Final = 20
 #: Names that one alarm lists.
 _NAMED: Final = 5
 
-_SERVING, _FREE = "serving", "free"
+_SERVING: Final = "serving"
 
-_Rows = Sequence[Mapping[str, Any]]
+_Rows = Iterable[Mapping[str, Any]]
 
 
-def alarms(models: _Rows, workers: _Rows, frontends: _Rows) -> list[dict[str, str]]:
+def alarms(models: _Rows, workers: Sequence[Worker], frontends: _Rows) -> list[dict[str, str]]:
     """The alarms, the worst first: `level` and `text` of each."""
     found = [*_of_models(models, workers), *_of_workers(workers), *_of_frontends(frontends)]
     order = (CRITICAL, WARNING, NOTE)
     return [{"level": level, "text": text} for level, text in sorted(found, key=lambda one: order.index(one[0]))]
 
 
-def _of_models(models: _Rows, workers: _Rows) -> Iterator[tuple[str, str]]:
+def _of_models(models: _Rows, workers: Sequence[Worker]) -> Iterator[tuple[str, str]]:
+    own = Counter(worker.model for worker in workers)
+    free = {worker.model for worker in workers if worker.status == FREE}
     for model in models:
-        name, own = model["name"], [worker for worker in workers if worker["model"] == model["name"]]
+        name = model["name"]
         waiting = model["waiting"] + model["prefilling"]
-        if own and all(worker["status"] != _FREE for worker in own):
-            yield CRITICAL, f"model {name}: none of its {len(own)} workers gets requests"
-        elif not own and waiting:
+        if own[name] and name not in free:
+            yield CRITICAL, f"model {name}: none of its {own[name]} workers gets requests"
+        elif not own[name] and waiting:
             yield CRITICAL, f"model {name}: {waiting} requests and no workers"
         counts = model["last_minute"]
         if counts is None or counts["requests"] < LEAST:
@@ -43,13 +48,13 @@ def _of_models(models: _Rows, workers: _Rows) -> Iterator[tuple[str, str]]:
                 yield WARNING, f"model {name}: {number} of {counts['requests']} requests of the last minute {what}"
 
 
-def _of_workers(workers: _Rows) -> Iterator[tuple[str, str]]:
+def _of_workers(workers: Sequence[Worker]) -> Iterator[tuple[str, str]]:
     groups: dict[tuple[str, str], list[str]] = {}
     for worker in workers:
-        if worker["state"] != _SERVING:
-            groups.setdefault((NOTE, worker["state"]), []).append(worker["name"])
-        elif worker["status"] != _FREE:
-            groups.setdefault((WARNING, worker["status"]), []).append(worker["name"])
+        if worker.state != _SERVING:
+            groups.setdefault((NOTE, worker.state), []).append(worker.name)
+        elif worker.status != FREE:
+            groups.setdefault((WARNING, worker.status), []).append(worker.name)
     for (level, status), names in groups.items():
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield level, f"{len(names)} of {len(workers)} workers {status}: {', '.join(names[:_NAMED])}{more}"

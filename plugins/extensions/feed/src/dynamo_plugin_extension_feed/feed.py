@@ -18,13 +18,14 @@ from dynamo_core import (
     PluginConfig,
     RequestEvent,
     RequestFinished,
-    RequestRefused,
 )
+from dynamo_core.protocol import Unreadable
 from pydantic import Field
 
 from dynamo_plugin_extension_feed.meters import TenantMeters
 from dynamo_plugin_extension_feed.rates import Rates
-from dynamo_plugin_extension_feed.state import State, Views, seen, together
+from dynamo_plugin_extension_feed.state import State, Views, together
+from dynamo_plugin_extension_feed.views import View, read_view, seen
 from dynamo_plugin_extension_feed.ways import Ways, timeline
 
 #: What other frontends are asked for.
@@ -33,6 +34,8 @@ _STATE, _REQUEST = "state", "request"
 _CAPACITY: Final = 16_384
 #: Events that are read before others have their turn.
 _AT_ONCE: Final = 500
+#: Seconds between two readings. All that happens in them has to fit into the capacity.
+_PAUSE: Final = 0.1
 #: Seconds that all other frontends together have to answer.
 _ANSWER: Final = 1.0
 #: Seconds that a reader may leave a message in the socket before it is given up.
@@ -95,14 +98,16 @@ class FeedExtension(Extension):
                 for event in events[start : start + _AT_ONCE]:
                     self._take(event)
                 await asyncio.sleep(0)
+            # What comes meanwhile is read together: to be woken costs more than to read an event.
+            await asyncio.sleep(_PAUSE)
 
     def _take(self, event: RequestEvent) -> None:
         way = self._ways.add(event)
         if way is not None and isinstance(event, RequestFinished):
-            self._rates.add(event.record, way)
-            self._meters.add(event.record, refused=any(isinstance(one, RequestRefused) for one in way))
+            self._rates.add(event.record, refused=way.refused, moved=way.moved)
+            self._meters.add(event.record, refused=way.refused)
 
-    async def _answer_state(self, payload: Any) -> State:
+    async def _answer_state(self, payload: Any) -> View:
         return seen(self.services, self._ways, self._rates)
 
     async def _answer_request(self, payload: Any) -> Any:
@@ -112,7 +117,13 @@ class FeedExtension(Extension):
     async def _state(self) -> State:
         peers = self.services.peers
         replies = await peers.call_all(_STATE, timeout=_ANSWER)
-        return together(Views(replies.frontends, replies.replies, replies.missing), peers.own.frontend_id)
+        views, missing = {}, dict(replies.missing)
+        for one, reply in replies.replies.items():
+            try:
+                views[one] = read_view(reply)
+            except Unreadable as error:
+                missing[one] = f"it tells its state in another way, as another release does: {error}"
+        return together(Views(replies.frontends, views, missing), peers.own.frontend_id)
 
     async def _message(self) -> bytes:
         return b"event: state\ndata: " + msgspec.json.encode(await self._state()) + b"\n\n"

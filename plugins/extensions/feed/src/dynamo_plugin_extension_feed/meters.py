@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from dynamo_core import MetricsScope
+from dynamo_core import CounterLike, MetricsScope
 from dynamo_core.protocol import RequestRecord
 
 from dynamo_plugin_extension_feed.rates import OTHER, TENANTS
@@ -25,18 +27,31 @@ class TenantMeters:
             f"{prefix}_{_REQUESTS}", "Requests that have ended, by tenant.", ("tenant", "outcome")
         )
         self._tokens = metrics.counter(f"{prefix}_{_TOKENS}", "Tokens of requests, by tenant.", ("tenant", "kind"))
-        self._known: set[str] = set()
+        self._known: dict[str, _Tenant] = {}
 
     def add(self, record: RequestRecord, refused: bool) -> None:
         """A request has ended."""
-        tenant = record.tenant
-        if tenant not in self._known:
-            if len(self._known) < TENANTS:
-                self._known.add(tenant)
-            else:
-                tenant = OTHER
+        tenant = self._known.get(record.tenant) or self._tenant(record.tenant)
         outcome = ANSWERED if record.status == "success" else REFUSED if refused else FAILED
-        self._requests.labels(tenant, outcome).inc()
-        counts = {_PROMPT: record.prompt_tokens, _OUTPUT: record.output_tokens, _CACHED: record.cached_tokens or 0}
-        for kind, count in counts.items():
-            self._tokens.labels(tenant, kind).inc(count)
+        tenant.requests[outcome].inc()
+        tenant.tokens[_PROMPT].inc(record.prompt_tokens)
+        tenant.tokens[_OUTPUT].inc(record.output_tokens)
+        tenant.tokens[_CACHED].inc(record.cached_tokens or 0)
+
+    def _tenant(self, name: str) -> _Tenant:
+        name = name if len(self._known) < TENANTS else OTHER
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = _Tenant(
+                {outcome: self._requests.labels(name, outcome) for outcome in (ANSWERED, REFUSED, FAILED)},
+                {kind: self._tokens.labels(name, kind) for kind in (_PROMPT, _OUTPUT, _CACHED)},
+            )
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenant:
+    """The counters of one tenant, which are looked up once."""
+
+    requests: Mapping[str, CounterLike]
+    tokens: Mapping[str, CounterLike]

@@ -3,166 +3,243 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
-from dynamo_core import RequestEvent, RequestMoved, RequestRefused
+import msgspec
 from dynamo_core.protocol import RequestRecord, format_instance_id
 
+#: Seconds over which the rates that stand for now are taken, and all that is kept.
+NOW: Final = 60
+ALL: Final = 900
 #: Seconds of a slot, and how many there are. Slots begin at multiples of their length, so that those of all
 #: frontends are the same.
 SLOT: Final = 10
-SLOTS: Final = 90
+SLOTS: Final = ALL // SLOT
 #: The same for workers, of which there are more.
 WORKER_SLOT: Final = 60
-WORKER_SLOTS: Final = 15
+WORKER_SLOTS: Final = ALL // WORKER_SLOT
 
 #: Names that have counts of their own in one slot; what is above counts as `OTHER`.
 MODELS: Final = 64
 TENANTS: Final = 64
 WORKERS: Final = 2000
 OTHER: Final = "other"
+#: The only name where all requests count together.
+_EVERY: Final = "every"
 
 #: Upper bounds in seconds, a quarter more each: from 0.5 ms to some minutes. A last bucket holds what is above.
 BOUNDS: Final = tuple(0.0005 * 1.25**step for step in range(60))
 
-Counts = dict[str, Any]
+
+class Counts(msgspec.Struct):
+    """What requests came to."""
+
+    requests: int = 0
+
+
+class TenantCounts(Counts):
+    """What the requests of a tenant came to."""
+
+    failed: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class ModelCounts(TenantCounts):
+    """What the requests for a model came to. `ttft` and `itl` have observations by the index of their bucket."""
+
+    cached_tokens: int = 0
+    moved: int = 0
+    ttft: dict[int, int] = {}
+    itl: dict[int, int] = {}
+
+
+class WorkerCounts(Counts):
+    """What the requests that a worker answered last came to."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+CountsT = TypeVar("CountsT", bound=Counts)
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class Totals(msgspec.Struct, Generic[CountsT]):
+    """Counts by name: of the last `NOW` seconds, and of all `ALL`."""
+
+    minute: dict[str, CountsT]
+    whole: dict[str, CountsT]
+
+
+class Counted(msgspec.Struct):
+    """What the requests of one frontend came to; `history` is by the Unix time at which a slot began."""
+
+    models: Totals[ModelCounts]
+    tenants: Totals[TenantCounts]
+    workers: dict[str, WorkerCounts]
+    history: dict[int, ModelCounts]
 
 
 class Rates:
-    """What the requests of one frontend came to. `clock` gives Unix time in seconds."""
+    """Counts the requests of one frontend. `clock` gives Unix time in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._models = _Slots(clock, SLOT, SLOTS, MODELS, _model_counts)
-        self._tenants = _Slots(clock, SLOT, SLOTS, TENANTS, _tenant_counts)
-        self._workers = _Slots(clock, WORKER_SLOT, WORKER_SLOTS, WORKERS, _worker_counts)
+        self._models = _Slots(clock, SLOT, SLOTS, MODELS, ModelCounts)
+        self._every = _Slots(clock, SLOT, SLOTS, 1, ModelCounts)
+        self._tenants = _Slots(clock, SLOT, SLOTS, TENANTS, TenantCounts)
+        self._workers = _Slots(clock, WORKER_SLOT, WORKER_SLOTS, WORKERS, WorkerCounts)
 
-    def add(self, record: RequestRecord, way: Sequence[RequestEvent]) -> None:
-        """Counts a request that has ended, with all its events."""
+    def add(self, record: RequestRecord, *, refused: bool = False, moved: int = 0) -> None:
+        """Counts a request that has ended: whether admission refused it, and how often it moved to another worker."""
         failed = record.status != "success"
-        refused = any(isinstance(event, RequestRefused) for event in way)
-        model = self._models.at(record.model)
-        for counts in (model, self._tenants.at(record.tenant)):
-            counts["requests"] += 1
-            counts["failed"] += failed
-            counts["refused"] += refused
-            counts["prompt_tokens"] += record.prompt_tokens
-            counts["output_tokens"] += record.output_tokens
-        model["cached_tokens"] += record.cached_tokens or 0
-        model["moved"] += sum(isinstance(event, RequestMoved) for event in way)
+        cached = record.cached_tokens or 0
+        model, every = self._models.at(record.model), self._every.at(_EVERY)
+        for counts in (model, every, self._tenants.at(record.tenant)):
+            counts.requests += 1
+            counts.failed += failed
+            counts.refused += refused
+            counts.prompt_tokens += record.prompt_tokens
+            counts.output_tokens += record.output_tokens
         first = record.time_to_first_token
+        ttft = itl = None
         if first is not None:
-            _observe(model["ttft"], first)
+            ttft = bisect_left(BOUNDS, first)
             if record.output_tokens > 1:
-                _observe(model["itl"], (record.duration - first) / (record.output_tokens - 1))
+                itl = bisect_left(BOUNDS, (record.duration - first) / (record.output_tokens - 1))
+        for both in (model, every):
+            both.cached_tokens += cached
+            both.moved += moved
+            if ttft is not None:
+                both.ttft[ttft] = both.ttft.get(ttft, 0) + 1
+            if itl is not None:
+                both.itl[itl] = both.itl.get(itl, 0) + 1
         if record.instance_id is not None:
             worker = self._workers.at(format_instance_id(record.instance_id))
-            worker["requests"] += 1
-            worker["prompt_tokens"] += record.prompt_tokens
-            worker["cached_tokens"] += record.cached_tokens or 0
+            worker.requests += 1
+            worker.prompt_tokens += record.prompt_tokens
+            worker.cached_tokens += cached
 
-    def slots(self) -> dict[str, dict[int, dict[str, Counts]]]:
-        """The counts by kind, by the Unix time at which their slot began, and by name. The arguments of `summed`."""
-        return {"models": self._models.live(), "tenants": self._tenants.live(), "workers": self._workers.live()}
+    def counted(self) -> Counted:
+        """The counts as they are now. They go on counting: encode or sum them before others have their turn."""
+        return Counted(
+            Totals(self._models.since(NOW), self._models.whole()),
+            Totals(self._tenants.since(NOW), self._tenants.whole()),
+            self._workers.whole(),
+            {start: names[_EVERY] for start, names in self._every.live()},
+        )
 
 
-class _Slots:
-    """Counts by name in slots of equal length, of which the latest are kept."""
+class _Slots(Generic[CountsT]):
+    """Counts by name in slots of equal length, of which the latest are kept.
+
+    The sum over the slots before the current one is kept too, so that reading them all costs little however many
+    names there are.
+    """
 
     def __init__(
-        self, clock: Callable[[], float], length: int, kept: int, names: int, make: Callable[[], Counts]
+        self, clock: Callable[[], float], length: int, kept: int, names: int, make: Callable[[], CountsT]
     ) -> None:
         self._clock = clock
         self._length = length
         self._kept = kept
         self._names = names
         self._make = make
-        self._slots: dict[int, dict[str, Counts]] = {}
+        self._slots: dict[int, dict[str, CountsT]] = {}
+        self._current = -1
+        self._past: dict[str, CountsT] = {}
+        #: The slots that are in that sum.
+        self._summed: set[int] = set()
 
-    def at(self, name: str) -> Counts:
+    def at(self, name: str) -> CountsT:
         """The counts of a name, now."""
-        slot = self._slots.get(start := self._start())
-        if slot is None:
-            self._forget(start)
-            slot = self._slots[start] = {}
+        slot = self._now()
         counts = slot.get(name)
         if counts is None:
             name = name if len(slot) < self._names else OTHER
             counts = slot.setdefault(name, self._make())
         return counts
 
-    def live(self) -> dict[int, dict[str, Counts]]:
-        """Those that are not too old."""
-        self._forget(self._start())
-        return self._slots
+    def since(self, seconds: int) -> dict[str, CountsT]:
+        """The sums over the slots that began no longer ago."""
+        oldest = self._clock() - seconds
+        return summed(names for start, names in self.live() if start >= oldest)
 
-    def _start(self) -> int:
-        return int(self._clock()) // self._length * self._length
+    def whole(self) -> dict[str, CountsT]:
+        """The sums over all slots."""
+        now = self._now()
+        return summed((self._past, now))
 
-    def _forget(self, now: int) -> None:
-        oldest = now - (self._kept - 1) * self._length
-        # Later ones are there if the clock was set back.
-        for start in [start for start in self._slots if not oldest <= start <= now]:
+    def live(self) -> Iterator[tuple[int, dict[str, CountsT]]]:
+        """The slots that have counts, by the Unix time at which they began."""
+        self._now()
+        return ((start, names) for start, names in self._slots.items() if names)
+
+    def _now(self) -> dict[str, CountsT]:
+        """The current slot."""
+        start = int(self._clock()) // self._length * self._length
+        if start != self._current:
+            self._turn(start)
+        return self._slots[start]
+
+    def _turn(self, current: int) -> None:
+        """Another slot begins. It is an earlier one if the clock was set back, and then later ones are dropped."""
+        oldest = current - (self._kept - 1) * self._length
+        past = {start for start in self._slots if oldest <= start < current}
+        for start in self._summed - past:
+            for name, counts in self._slots[start].items():
+                total = self._past[name]
+                _add(total, counts, -1)
+                if not total.requests:
+                    del self._past[name]
+        for start in past - self._summed:
+            for name, counts in self._slots[start].items():
+                _add(self._past.setdefault(name, self._make()), counts)
+        self._summed = past
+        for start in self._slots.keys() - past - {current}:
             del self._slots[start]
+        self._slots.setdefault(current, {})
+        self._current = current
 
 
-def summed(parts: Iterable[Mapping[int, Mapping[str, Counts]]]) -> dict[int, dict[str, Counts]]:
-    """One kind of counts of several frontends, by slot and name."""
-    total: dict[int, dict[str, Counts]] = {}
+def summed(parts: Iterable[Mapping[KeyT, CountsT]]) -> dict[KeyT, CountsT]:
+    """The sum of several counts by key, as new objects."""
+    total: dict[KeyT, CountsT] = {}
     for part in parts:
-        for start, names in part.items():
-            slot = total.setdefault(start, {})
-            for name, counts in names.items():
-                slot[name] = _plus(slot.get(name), counts)
+        for key, counts in part.items():
+            known = total.get(key)
+            if known is None:
+                known = total[key] = type(counts)()
+            _add(known, counts)
     return total
 
 
-def over(slots: Mapping[int, Mapping[str, Counts]], since: float) -> dict[str, Counts]:
-    """The counts by name over all slots that began at `since` or later."""
-    total: dict[str, Counts] = {}
-    for start, names in slots.items():
-        if start >= since:
-            for name, counts in names.items():
-                total[name] = _plus(total.get(name), counts)
-    return total
+def percentiles(buckets: Mapping[int, int], shares: Sequence[float]) -> list[float | None]:
+    """For each share the upper bound in seconds of the bucket that holds it; None if nothing was observed.
 
-
-def percentile(buckets: Mapping[int, int], share: float) -> float | None:
-    """The upper bound of the bucket that holds this share of what was observed, in seconds; None if nothing was."""
-    left = share * sum(buckets.values())
+    The shares grow.
+    """
+    total, passed = sum(buckets.values()), 0
+    found: list[float | None] = []
     for bucket in sorted(buckets):
-        left -= buckets[bucket]
-        if left <= 0:
-            return BOUNDS[min(bucket, len(BOUNDS) - 1)]
-    return None
+        passed += buckets[bucket]
+        while len(found) < len(shares) and passed >= shares[len(found)] * total:
+            found.append(BOUNDS[max(0, min(bucket, len(BOUNDS) - 1))])
+    return [*found, *[None] * (len(shares) - len(found))]
 
 
-def _observe(buckets: dict[int, int], seconds: float) -> None:
-    bucket = bisect_left(BOUNDS, seconds)
-    buckets[bucket] = buckets.get(bucket, 0) + 1
-
-
-def _plus(total: Counts | None, counts: Counts) -> Counts:
-    """A new object: those of a frontend go on counting."""
-    if total is None:
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in counts.items()}
-    for name, value in counts.items():
-        if isinstance(value, dict):
-            known = total[name]
-            for bucket, number in value.items():
-                known[bucket] = known.get(bucket, 0) + number
-        else:
-            total[name] = total.get(name, 0) + value
-    return total
-
-
-def _tenant_counts() -> Counts:
-    return {"requests": 0, "failed": 0, "refused": 0, "prompt_tokens": 0, "output_tokens": 0}
-
-
-def _model_counts() -> Counts:
-    return {**_tenant_counts(), "cached_tokens": 0, "moved": 0, "ttft": {}, "itl": {}}
-
-
-def _worker_counts() -> Counts:
-    return {"requests": 0, "prompt_tokens": 0, "cached_tokens": 0}
+def _add(total: CountsT, counts: CountsT, sign: int = 1) -> None:
+    for name in counts.__struct_fields__:
+        value = getattr(counts, name)
+        if not isinstance(value, dict):
+            setattr(total, name, getattr(total, name) + sign * value)
+            continue
+        known = getattr(total, name)
+        for bucket, number in value.items():
+            left = known.get(bucket, 0) + sign * number
+            if left:
+                known[bucket] = left
+            else:
+                known.pop(bucket, None)

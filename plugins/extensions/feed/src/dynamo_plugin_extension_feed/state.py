@@ -1,4 +1,4 @@
-"""The state of a deployment: what one frontend sees, and what the views of all frontends come to together."""
+"""The state of a deployment: what the views of all frontends come to together."""
 
 from __future__ import annotations
 
@@ -6,34 +6,29 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
-from dynamo_core import ExtensionServices, ObservedLoads, ObservedPool
-from dynamo_core.protocol import FrontendRecord, Instance, ModelCard, format_instance_id
+import msgspec
+from dynamo_core.protocol import FrontendRecord
 
 from dynamo_plugin_extension_feed.alarms import alarms
-from dynamo_plugin_extension_feed.rates import SLOT, Counts, Rates, over, percentile, summed
-from dynamo_plugin_extension_feed.ways import Ways
-
-#: How many recent requests a state lists.
-RECENT: Final = 100
-#: Seconds over which the rates that stand for now are taken, and all that is kept.
-NOW: Final = 60
-ALL: Final = 900
-
-FREE: Final = "free"
+from dynamo_plugin_extension_feed.rates import (
+    ALL,
+    NOW,
+    SLOT,
+    ModelCounts,
+    TenantCounts,
+    Totals,
+    WorkerCounts,
+    percentiles,
+    summed,
+)
+from dynamo_plugin_extension_feed.views import FREE, RECENT, Line, View, Worker
 
 State = dict[str, Any]
 
-
-def seen(services: ExtensionServices, ways: Ways, rates: Rates) -> State:
-    """What this frontend sees, as plain values. The argument of `together`."""
-    return {
-        "workers": [worker for pool in services.pools() for worker in _workers(pool, services.loads)],
-        "standing": ways.standing(),
-        "slots": rates.slots(),
-        "recent": ways.last(RECENT),
-    }
+_SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +36,21 @@ class Views:
     """What each frontend sees, by frontend id; `missing` says why others did not answer."""
 
     frontends: Sequence[FrontendRecord]
-    seen: Mapping[int, State]
+    seen: Mapping[int, View]
     missing: Mapping[int, str]
+
+
+class WorkerState(Worker):
+    """A worker, and what the requests of the last 15 minutes say of it."""
+
+    hit_rate: float | None = None
+    served: int = 0
+
+
+class RecentRequest(Line):
+    """A request that has ended, and its frontend."""
+
+    frontend: str = ""
 
 
 def together(views: Views, own: int) -> State:
@@ -50,135 +58,129 @@ def together(views: Views, own: int) -> State:
 
     What they know of a worker alike is told as the frontend `own` knows it; one that any of them finds not free is not.
     """
-    now = time.time()
     order = sorted(views.seen, key=lambda one: one != own)
     parts = [views.seen[one] for one in order]
-    slots = {kind: summed(part["slots"][kind] for part in parts) for kind in ("models", "tenants", "workers")}
-    recent = [{**line, "frontend": f"{one:x}"} for one in order for line in views.seen[one]["recent"]]
-    workers = _merged(parts, over(slots["workers"], 0))
+    counted = [part.counted for part in parts]
+    workers = _workers(parts, summed(one.workers for one in counted))
     frontends = [_frontend(one, views.missing.get(one.frontend_id)) for one in views.frontends]
-    models = _models(workers, summed({0: part["standing"]} for part in parts).get(0, {}), slots["models"], now)
+    models = _models(workers, _standing(parts), _totals(one.models for one in counted))
     return {
-        "time": now,
+        "time": time.time(),
         "alarms": alarms(models, workers, frontends),
         "frontends": frontends,
         "models": models,
-        "tenants": _tenants(slots["tenants"], now),
+        "tenants": _tenants(_totals(one.tenants for one in counted)),
         "workers": workers,
-        "history": _history(slots["models"]),
-        "recent": sorted(recent, key=lambda line: line["received"] + line["duration"], reverse=True)[:RECENT],
+        "history": _history(summed(one.history for one in counted)),
+        "recent": _recent({f"{one:x}": views.seen[one].recent for one in order}),
     }
 
 
-def _workers(pool: ObservedPool, loads: ObservedLoads) -> Iterable[State]:
-    for instance_id, instance in pool.instances.items():
-        card = pool.cards.get(instance_id)
-        yield {
-            "id": format_instance_id(instance_id),
-            "name": f"{instance.worker}-{instance.replica}",
-            "model": pool.model,
-            "role": pool.role,
-            "state": instance.state_name,
-            "status": pool.state(instance_id),
-            "host": instance.host,
-            "pid": instance.pid,
-            "version": instance.version or None,
-            "started": instance.started or None,
-            "requests": loads.requests(instance_id),
-            **_cache(instance, card, loads),
-        }
-
-
-def _cache(instance: Instance, card: ModelCard | None, loads: ObservedLoads) -> State:
-    """KV blocks over all ranks of a worker. `kv_total_blocks` is None if the worker does not say."""
-    if card is None:
-        return {"kv_used_blocks": 0, "kv_total_blocks": None, "prefill_tokens": 0}
-    facts = card.runtime_config
-    ranks = range(facts.data_parallel_start_rank, facts.data_parallel_start_rank + facts.data_parallel_size)
-    worker, total = instance.instance_id, facts.total_kv_blocks
-    return {
-        "kv_used_blocks": sum(loads.used_blocks(worker, rank, card.kv_cache_block_size) for rank in ranks),
-        "kv_total_blocks": None if total is None else total * len(ranks),
-        "prefill_tokens": sum(loads.prefill_tokens(worker, rank) for rank in ranks),
-    }
-
-
-def _merged(parts: Sequence[State], rates: Mapping[str, Counts]) -> list[State]:
+def _workers(parts: Sequence[View], counted: Mapping[str, WorkerCounts]) -> list[WorkerState]:
     """The workers that any frontend sees. Each frontend counts its own requests, and knows the same reports of load."""
-    workers: dict[tuple[str, str, str], State] = {}
+    workers: dict[tuple[str, str, str], WorkerState] = {}
     for part in parts:
-        for worker in part["workers"]:
-            key = worker["model"], worker["role"], worker["id"]
+        for worker in part.workers:
+            key = worker.model, worker.role, worker.id
             known = workers.get(key)
             if known is None:
-                workers[key] = dict(worker)
+                workers[key] = _first_seen(worker, counted.get(worker.id))
                 continue
-            known["requests"] += worker["requests"]
-            known["prefill_tokens"] += worker["prefill_tokens"]
-            known["kv_used_blocks"] = max(known["kv_used_blocks"], worker["kv_used_blocks"])
-            if known["status"] == FREE:
-                known["status"] = worker["status"]
-    for worker in workers.values():
-        counts = rates.get(worker["id"])
-        worker["hit_rate"] = _share(counts["cached_tokens"], counts["prompt_tokens"]) if counts is not None else None
-        worker["served"] = counts["requests"] if counts is not None else 0
-    return sorted(workers.values(), key=lambda worker: (worker["model"], worker["role"], worker["name"], worker["id"]))
+            known.requests += worker.requests
+            known.prefill_tokens += worker.prefill_tokens
+            known.kv_used_blocks = max(known.kv_used_blocks, worker.kv_used_blocks)
+            if known.status == FREE:
+                known.status = worker.status
+    return sorted(workers.values(), key=attrgetter("model", "role", "name", "id"))
+
+
+def _first_seen(worker: Worker, counts: WorkerCounts | None) -> WorkerState:
+    known = WorkerState(*msgspec.structs.astuple(worker))
+    if counts is not None:
+        known.hit_rate, known.served = _share(counts.cached_tokens, counts.prompt_tokens), counts.requests
+    return known
+
+
+def _standing(parts: Iterable[View]) -> dict[str, Counter[str]]:
+    """Open requests by model and where they stand."""
+    standing: dict[str, Counter[str]] = {}
+    for part in parts:
+        for model, stands in part.standing.items():
+            standing.setdefault(model, Counter()).update(stands)
+    return standing
+
+
+def _totals(parts: Iterable[Totals[Any]]) -> Totals[Any]:
+    own = list(parts)
+    return Totals(summed(one.minute for one in own), summed(one.whole for one in own))
 
 
 def _models(
-    workers: Sequence[State],
-    standing: Mapping[str, Mapping[str, int]],
-    slots: Mapping[int, Mapping[str, Counts]],
-    now: float,
+    workers: Sequence[Worker], standing: Mapping[str, Mapping[str, int]], totals: Totals[ModelCounts]
 ) -> list[State]:
-    recent, whole = over(slots, now - NOW), over(slots, 0)
-    running: dict[str, Counter[str]] = {}
-    for worker in workers:
-        running.setdefault(worker["model"], Counter())[worker["role"]] += 1
+    running: dict[str, dict[str, int]] = {}
+    for (name, role), number in Counter((worker.model, worker.role) for worker in workers).items():
+        running.setdefault(name, {})[role] = number
     models = []
-    for name in sorted({*running, *standing, *whole}):
+    for name in sorted({*running, *standing, *totals.whole}):
         stands = standing.get(name, {})
         models.append(
             {
                 "name": name,
-                "workers": dict(running.get(name, {})),
+                "workers": running.get(name, {}),
                 "waiting": stands.get("waiting", 0),
                 "prefilling": stands.get("prefilling", 0),
                 "answering": stands.get("answering", 0),
-                "last_minute": _figures(recent.get(name), NOW),
-                "last_15_minutes": _figures(whole.get(name), ALL),
+                "last_minute": _figures(totals.minute.get(name), NOW),
+                "last_15_minutes": _figures(totals.whole.get(name), ALL),
             }
         )
     return models
 
 
-def _figures(counts: Counts | None, seconds: float) -> State | None:
+def _figures(counts: ModelCounts | None, seconds: float) -> State | None:
     if counts is None:
         return None
-    numbers = {name: counts[name] for name in ("requests", "failed", "refused", "moved", "prompt_tokens")}
     return {
-        **numbers,
-        "output_tokens": counts["output_tokens"],
-        "requests_per_second": counts["requests"] / seconds,
-        "output_tokens_per_second": counts["output_tokens"] / seconds,
-        "hit_rate": _share(counts["cached_tokens"], counts["prompt_tokens"]),
-        "time_to_first_token": _percentiles(counts["ttft"]),
-        "inter_token_latency": _percentiles(counts["itl"]),
+        "requests": counts.requests,
+        "failed": counts.failed,
+        "refused": counts.refused,
+        "moved": counts.moved,
+        "prompt_tokens": counts.prompt_tokens,
+        "output_tokens": counts.output_tokens,
+        "requests_per_second": counts.requests / seconds,
+        "output_tokens_per_second": counts.output_tokens / seconds,
+        "hit_rate": _share(counts.cached_tokens, counts.prompt_tokens),
+        "time_to_first_token": _percentiles(counts.ttft),
+        "inter_token_latency": _percentiles(counts.itl),
     }
 
 
-def _history(slots: Mapping[int, Mapping[str, Counts]]) -> list[State]:
+def _history(slots: Mapping[int, ModelCounts]) -> list[State]:
     """One row per slot, the oldest first, over all models."""
-    rows = []
-    for start in sorted(slots):
-        total = summed({start: {"all": one}} for one in slots[start].values())[start]["all"]
-        rows.append({"time": start, **(_figures(total, SLOT) or {})})
-    return rows
+    return [{"time": start, **(_figures(slots[start], SLOT) or {})} for start in sorted(slots)]
 
 
-def _tenants(slots: Mapping[int, Mapping[str, Counts]], now: float) -> list[State]:
-    recent, whole = over(slots, now - NOW), over(slots, 0)
-    return [{"name": name, "last_minute": recent.get(name), "last_15_minutes": whole[name]} for name in sorted(whole)]
+def _tenants(totals: Totals[TenantCounts]) -> list[State]:
+    return [
+        {"name": name, "last_minute": totals.minute.get(name), "last_15_minutes": totals.whole[name]}
+        for name in sorted(totals.whole)
+    ]
+
+
+def _recent(lines: Mapping[str, Sequence[Line]]) -> list[RecentRequest]:
+    """The last that have ended, at any frontend."""
+    latest = sorted(
+        ((line.received + line.duration, frontend, line) for frontend, own in lines.items() for line in own),
+        key=lambda one: one[0],
+        reverse=True,
+    )
+    found = []
+    for _, frontend, line in latest[:RECENT]:
+        known = RecentRequest(*msgspec.structs.astuple(line))
+        known.frontend = frontend
+        found.append(known)
+    return found
 
 
 def _frontend(record: FrontendRecord, missing: str | None) -> State:
@@ -193,7 +195,7 @@ def _frontend(record: FrontendRecord, missing: str | None) -> State:
 
 
 def _percentiles(buckets: Mapping[int, int]) -> State:
-    return {f"p{share}": percentile(buckets, share / 100) for share in (50, 90, 99)}
+    return dict(zip(_SHARES, percentiles(buckets, [*_SHARES.values()]), strict=True))
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -13,7 +13,9 @@ from dynamo_core import (
     RequestEvent,
     RequestFinished,
     RequestFirstToken,
+    RequestMoved,
     RequestReceived,
+    RequestRefused,
 )
 from dynamo_core.protocol import format_instance_id
 
@@ -26,76 +28,110 @@ EVENTS: Final = 64
 WAITING, PREFILLING, ANSWERING = "waiting", "prefilling", "answering"
 
 
+class Way:
+    """The events of one request, where it stands, whether admission has refused it, and how often it has moved."""
+
+    __slots__ = ("events", "moved", "received", "refused", "stands")
+
+    def __init__(self, received: RequestReceived) -> None:
+        self.received = received
+        self.events: list[RequestEvent] = [received]
+        self.stands = WAITING
+        self.refused = False
+        self.moved = 0
+
+
 class Ways:
     """The requests of one frontend: those that run, and the last that ended. Folding is left to the reader."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._open: OrderedDict[str, list[RequestEvent]] = OrderedDict()
-        self._ended: OrderedDict[str, list[RequestEvent]] = OrderedDict()
+        self._open: OrderedDict[str, Way] = OrderedDict()
+        self._ended: OrderedDict[str, Way] = OrderedDict()
+        #: Open requests by model and where they stand.
+        self._standing: Counter[tuple[str, str]] = Counter()
 
-    def add(self, event: RequestEvent) -> list[RequestEvent] | None:
-        """Takes the next event. Returns all events of the request if it has ended with this one.
+    def add(self, event: RequestEvent) -> Way | None:
+        """Takes the next event. Returns the way of the request if it has ended with this one.
 
         Events of a request whose beginning was not seen are left out.
         """
         way = self._open.get(event.request_id)
         if way is None:
             if isinstance(event, RequestReceived):
-                self._open[event.request_id] = [event]
-                if len(self._open) > OPEN:
-                    self._open.popitem(last=False)
+                self._begin(event)
             return None
-        ended = isinstance(event, RequestFinished)
-        if ended or len(way) < EVENTS:
-            way.append(event)
-        if not ended:
-            return None
-        del self._open[event.request_id]
-        self._ended[event.request_id] = way
+        kind = type(event)
+        if kind is RequestFinished:
+            way.events.append(event)
+            return self._end(way)
+        if len(way.events) < EVENTS:
+            way.events.append(event)
+        if kind is RequestFirstToken:
+            self._stand(way, ANSWERING)
+        elif kind is RequestAdmitted and way.stands == WAITING:
+            self._stand(way, PREFILLING)
+        elif kind is RequestRefused:
+            way.refused = True
+        elif kind is RequestMoved:
+            way.moved += 1
+        return None
+
+    def find(self, request_id: str) -> Way | None:
+        """The way of a request, by its id or by the id that its client gave it; the latest of several."""
+        way = self._open.get(request_id) or self._ended.get(request_id)
+        if way is not None:
+            return way
+        return next((way for way in self._latest() if way.received.x_request_id == request_id), None)
+
+    def ended(self) -> Iterator[Way]:
+        """Those of requests that have ended, the latest first."""
+        return reversed(self._ended.values())
+
+    def standing(self) -> dict[str, dict[str, int]]:
+        """How many requests of each model wait for admission, for their first token, and for the rest."""
+        models: dict[str, dict[str, int]] = {}
+        for (model, stands), number in self._standing.items():
+            models.setdefault(model, {})[stands] = number
+        return models
+
+    def _begin(self, event: RequestReceived) -> None:
+        self._open[event.request_id] = way = Way(event)
+        self._standing[event.model, way.stands] += 1
+        if len(self._open) > OPEN:
+            self._leave(self._open.popitem(last=False)[1])
+
+    def _end(self, way: Way) -> Way:
+        request_id = way.received.request_id
+        del self._open[request_id]
+        self._leave(way)
+        self._ended[request_id] = way
         if len(self._ended) > self._kept:
             self._ended.popitem(last=False)
         return way
 
-    def find(self, request_id: str) -> list[RequestEvent] | None:
-        """The events of a request, by its id or by the id that its client gave it; the latest of several."""
-        way = self._open.get(request_id) or self._ended.get(request_id)
-        if way is not None:
-            return way
-        return next((way for way in self._latest() if received(way).x_request_id == request_id), None)
+    def _stand(self, way: Way, stands: str) -> None:
+        self._leave(way)
+        way.stands = stands
+        self._standing[way.received.model, stands] += 1
 
-    def last(self, count: int) -> list[dict[str, Any]]:
-        """A line for each of the last requests that have ended, the latest first."""
-        return [line for _, line in zip(range(count), map(_line, reversed(self._ended.values())), strict=False)]
+    def _leave(self, way: Way) -> None:
+        place = way.received.model, way.stands
+        self._standing[place] -= 1
+        if not self._standing[place]:
+            del self._standing[place]
 
-    def standing(self) -> dict[str, dict[str, int]]:
-        """How many requests of each model wait for admission, for their first token, and for the rest."""
-        counts: Counter[tuple[str, str]] = Counter()
-        for way in self._open.values():
-            counts[received(way).model, _stands(way)] += 1
-        models: dict[str, dict[str, int]] = {}
-        for (model, stands), number in counts.items():
-            models.setdefault(model, {})[stands] = number
-        return models
-
-    def _latest(self) -> Iterator[list[RequestEvent]]:
+    def _latest(self) -> Iterator[Way]:
         yield from reversed(self._open.values())
         yield from reversed(self._ended.values())
 
 
-def received(way: list[RequestEvent]) -> RequestReceived:
-    """How the request began."""
-    first = way[0]
-    assert isinstance(first, RequestReceived)  # noqa: S101 - `Ways.add` begins no other way
-    return first
-
-
-def timeline(way: list[RequestEvent]) -> dict[str, Any]:
+def timeline(way: Way) -> dict[str, Any]:
     """All that is known of a request, as plain values: who asked, for what, and each event, `at` seconds from then.
 
     The end user and the session are left out, since they may identify a person.
     """
-    first = received(way)
+    first = way.received
     return {
         "id": first.request_id,
         "x_request_id": first.x_request_id,
@@ -105,10 +141,20 @@ def timeline(way: list[RequestEvent]) -> dict[str, Any]:
         "request_type": first.request_type,
         "tenant": first.principal.tenant,
         "key_id": first.principal.key_id,
-        "received": _wall(first.time),
-        "ended": isinstance(way[-1], RequestFinished),
-        "events": [_plain(event, first.time) for event in way],
+        "received": wall_time(first.time),
+        "ended": isinstance(way.events[-1], RequestFinished),
+        "events": [_plain(event, first.time) for event in way.events],
     }
+
+
+def worker_name(instance_id: int | None) -> str | None:
+    """A worker's id as it is shown."""
+    return None if instance_id is None else format_instance_id(instance_id)
+
+
+def wall_time(moment: float) -> float:
+    """A time of `time.monotonic` as Unix time."""
+    return time.time() - (time.monotonic() - moment)
 
 
 def _plain(event: RequestEvent, start: float) -> dict[str, Any]:
@@ -124,7 +170,7 @@ def _plain(event: RequestEvent, start: float) -> dict[str, Any]:
             "error_type": record.error_type,
             "http_status": record.http_status,
             "finish_reason": record.finish_reason,
-            "worker": _worker(record.instance_id),
+            "worker": worker_name(record.instance_id),
             "prompt_tokens": record.prompt_tokens,
             "output_tokens": record.output_tokens,
             "cached_tokens": record.cached_tokens,
@@ -134,45 +180,7 @@ def _plain(event: RequestEvent, start: float) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(event)
     del fields["request_id"], fields["time"]
     if "instance_id" in fields:
-        fields["worker"] = _worker(fields.pop("instance_id"))
+        fields["worker"] = worker_name(fields.pop("instance_id"))
     for rank in fields.get("candidates") or ():
-        rank["worker"] = _worker(rank.pop("instance_id"))
+        rank["worker"] = worker_name(rank.pop("instance_id"))
     return at | fields
-
-
-def _line(way: list[RequestEvent]) -> dict[str, Any]:
-    first, last = received(way), way[-1]
-    assert isinstance(last, RequestFinished)  # noqa: S101 - only such are kept among those that have ended
-    record = last.record
-    return {
-        "id": first.request_id,
-        "model": first.model,
-        "endpoint": first.endpoint,
-        "tenant": first.principal.tenant,
-        "received": _wall(first.time),
-        "status": record.status,
-        "error_type": record.error_type,
-        "finish_reason": record.finish_reason,
-        "worker": _worker(record.instance_id),
-        "waited": next((event.waited for event in way if isinstance(event, RequestAdmitted)), None),
-        "prompt_tokens": record.prompt_tokens,
-        "output_tokens": record.output_tokens,
-        "cached_tokens": record.cached_tokens,
-        "duration": record.duration,
-        "time_to_first_token": record.time_to_first_token,
-    }
-
-
-def _stands(way: list[RequestEvent]) -> str:
-    if any(isinstance(event, RequestFirstToken) for event in way):
-        return ANSWERING
-    return PREFILLING if any(isinstance(event, RequestAdmitted) for event in way) else WAITING
-
-
-def _worker(instance_id: int | None) -> str | None:
-    return None if instance_id is None else format_instance_id(instance_id)
-
-
-def _wall(moment: float) -> float:
-    """A time of `time.monotonic` as Unix time."""
-    return time.time() - (time.monotonic() - moment)

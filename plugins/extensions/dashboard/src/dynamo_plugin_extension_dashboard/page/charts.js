@@ -2,12 +2,13 @@
 
 import { $, element } from "./dom.js";
 
+// A title, the series, and what a slot without requests counts as.
 const CHARTS = [
-  ["Requests per second", [["answered", (row) => (row.requests - row.failed) / SLOT], ["refused", (row) => row.refused / SLOT], ["failed", (row) => row.failed / SLOT]]],
-  ["Time to first token, ms", percentiles("time_to_first_token", ["p50", "p90", "p99"])],
-  ["Time between tokens, ms", percentiles("inter_token_latency", ["p50", "p90", "p99"])],
-  ["Output tokens per second", [["tokens", (row) => row.output_tokens_per_second]]],
-  ["Prompt tokens from the cache, %", [["cached", (row) => (row.hit_rate === null ? null : row.hit_rate * 100)]]],
+  ["Requests per second", [["answered", (row) => (row.requests - row.failed) / SLOT], ["refused", (row) => row.refused / SLOT], ["failed", (row) => row.failed / SLOT]], 0],
+  ["Time to first token, ms", percentiles("time_to_first_token", ["p50", "p90", "p99"]), null],
+  ["Time between tokens, ms", percentiles("inter_token_latency", ["p50", "p90", "p99"]), null],
+  ["Output tokens per second", [["tokens", (row) => row.output_tokens_per_second]], 0],
+  ["Prompt tokens from the cache, %", [["cached", (row) => (row.hit_rate === null ? null : row.hit_rate * 100)]], null],
 ];
 const HEIGHT = 180;
 const SLOT = 10;
@@ -15,6 +16,13 @@ const SLOTS = 90;
 
 function percentiles(key, names) {
   return names.map((name) => [name, (row) => (row[key][name] === null ? null : row[key][name] * 1000)]);
+}
+
+// The values that no line reaches, since those before and after them are missing.
+function alone(plot, index) {
+  const values = plot.data[index];
+  const missing = (at) => values[at] === null || values[at] === undefined;
+  return values.flatMap((_, at) => (!missing(at) && missing(at - 1) && missing(at + 1) ? [at] : []));
 }
 
 // What `light-dark()` comes to now.
@@ -40,8 +48,8 @@ export class Charts {
     const known = new Map(rows.map((row) => [row.time, row]));
     const last = Math.floor(now / SLOT) * SLOT;
     const times = Array.from({ length: SLOTS }, (_, index) => last - (SLOTS - 1 - index) * SLOT);
-    CHARTS.forEach(([title, series], index) => {
-      const data = series.map(([, value]) => times.map((time) => (known.has(time) ? value(known.get(time)) : null)));
+    CHARTS.forEach(([title, series, idle], index) => {
+      const data = series.map(([, value]) => times.map((time) => (known.has(time) ? value(known.get(time)) : idle)));
       this.plots[index].plot.setData([times, ...data]);
       this.describe(title, series, data, this.plots[index].figure);
     });
@@ -56,10 +64,14 @@ export class Charts {
     this.plots = CHARTS.map(([title, series]) => {
       const figure = element("figure", { role: "img" }, element("figcaption", {}, title));
       $("charts").append(figure);
-      const lines = series.map(([label], index) => ({
-        label, stroke: color(`--series-${index + 1}`), width: 2, dash: index ? [6, 2 * index] : [], points: { size: 4 }, spanGaps: false,
-        value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(1)),
-      }));
+      const lines = series.map(([label], index) => {
+        const stroke = color(`--series-${index + 1}`);
+        return {
+          label, stroke, width: 2, dash: index ? [6, 2 * index] : [], spanGaps: false,
+          points: { show: true, size: 6, fill: stroke, filter: alone },
+          value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(1)),
+        };
+      });
       const plot = new window.uPlot({
         width: Math.max(200, figure.clientWidth), height: HEIGHT, cursor: { drag: { x: false, y: false } },
         scales: { x: { range: () => [this.now - SLOTS * SLOT, this.now] }, y: { range: (_, low, high) => [0, Math.max(high || 0, 0.1) * 1.05] } },

@@ -25,8 +25,10 @@ workers:
     model: {name: mock-model}
     engine: {use: mocker, fixed_itl_ms: 5}
     replicas: 2
+    grace_period: 0
 transport: {use: tcp}
 discovery: {use: file, path: "%s", ttl: 2}
+client: {drain_grace: 0}
 """
 
 
@@ -79,6 +81,7 @@ frontend: {processes: 2}
 extensions: [{use: feed, interval: 0.2}]
 transport: {use: tcp}
 discovery: {use: file, path: "%s", ttl: 2}
+client: {drain_grace: 0}
 """
 
 

@@ -32,6 +32,7 @@ from dynamo_core import (
 
 DYNAMO_API = 2
 SEEN = []
+HERE = __file__
 
 
 class Limits(PluginConfig):
@@ -149,13 +150,14 @@ def test_the_keys_beside_use_are_the_plugins_own(write: Write) -> None:
     assert loaded.plugin_config("router", cls.Config).model_dump() == {"limit": 3}
 
 
-def test_all_classes_of_a_file_are_of_one_module(write: Write) -> None:
+def test_all_classes_of_a_file_are_of_one_module_that_knows_its_file(write: Write, tmp_path: Path) -> None:
     loader = load_all(load(write("config.yaml", CONFIG)))
 
     one, other = loader.load("router", "./stages.py:router"), loader.load("admission", "./stages.py:admission")
 
     assert one.__module__ == other.__module__
     assert sys.modules[one.__module__].router is one
+    assert sys.modules[one.__module__].HERE == str(tmp_path / "stages.py")
 
 
 def test_the_hooks_of_a_file_are_heard_once(write: Write) -> None:

@@ -271,7 +271,10 @@ def _import_file(entry: PluginEntry) -> ModuleType:
     """Runs a plugin of one file as a module, whose name is the same in every process."""
     loader = _TrustedFile(entry.target)
     name = f"dynamo_file_{zlib.crc32(entry.target.encode()):08x}_{Path(entry.target).stem}"
-    module = module_from_spec(ModuleSpec(name, loader, origin=entry.target))
+    spec = ModuleSpec(name, loader, origin=entry.target)
+    # The file may want to know where it is.
+    spec.has_location = True
+    module = module_from_spec(spec)
     # Dataclasses and pydantic look up annotations in the module of a class.
     sys.modules[name] = module
     try:

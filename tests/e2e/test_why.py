@@ -25,18 +25,53 @@ workers:
 WORKER = """
   %(name)s:
     model: {name: mock-model, migration_limit: 3}
-    engine: {use: mocker, fixed_itl_ms: 20}
+    engine: {use: "%(engine)s", fixed_itl_ms: 20}
     disaggregation_mode: %(mode)s
     grace_period: 0
+"""
+
+#: An engine of a file: of all workers the first request waits for long, or every one fails.
+HALTING = """
+import asyncio
+from pathlib import Path
+
+from dynamo_core import BackendError
+from dynamo_plugin_engine_mocker.engine import MockerEngine
+
+DYNAMO_API = 2
+
+BEGUN = Path(__file__).with_suffix(".begun")
+
+
+class Waits(MockerEngine):
+    async def generate(self, request, ctx):
+        if not BEGUN.exists():
+            BEGUN.touch()
+            await asyncio.sleep(60)
+        async for item in super().generate(request, ctx):
+            yield item
+
+
+class Fails(MockerEngine):
+    async def generate(self, request, ctx):
+        raise BackendError.Unknown("the prompt did not fit on the moon")
+        yield
 """
 
 
 class House:
     """A server with workers in these roles, and what it says of requests."""
 
-    def __init__(self, serve: Any, folder: Path, *modes: str, total: float = 60, more: str = "") -> None:
+    def __init__(
+        self, serve: Any, folder: Path, *modes: str, total: float = 60, more: str = "", prefills: str = "mocker"
+    ) -> None:
+        (file := folder / "halting.py").write_text(HALTING)
+        file.chmod(0o644)
         config = HOUSE % {"folder": folder / "discovery", "total": total}
-        config += "".join(WORKER % {"name": f"w{number}", "mode": mode} for number, mode in enumerate(modes)) + more
+        for number, mode in enumerate(modes):
+            engine = f"{file}:{prefills}" if mode == "prefill" and prefills != "mocker" else "mocker"
+            config += WORKER % {"name": f"w{number}", "mode": mode, "engine": engine}
+        config += more
         self.server = serve(config)
         assert self.server.until(lambda: len(self.state()["workers"]) == len(modes), 20), self.server.log
 
@@ -177,3 +212,43 @@ def test_a_prefill_hop_that_failed_is_there(house: Any) -> None:
         assert "did not accept" in one.why("r2")
     finally:
         os.kill(prefill["pid"], signal.SIGCONT)
+
+
+def test_a_prefill_worker_that_dies_at_work_is_named_and_so_is_the_next(house: Any) -> None:
+    one = house("prefill", "prefill", "decode", prefills="Waits")
+    pids = {worker["id"]: worker["pid"] for worker in one.state()["workers"] if worker["role"] == "prefill"}
+    stream = Stream(one.server, **chat())
+    assert one.server.until(lambda: busy(one) is not None, 20)
+    failed = busy(one)
+    assert failed is not None
+
+    os.kill(pids[failed], signal.SIGKILL)
+    stream.rest()
+
+    assert one.server.until(lambda: bool(one.state()["recent"]), 20)
+    (line,) = one.state()["recent"]
+    events = one.ended(line["id"])
+    (moved,) = [event for event in events if event["event"] == "moved"]
+    assert moved["worker"] == failed
+    prefills = [event["worker"] for event in events if event["event"] == "routed" and event["role"] == "prefill"]
+    assert prefills == [failed, *(pids.keys() - {failed})]
+    assert "Disconnected" in moved["error"]
+    assert line["status"] == "success"
+    assert f"worker {failed} failed after 0 tokens, another is sought" in one.why(line["id"])
+
+
+def test_a_prefill_that_fails_in_its_engine_says_what_the_engine_said(house: Any) -> None:
+    one = house("prefill", "decode", prefills="Fails")
+
+    assert one.ask("r1") == 500
+
+    finished = one.ended("r1")[-1]
+    assert finished["reason"].endswith("the prompt did not fit on the moon")
+    assert "HTTP 500: " in one.why("r1")
+    assert "the prompt did not fit on the moon" in one.why("r1")
+
+
+def busy(one: House) -> str | None:
+    """The prefill worker that has a request."""
+    workers = one.state()["workers"]
+    return next((worker["id"] for worker in workers if worker["role"] == "prefill" and worker["requests"]), None)

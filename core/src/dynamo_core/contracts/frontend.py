@@ -323,8 +323,8 @@ class InflightRequest(Protocol):
     def succeed(self, finish_reason: str | None, cached_tokens: int | None = None) -> None:
         """Records that the whole answer was sent. `cached_tokens` are prompt tokens from the engine's cache."""
 
-    def fail(self, error_type: str, http_status: int) -> None:
-        """Records the error that the client gets."""
+    def fail(self, error_type: str, http_status: int, error: BaseException | None = None) -> None:
+        """Records what the client is told, and the error behind it, which operators see if it is the server's."""
 
     def disconnected(self) -> None:
         """Records that the client disconnected."""

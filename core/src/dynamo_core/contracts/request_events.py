@@ -111,9 +111,13 @@ class RequestMoved(RequestEvent, frozen=True, gc=False, tag="moved"):
 
 
 class RequestFinished(RequestEvent, frozen=True, gc=False, tag="finished"):
-    """The request has ended, well or badly. The last event of a request."""
+    """The request has ended, well or badly. The last event of a request.
+
+    `reason` is the kind and the message of the error, if the client is not to blame for it; else empty.
+    """
 
     record: RequestRecord
+    reason: str = ""
 
 
 class Subscription(AsyncResource):

@@ -11,8 +11,9 @@ from typing import Final
 
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.request_events import RequestFinished, RequestFirstToken, RequestReceived
-from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD
+from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD, DynamoError
 from dynamo_core.protocol.ids import client_request_id, new_request_id
+from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
@@ -263,6 +264,7 @@ class Inflight:
         "_disconnects",
         "_endpoint",
         "_entered",
+        "_error",
         "_error_type",
         "_events",
         "_finish_reason",
@@ -344,6 +346,7 @@ class Inflight:
         self._finish_reason: str | None = None
         self._error_type: str | None = None
         self._http_status = 0
+        self._error: BaseException | None = None
         self._gone = False
         self._span = span
         self._scope = logs.RequestScope(self.request_id, x_request_id)
@@ -374,7 +377,7 @@ class Inflight:
         if self._span.recording:
             self._describe(record)
         if self._events.active:
-            self._events.publish(RequestFinished(self.request_id, time.monotonic(), record))
+            self._events.publish(RequestFinished(self.request_id, time.monotonic(), record, self._reason()))
         try:
             self._announce(record)
         except Exception:
@@ -424,11 +427,12 @@ class Inflight:
             self._http_status = 200
             self._finish_reason = finish_reason
 
-    def fail(self, error_type: str, http_status: int) -> None:
-        """Records the error that the client gets."""
+    def fail(self, error_type: str, http_status: int, error: BaseException | None = None) -> None:
+        """Records what the client is told, and the error behind it, which operators see if it is the server's."""
         if self._error_type is None:
             self._error_type = error_type or INTERNAL
             self._http_status = http_status
+            self._error = error if http_status >= _SERVER_ERROR else None
 
     def disconnected(self) -> None:
         """Records that the client disconnected. Does nothing once the whole answer was sent."""
@@ -541,6 +545,13 @@ class Inflight:
             session=principal.session,
             cached_tokens=self._cached_tokens,
         )
+
+    def _reason(self) -> str:
+        error = self._error
+        if error is None:
+            return ""
+        # The text of an error that is not ours may hold anything.
+        return f"{error.kind}: {shown(error.message)}" if isinstance(error, DynamoError) else type(error).__name__
 
     def _describe(self, record: RequestRecord) -> None:
         """Writes the outcome to the span. A mistake of the client, or its disconnect, is no error of the server."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import enum
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import GENERATE, Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.request_events import RequestMoved
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
@@ -29,8 +31,10 @@ from dynamo_core.errors import (
 )
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import CompletionUsage, LLMEngineOutput
+from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.request import PreprocessedRequest, TraceLink
 from dynamo_core.tasks import TaskSet
+from dynamo_core.telemetry.request_events import RequestEventHub
 from dynamo_core.telemetry.route_span import RouteSpan
 from dynamo_core.timeouts import FixedTimeouts, StallTimeout
 
@@ -479,6 +483,14 @@ class RequestExecution:
         if len(self.plan) == 1:
             return (self.answer.workers,)
         return (self.prefill.workers if self.prefill is not None else (), self.answer.workers)
+
+    def tell_moved(self, events: RequestEventHub, failed_worker: int | None, tokens: int, error: DynamoError) -> None:
+        """Tells extensions that a worker which had accepted the request has failed, and that another is sought."""
+        if events.active:
+            model, now, reason = self.planner.card.name, time.monotonic(), shown(error.message)
+            events.publish(
+                RequestMoved(self.ctx.root_id, now, self.ctx.id, model, failed_worker, tokens, error.kind, reason)
+            )
 
     # What the stream reports; see `StreamOwner`.
 

@@ -15,14 +15,12 @@ from typing import TypeAlias
 import msgspec
 
 from dynamo_core.backoff import Backoff
-from dynamo_core.contracts.request_events import RequestMoved
 from dynamo_core.dispatch.execution.connect import exhausted
 from dynamo_core.dispatch.execution.execution import Deadlines, RequestExecution, TokenLog
 from dynamo_core.dispatch.pools.worker_group import RoutePlan
 from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable, blames_worker, retryable
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, usage
-from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
@@ -186,20 +184,7 @@ class Migrator:
             for group in execution.plan:
                 group.pool.report_down(failed)
         self._losses.lost(failed, error)
-        if self._events.active:
-            now, tokens, reason = time.monotonic(), len(seen.tokens), shown(error.message)
-            self._events.publish(
-                RequestMoved(
-                    execution.ctx.root_id,
-                    now,
-                    execution.ctx.id,
-                    execution.planner.card.name,
-                    failed,
-                    tokens,
-                    error.kind,
-                    reason,
-                )
-            )
+        execution.tell_moved(self._events, failed, len(seen.tokens), error)
         log.info(
             "request %s leaves worker %016x after %d tokens: %s",
             execution.ctx.id,

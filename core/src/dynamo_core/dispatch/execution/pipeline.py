@@ -62,7 +62,7 @@ class Pipeline(AsyncResource):
         self._connector = Connector(
             transport=transport, tracker=tracker, deadlines=deadlines, stages=stages, events=events
         )
-        self._prefill = PrefillStep(self._connector, self._flush, deadlines)
+        self._prefill = PrefillStep(self._connector, self._flush, deadlines, events)
         self._migrator = Migrator(self._place, deadlines, metrics, prefix, events)
         self._execution = partial(RequestExecution, flush=self._flush, timeouts=self._timeouts, policy=self._migrator)
         #: What every worker is doing, as far as this process has it do it.

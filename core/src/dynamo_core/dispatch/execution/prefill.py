@@ -44,6 +44,7 @@ from dynamo_core.protocol.request import (
     TraceLink,
 )
 from dynamo_core.tasks import TaskSet
+from dynamo_core.telemetry.request_events import RequestEventHub
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,9 @@ SETTLE = 1.0
 class PrefillStep:
     """Leads requests over two workers. Holds no state of a single request."""
 
-    def __init__(self, connector: Connector, flush: FlushQueue, deadlines: Deadlines) -> None:
+    def __init__(self, connector: Connector, flush: FlushQueue, deadlines: Deadlines, events: RequestEventHub) -> None:
         self._connector = connector
+        self._events = events
         self._flush = flush
         self._deadlines = deadlines
         self._tasks = TaskSet()
@@ -126,6 +128,7 @@ class PrefillStep:
                 await stream.aclose()
                 if blames_worker(error):
                     group.pool.report_down(prefill.instance_id)
+                execution.tell_moved(self._events, prefill.instance_id, 0, error)
                 last = error
             else:
                 prefill.check()

@@ -169,6 +169,7 @@ def _plain(event: RequestEvent, start: float) -> dict[str, Any]:
             "status": record.status,
             "error_type": record.error_type,
             "http_status": record.http_status,
+            "reason": event.reason,
             "finish_reason": record.finish_reason,
             "worker": worker_name(record.instance_id),
             "prompt_tokens": record.prompt_tokens,

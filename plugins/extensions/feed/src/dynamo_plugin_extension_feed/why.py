@@ -106,7 +106,8 @@ def _moved(event: dict[str, Any]) -> Iterator[str]:
 
 def _finished(event: dict[str, Any]) -> Iterator[str]:
     how = event["finish_reason"] or "no finish reason" if event["status"] == "success" else event["error_type"]
-    yield f"{event['status']}: {how}, HTTP {event['http_status']}"
+    because = f": {event['reason']}" if event.get("reason") else ""
+    yield f"{event['status']}: {how}, HTTP {event['http_status']}{because}"
     cached = "" if event["cached_tokens"] is None else f" ({event['cached_tokens']} of them cached)"
     yield f"{event['prompt_tokens']} prompt tokens{cached}, {event['output_tokens']} output tokens"
     if event["time_to_first_token"] is not None:

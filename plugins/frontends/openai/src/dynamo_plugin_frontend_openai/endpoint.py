@@ -234,14 +234,14 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             return
         error = Unavailable("the server is shutting down")
         problem = self.services.problem_of(error)
-        exchange.inflight.fail(problem.metric, problem.status)
+        exchange.inflight.fail(problem.metric, problem.status, error)
         if exchange.out is not None and exchange.out.response is not None:
             exchange.out.cut(self.last_event(exchange, problem, error))
 
     def _fail(self, exchange: Exchange, error: Exception) -> web.StreamResponse:
         problem = self.services.problem_of(error)
         report(problem, error, exchange.inflight.request_id)
-        exchange.inflight.fail(problem.metric, problem.status)
+        exchange.inflight.fail(problem.metric, problem.status, error)
         out = exchange.out
         if out is None or out.response is None:
             return self.respond_error(problem)

@@ -128,6 +128,7 @@ class Sharing:
         self._pauses: Iterator[float] = pauses(_FIRST_PAUSE, _LAST_PAUSE)
         #: Whether the server answers.
         self.reached = False
+        meters.stale(True)
 
     async def start(self) -> None:
         """Begins, and returns after the first exchange, also if it failed."""

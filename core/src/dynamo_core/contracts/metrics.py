@@ -52,6 +52,7 @@ class MetricsScope(Protocol):
     """Makes metrics whose common labels are already filled in.
 
     Names are used exactly as given, without an added ``_total``. Asking for the same name again gives the same metric.
+    `help` is for operators: begin it with what is counted, in the unit of the name ("Requests that", "Seconds from").
     `values` are the values of `labels`, in order; look children up once, not per event.
     """
 

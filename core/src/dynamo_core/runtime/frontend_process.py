@@ -316,7 +316,8 @@ class FrontendProcess:
         if not plane.transport.CROSS_PROCESS or not wanted:
             return None
         peers = plane.metrics.gauge(
-            f"{self._settings.http.metrics_prefix}_load_peers", "Other frontends that have told of their loads lately."
+            f"{self._settings.http.metrics_prefix}_load_peers",
+            "Frontends, other than this one, that have reported their loads lately.",
         )
         return PeerLoadSync(self.tracker, plane.events, plane.discovery, peers=peers.labels().set)
 
@@ -366,7 +367,7 @@ class FrontendProcess:
         token = self._operators.token
         dropped = plane.metrics.counter(
             f"{prefix}_extension_events_dropped_total",
-            "Request events that an extension has lost because it did not read them in time.",
+            "Events of requests that an extension has lost because it did not read them in time.",
             ("extension",),
         )
 
@@ -463,7 +464,9 @@ class FrontendProcess:
         """What the callers of either listener must show."""
         prefix = self._settings.http.metrics_prefix
         failures = self._plane.metrics.counter(
-            f"{prefix}_unauthorized_requests_total", "Requests without a key that is known.", ("listener", "reason")
+            f"{prefix}_unauthorized_requests_total",
+            "Requests without a valid API key or operator token: missing, or unknown.",
+            ("listener", "reason"),
         )
 
         def failed(listener: str) -> Callable[[str], None]:

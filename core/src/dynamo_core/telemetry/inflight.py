@@ -52,52 +52,80 @@ class _Families:
         model = ("model",)
         self.finished = metrics.counter(
             f"{prefix}_requests_total",
-            "Requests that ended.",
+            "Requests that have ended. status is success or error; error_type is empty for a success.",
             ("model", "endpoint", "request_type", "status", "error_type"),
         )
         self.started = metrics.counter(
-            f"{prefix}_requests_started_total", "Requests that began.", ("endpoint", "model", "request_type")
+            f"{prefix}_requests_started_total",
+            "Requests that have begun.",
+            ("endpoint", "model", "request_type"),
         )
         self.cancelled = metrics.counter(
             f"{prefix}_model_cancellation_total",
-            "Requests whose client went away or gave up.",
+            "Requests whose client disconnected or cancelled before it had the whole answer.",
             ("endpoint", "model", "request_type"),
         )
         self.rejected = metrics.counter(
-            f"{prefix}_model_rejection_total", "Requests refused because all workers are busy.", ("endpoint", "model")
+            f"{prefix}_model_rejection_total",
+            "Requests refused for load: workers or the queue were full. Refusals by rate limits do not count.",
+            ("endpoint", "model"),
         )
-        self.output_tokens = metrics.counter(f"{prefix}_output_tokens_total", "Tokens given to clients.", model)
+        self.output_tokens = metrics.counter(
+            f"{prefix}_output_tokens_total", "Tokens of answers that clients were sent.", model
+        )
         self.active = metrics.gauge(
-            f"{prefix}_active_requests", "Requests between their arrival and the end of the answer.", model
+            f"{prefix}_active_requests", "Requests that have arrived and whose answer has not ended.", model
         )
         self.inflight = metrics.gauge(
-            f"{prefix}_inflight_requests", "Requests in the engine pipeline: prompt ready, answer not ended.", model
+            f"{prefix}_inflight_requests", "Requests whose prompt is ready and whose answer has not ended.", model
         )
-        self.queued = metrics.gauge(f"{prefix}_queued_requests", "Requests without a first output yet.", model)
+        self.queued = metrics.gauge(f"{prefix}_queued_requests", "Requests that have no output yet.", model)
         self.disconnected = metrics.gauge(
-            f"{prefix}_disconnected_clients", "Clients that went away before the end, since the start."
+            f"{prefix}_disconnected_clients",
+            "Clients that disconnected before the end of their answer, since the process started.",
         ).labels()
-        self.duration = metrics.histogram(
-            f"{prefix}_request_duration_seconds", "Arrival to end of the answer.", model, DURATION_BUCKETS
-        )
-        self.ttft = metrics.histogram(
-            f"{prefix}_time_to_first_token_seconds", "Arrival to first output.", model, TTFT_BUCKETS
-        )
-        self.itl = metrics.histogram(
-            f"{prefix}_inter_token_latency_seconds", "Time between two tokens of a request.", model, ITL_BUCKETS
-        )
-        self.input_length = metrics.histogram(
-            f"{prefix}_input_sequence_tokens", "Length of prompts.", model, INPUT_BUCKETS
-        )
-        self.output_length = metrics.histogram(
-            f"{prefix}_output_sequence_tokens", "Length of answers.", model, OUTPUT_BUCKETS
-        )
-        self.cached = metrics.histogram(
-            f"{prefix}_cached_tokens", "Tokens of prompts that an engine found in its cache.", model, INPUT_BUCKETS
-        )
+        self._make_histograms(metrics, prefix, model)
         self.preprocess = Stages(metrics, prefix).stage(PREPROCESS)
         self.failures = metrics.counter(
-            f"{prefix}_failures_total", "Requests that failed, also before it was known for which model.", _FAILURE
+            f"{prefix}_failures_total",
+            "Requests that have failed, also those for no known model. class is the kind of the error, reason its "
+            "error_type; rate_limited and quota_exceeded are refusals by limits, not for load.",
+            _FAILURE,
+        )
+
+    def _make_histograms(self, metrics: Metrics, prefix: str, model: tuple[str, ...]) -> None:
+        self.duration = metrics.histogram(
+            f"{prefix}_request_duration_seconds",
+            "Seconds from the arrival of a request to its end, whether it succeeds or fails.",
+            model,
+            DURATION_BUCKETS,
+        )
+        self.ttft = metrics.histogram(
+            f"{prefix}_time_to_first_token_seconds",
+            "Seconds from the arrival of a request to its first output.",
+            model,
+            TTFT_BUCKETS,
+        )
+        self.itl = metrics.histogram(
+            f"{prefix}_inter_token_latency_seconds",
+            "Seconds between two tokens of an answer. Tokens that are sent at once share the time since those before.",
+            model,
+            ITL_BUCKETS,
+        )
+        self.input_length = metrics.histogram(
+            f"{prefix}_input_sequence_tokens", "Tokens of a prompt.", model, INPUT_BUCKETS
+        )
+        self.output_length = metrics.histogram(
+            f"{prefix}_output_sequence_tokens",
+            "Tokens of an answer, whole or not; a request without output does not count.",
+            model,
+            OUTPUT_BUCKETS,
+        )
+        self.cached = metrics.histogram(
+            f"{prefix}_cached_tokens",
+            "Tokens of a prompt that the engine found in its cache, where it says so and the request succeeds.",
+            model,
+            INPUT_BUCKETS,
         )
 
     def failed(self, error_type: str) -> None:

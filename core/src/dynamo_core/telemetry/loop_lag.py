@@ -30,10 +30,12 @@ class LoopLag(AsyncResource):
         self._interval = interval
         self._stall = stall
         self._delay = metrics.histogram(
-            f"{prefix}_event_loop_delay_seconds", "How late a timer of the event loop fired.", buckets=_BUCKETS
+            f"{prefix}_event_loop_delay_seconds",
+            "Seconds by which a timer of the event loop was late: how long requests waited for what held the loop.",
+            buckets=_BUCKETS,
         ).labels()
         self._stalls = metrics.counter(
-            f"{prefix}_event_loop_stall_total", f"Timers of the event loop that fired at least {stall:g} s late."
+            f"{prefix}_event_loop_stall_total", f"Stalls of the event loop: timers that were at least {stall:g} s late."
         ).labels()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0

@@ -40,10 +40,16 @@ class Stages:
 
     def __init__(self, metrics: Metrics, prefix: str = "dynamo_frontend") -> None:
         self._durations = metrics.histogram(
-            f"{prefix}_stage_duration_seconds", "Time that requests spend in a part of their way.", ("stage",), BUCKETS
+            f"{prefix}_stage_duration_seconds",
+            "Seconds in a stage: preprocess, route (choosing a worker), dispatch (until the worker accepts). A request "
+            "passes the last two for each worker that is tried.",
+            ("stage",),
+            BUCKETS,
         )
         self._current = metrics.gauge(
-            f"{prefix}_stage_requests", "Requests in a part of their way now.", ("stage", "phase")
+            f"{prefix}_stage_requests",
+            "Requests in a stage now. phase is the role of the worker to be found, empty in the stage preprocess.",
+            ("stage", "phase"),
         )
 
     def stage(self, name: str, phase: str = "") -> Stage:

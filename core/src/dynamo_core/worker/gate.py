@@ -17,12 +17,10 @@ class CapacityGate:
         self._queue_limit = queue
         self._active = 0
         self._queue: deque[Ticket] = deque()
-        self._active_gauge = metrics.gauge(
-            "dynamo_engine_request", "Current requests being handled by the engine."
-        ).labels()
-        self._queue_gauge = metrics.gauge("dynamo_request_queue", "Current requests queued before the engine.").labels()
+        self._active_gauge = metrics.gauge("dynamo_engine_request", "Requests that the engine has now.").labels()
+        self._queue_gauge = metrics.gauge("dynamo_request_queue", "Requests that wait for the engine now.").labels()
         self._rejections = metrics.counter(
-            "dynamo_rejection_request_total", "Requests rejected because the worker was at capacity."
+            "dynamo_rejection_request_total", "Requests refused because the engine and the queue before it were full."
         ).labels()
 
     @property

@@ -16,19 +16,33 @@ class WorkerMetrics:
     def __init__(self, metrics: MetricsScope) -> None:
         prefix = "dynamo_component_"
         self._changed = metrics.changed
-        self._requests = metrics.counter(f"{prefix}requests_total", "Requests handled.").labels()
-        self._inflight = metrics.gauge(f"{prefix}inflight_requests", "Requests being handled.").labels()
+        self._requests = metrics.counter(
+            f"{prefix}requests_total", "Requests that have ended, failed and cancelled ones too."
+        ).labels()
+        self._inflight = metrics.gauge(
+            f"{prefix}inflight_requests",
+            "Requests that were accepted and have not ended, those that wait for the engine too.",
+        ).labels()
         self._duration = metrics.histogram(
-            f"{prefix}request_duration_seconds", "Time from acceptance to the end of a request.", (), _DURATION_BUCKETS
+            f"{prefix}request_duration_seconds",
+            "Seconds from the acceptance of a request to its end.",
+            (),
+            _DURATION_BUCKETS,
         ).labels()
         self._cancellations = metrics.counter(
-            f"{prefix}cancellation_total", "Requests whose caller gave up on them."
+            f"{prefix}cancellation_total", "Requests that their caller cancelled while the engine had them."
         ).labels()
-        self._errors = metrics.counter(f"{prefix}errors_total", "Requests that failed.", ("error_type",))
-        self._load_time = metrics.gauge(f"{prefix}model_load_time_seconds", "Time the engine took to start.").labels()
-        self._drain_time = metrics.gauge(f"{prefix}drain_time_seconds", "Time the engine took to drain.").labels()
+        self._errors = metrics.counter(
+            f"{prefix}errors_total", "Requests that failed in the engine. error_type is generate.", ("error_type",)
+        )
+        self._load_time = metrics.gauge(
+            f"{prefix}model_load_time_seconds", "Seconds that the engine took to start."
+        ).labels()
+        self._drain_time = metrics.gauge(
+            f"{prefix}drain_time_seconds", "Seconds that the engine took to drain."
+        ).labels()
         self._cleanup_time = metrics.gauge(
-            f"{prefix}cleanup_time_seconds", "Time the engine took to clean up."
+            f"{prefix}cleanup_time_seconds", "Seconds that the engine took to clean up."
         ).labels()
 
     def request(self) -> Callable[[], None]:

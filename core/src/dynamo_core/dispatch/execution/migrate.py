@@ -85,18 +85,20 @@ class Migrator:
         self._losses = LossLog()
         self._moves = metrics.counter(
             f"{prefix}_model_migration_total",
-            "Requests whose worker failed and for which another was sought.",
+            "Moves of requests whose worker failed, whether another was found or not. migration_type is new_request "
+            "before the first token, ongoing_request after it.",
             (*model, "migration_type"),
         )
         self._durations = metrics.histogram(
             f"{prefix}_model_migration_duration_seconds",
-            "From the failure of a worker to the acceptance by another, or to giving up.",
+            "Seconds from the failure of a worker to the acceptance by another (outcome success), or to giving up "
+            "(failure, cancelled).",
             (*model, "migration_type", "outcome"),
             BUCKETS,
         )
         self._overlong = metrics.counter(
             f"{prefix}_model_migration_max_seq_len_exceeded_total",
-            "Requests that grew too long to be moved.",
+            "Requests that have grown beyond client.migration_max_seq_len, and can no longer move.",
             model,
         )
 

@@ -20,11 +20,11 @@ _ANY_RANK = "any"
 
 _CARD = {
     "model_context_length": "Tokens that a prompt and its answer may have together.",
-    "model_kv_cache_block_size": "Tokens per block of the KV cache.",
+    "model_kv_cache_block_size": "Tokens in a block of the KV cache.",
     "model_max_num_batched_tokens": "Tokens that an engine computes in one step at most.",
     "model_max_num_seqs": "Requests that an engine runs at a time at most.",
-    "model_total_kv_blocks": "Blocks of the KV cache of one rank.",
-    "model_migration_limit": "How often a request may be moved to another worker.",
+    "model_total_kv_blocks": "KV blocks of one rank.",
+    "model_migration_limit": "Moves to another worker that a request may make once its answer has begun.",
 }
 
 
@@ -103,25 +103,37 @@ class FrontGauges(Collector):
 
     def _families(self) -> dict[str, GaugeMetricFamily]:
         told: dict[str, tuple[str, tuple[str, ...]]] = {
-            "model_ready": ("Whether the model can be asked now.", ("model",))
+            "model_ready": ("1 while the model can be asked: every role that it needs has a worker.", ("model",))
         }
         told |= {name: (text, ("model",)) for name, text in _CARD.items()}
         told |= {
             "worker_active_decode_blocks": (
-                "KV blocks in use on a rank, by what its worker told and what was placed since: what thresholds bound.",
+                "KV blocks in use on a rank: reported by its worker, or placed since. Thresholds are compared with it.",
                 _WORKER,
             ),
-            "worker_active_prefill_tokens": ("Prompt tokens of running requests that are yet to be computed.", _WORKER),
-            "worker_kv_blocks_active": ("KV blocks in use on a rank, as its worker told last.", _WORKER[:2]),
+            "worker_active_prefill_tokens": (
+                "Tokens of prompts that a rank has yet to compute, as far as frontends know.",
+                _WORKER,
+            ),
+            "worker_kv_blocks_active": (
+                "KV blocks in use on a rank, as its worker reported last, or else as placed.",
+                _WORKER[:2],
+            ),
             "worker_kv_blocks_total": ("KV blocks of a rank.", _WORKER[:2]),
-            "worker_busy": ("Whether a worker is over its thresholds, so that no request is sent to it.", _ROLE),
+            "worker_busy": ("1 while a worker is over its thresholds, so that routers pass it over.", _ROLE),
             "worker_state": (
-                "1 for the state that operators have set: serving, cordoned or draining.",
+                "1 for the state that a worker is in: serving, cordoned or draining, as operators set it.",
                 (*_ROLE, "state"),
             ),
-            "worker_last_time_to_first_token_seconds": ("Of the last request of a worker.", _WORKER),
-            "worker_last_inter_token_latency_seconds": ("The mean of the last request of a worker.", _WORKER),
-            "worker_last_input_sequence_tokens": ("Of the last request of a worker.", _WORKER),
+            "worker_last_time_to_first_token_seconds": (
+                "Seconds from the arrival of the last request of a worker to its first output.",
+                _WORKER,
+            ),
+            "worker_last_inter_token_latency_seconds": (
+                "Seconds between two tokens, on average over the last answer of a worker with more than one.",
+                _WORKER,
+            ),
+            "worker_last_input_sequence_tokens": ("Tokens of the prompt of the last request of a worker.", _WORKER),
         }
         return {
             name: GaugeMetricFamily(f"{self._prefix}_{name}", text, labels=labels)

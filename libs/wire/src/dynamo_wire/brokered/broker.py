@@ -142,13 +142,14 @@ class Broker(ABC):
         self._config = config
         name = self.SERVER.lower()
         self._connected = metrics.gauge(
-            f"dynamo_{name}_connected", f"Whether the {self.SERVER} connection stands."
+            f"dynamo_{name}_connected", f"1 while the process is connected with {self.SERVER}."
         ).labels()
         self._disconnects = metrics.counter(
-            f"dynamo_{name}_disconnects_total", f"Broken {self.SERVER} connections."
+            f"dynamo_{name}_disconnects_total", f"Connections with {self.SERVER} that broke."
         ).labels()
         self.damaged = metrics.counter(
-            f"dynamo_{name}_damaged_messages_total", "Messages that were not what was sent; each ended its link."
+            f"dynamo_{name}_damaged_messages_total",
+            "Messages that did not arrive as they were sent; each ended its link.",
         ).labels()
         #: Whether the write buffer is full, so that senders have to wait.
         self.blocked = False

@@ -38,7 +38,9 @@ class BrokeredEvents(EventPlane):
         self._broker = broker
         self._addresses = addresses
         self._dropped = metrics.counter(
-            "dynamo_event_plane_dropped_total", "Events dropped because a subscriber was behind.", ("subject",)
+            "dynamo_event_plane_dropped_total",
+            "Events that were dropped: a publisher or a subscriber was behind, or not connected.",
+            ("subject",),
         )
         self._publishers: dict[tuple[str, int], BrokeredPublisher] = {}
         self._subscribers: set[_Subscriber] = set()

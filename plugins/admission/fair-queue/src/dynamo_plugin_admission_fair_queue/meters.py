@@ -40,23 +40,27 @@ class Meters:
         self._room = _TENANTS
         self._waiting = _Children(
             metrics.gauge(
-                "dynamo_admission_queue_requests", "Requests that wait to be let in.", ("model", "tenant", "priority")
+                "dynamo_admission_queue_requests",
+                "Requests that wait to be admitted. priority is high, normal or low.",
+                ("model", "tenant", "priority"),
             )
         )
         self._running = _Children(
             metrics.gauge(
-                "dynamo_admission_running_requests", "Requests that were let in and are not over.", ("model", "tenant")
+                "dynamo_admission_running_requests",
+                "Requests that were admitted and have not ended.",
+                ("model", "tenant"),
             )
         )
         self._waits = _Children(
             metrics.histogram(
-                "dynamo_admission_wait_seconds", "How long those waited who were let in.", ("model",), _WAITS
+                "dynamo_admission_wait_seconds", "Seconds that an admitted request has waited.", ("model",), _WAITS
             )
         )
         self._refused = _Children(
             metrics.counter(
                 "dynamo_admission_refusals_total",
-                "Requests that were refused, by reason.",
+                "Requests that were refused. reason is full, waited, deadline, pushed_out, rate or closed.",
                 ("model", "tenant", "reason"),
             )
         )
@@ -92,10 +96,12 @@ class SharingMeters:
 
     def __init__(self, metrics: MetricsScope) -> None:
         self._peers = metrics.gauge(
-            "dynamo_admission_shared_peers", "Other frontends that count for the limits of tenants."
+            "dynamo_admission_shared_peers",
+            "Frontends, other than this one, whose requests count for the limits of tenants.",
         ).labels()
         self._stale = metrics.gauge(
-            "dynamo_admission_shared_stale", "Whether (1) what other frontends have cannot be asked for now."
+            "dynamo_admission_shared_stale",
+            "1 while Redis does not answer, and what other frontends have is not known.",
         ).labels()
 
     def peers(self, count: int, *, stale: bool) -> None:

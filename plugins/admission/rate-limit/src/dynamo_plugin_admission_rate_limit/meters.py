@@ -14,7 +14,9 @@ class Meters:
     def __init__(self, metrics: MetricsScope) -> None:
         self._metrics = metrics
         self._refused = metrics.counter(
-            "dynamo_admission_rate_limited_total", "Requests that were refused, by rule and limit.", ("rule", "limit")
+            "dynamo_admission_rate_limited_total",
+            "Requests that were refused. limit is requests, tokens, concurrency or outage; an outage has no rule.",
+            ("rule", "limit"),
         )
 
     def refused(self, rule: str, limit: str) -> None:
@@ -24,5 +26,5 @@ class Meters:
     def stale(self, stale: bool) -> None:
         """Whether the server that counts for all frontends cannot be asked now."""
         self._metrics.gauge(
-            "dynamo_admission_rate_limit_stale", "Whether (1) the server that counts cannot be asked for now."
+            "dynamo_admission_rate_limit_stale", "1 while Redis does not answer, which counts for all frontends."
         ).labels().set(stale)

@@ -215,7 +215,7 @@ class MockerEngine(LLMEngine):
     async def setup_metrics(self, metrics: MetricsScope) -> None:
         """Registers gauges and counters of every rank, and the counter of aborts."""
         self._abort_counter = metrics.counter(
-            "dynamo_mocker_aborted_requests", "Requests aborted by their client."
+            "dynamo_mocker_aborted_requests", "Requests that their caller cancelled."
         ).labels()
         for rank in self._ranks:
             rank.setup_metrics(metrics)

@@ -16,15 +16,15 @@ from dynamo_plugin_engine_mocker.timing import step_time, transfer_time
 LoadListener = Callable[[ActiveLoad], None]
 
 _GAUGES = (
-    ("running_requests", "Requests that hold a slot of the mocker."),
+    ("running_requests", "Requests that hold a slot."),
     ("waiting_requests", "Requests that wait for a slot."),
     ("kv_used_blocks", "KV blocks that requests hold."),
     ("kv_cached_blocks", "KV blocks that are kept for later requests."),
 )
 _COUNTERS = (
-    ("preemptions", "Times a request lost its slot because KV blocks ran out."),
-    ("computed_prompt_tokens", "Tokens computed before a request could decode."),
-    ("cached_prompt_tokens", "Tokens found in the KV cache instead."),
+    ("preemptions", "Preemptions: requests that lost their slot because KV blocks ran out."),
+    ("computed_prompt_tokens", "Tokens that were computed before a request decoded, those computed again too."),
+    ("cached_prompt_tokens", "Tokens that were found in the KV cache instead."),
     ("received_prompt_tokens", "Tokens whose KV cache came from a prefill worker instead."),
 )
 

@@ -117,10 +117,10 @@ class Rank:
 
         self._metrics = _Metrics(
             gauge("running_requests", "Requests that vLLM computes."),
-            gauge("waiting_requests", "Requests that wait for a place in vLLM."),
+            gauge("waiting_requests", "Requests that wait for a slot in vLLM."),
             gauge("kv_used_blocks", "KV blocks that requests hold."),
-            counter("prefix_queried_tokens", "Prompt tokens that were looked up in the prefix cache."),
-            counter("prefix_hit_tokens", "Prompt tokens that were found in the prefix cache."),
+            counter("prefix_queried_tokens", "Tokens of prompts that were looked up in the prefix cache."),
+            counter("prefix_hit_tokens", "Tokens of prompts that were found in the prefix cache."),
         )
 
 

@@ -24,9 +24,15 @@ class TenantMeters:
 
     def __init__(self, metrics: MetricsScope, prefix: str) -> None:
         self._requests = metrics.counter(
-            f"{prefix}_{_REQUESTS}", "Requests that have ended, by tenant.", ("tenant", "outcome")
+            f"{prefix}_{_REQUESTS}",
+            "Requests of a tenant that have ended: answered, refused or failed.",
+            ("tenant", "outcome"),
         )
-        self._tokens = metrics.counter(f"{prefix}_{_TOKENS}", "Tokens of requests, by tenant.", ("tenant", "kind"))
+        self._tokens = metrics.counter(
+            f"{prefix}_{_TOKENS}",
+            "Tokens of the ended requests of a tenant. kind is prompt, output, or cached: of prompts, from a cache.",
+            ("tenant", "kind"),
+        )
         self._known: dict[str, _Tenant] = {}
 
     def add(self, record: RequestRecord, refused: bool) -> None:

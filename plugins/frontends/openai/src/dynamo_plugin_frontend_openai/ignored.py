@@ -31,7 +31,7 @@ class IgnoredFields:
         self.unknown = unknown
         self._count = services.metrics.counter(
             f"{services.metrics_prefix}_ignored_fields_total",
-            "Fields and tools of requests that were left out.",
+            "Fields and tools that were left out of requests; x-dynamo-ignored-fields names them to the client.",
             ("endpoint",),
         )
 

@@ -24,10 +24,12 @@ class AnswerMemory:
         self.most_each = most_each
         self.most_all = most_all
         metrics, prefix = services.metrics, services.metrics_prefix
-        self._level = metrics.gauge(f"{prefix}_collected_bytes", "Bytes of whole answers that are collected.").labels()
+        self._level = metrics.gauge(
+            f"{prefix}_collected_bytes", "Bytes of whole answers that are being collected and are not sent yet."
+        ).labels()
         refused = metrics.counter(
             f"{prefix}_collected_too_large_total",
-            "Whole answers given up since one answer, or all together, would take too much memory.",
+            "Answers given up while they were collected: one was too large (bound answer), or all together (process).",
             ("bound",),
         )
         self._refused = {bound: refused.labels(bound) for bound in ("answer", "process")}

@@ -20,13 +20,18 @@ class PromptMeters:
     def __init__(self, services: FrontendServices) -> None:
         metrics, prefix = services.metrics, services.metrics_prefix
         self._template = metrics.histogram(
-            f"{prefix}_template_seconds", "Time to render a chat template.", buckets=_SECONDS
+            f"{prefix}_template_seconds", "Seconds to render the chat template of a request.", buckets=_SECONDS
         ).labels()
         self._tokenize = metrics.histogram(
-            f"{prefix}_tokenize_seconds", "Time to make tokens of a prompt, waiting included.", buckets=_SECONDS
+            f"{prefix}_tokenize_seconds",
+            "Seconds to tokenize a prompt, waiting for a thread included.",
+            buckets=_SECONDS,
         ).labels()
         self._latency = metrics.histogram(
-            f"{prefix}_tokenizer_latency_ms", "Time of an operation of a tokenizer.", ("operation",), _MILLISECONDS
+            f"{prefix}_tokenizer_latency_ms",
+            "Milliseconds to tokenize a prompt (operation encode), as tokenize_seconds.",
+            ("operation",),
+            _MILLISECONDS,
         ).labels("encode")
 
     def observe(self, prompts: Iterable[Prompt]) -> None:
@@ -43,7 +48,7 @@ def malformed_calls(services: FrontendServices) -> Callable[[ServedModel, int], 
     """Counts calls of tools that a model has written and that were not sound."""
     counter = services.metrics.counter(
         f"{services.metrics_prefix}_malformed_tool_calls_total",
-        "Calls of tools that models wrote, that were not sound, and that became text.",
+        "Tool calls that a model wrote in a form that cannot be read; clients got them as text.",
         ("model",),
     )
 

@@ -96,7 +96,7 @@ class ResponseMemory:
         self._config = config
         self._failures = services.metrics.counter(
             f"{services.metrics_prefix}_response_store_failures_total",
-            "Calls of the response store that failed, and answers that went out without being stored.",
+            "Failures of the response store: calls (operation get, put, delete), and answers left unstored (pass).",
             ("operation",),
         )
 

@@ -58,7 +58,7 @@ class SchemaChecker:
         self._tasks = TaskSet()
         self._count = services.metrics.counter(
             f"{services.metrics_prefix}_structured_output_violations_total",
-            "Answers that were not as the schema of their request says.",
+            "Answers flagged with structured_output: they break the schema of their request, or could not be checked.",
             ("model",),
         )
 

@@ -95,7 +95,10 @@ class AffinityRouter(Router):
         self._tracker = services.tracker
         self._inner = None if config.then is None else services.inner(config.then)
         decisions = services.metrics.counter(
-            "dynamo_router_affinity_decisions_total", "Routing decisions, by what they were made from.", ("source",)
+            "dynamo_router_affinity_decisions_total",
+            "Decisions by source: session (its own worker), bound (the next one, as that was full), overlap (another "
+            "one for its cache), other (no session).",
+            ("source",),
         )
         self._decisions = {source: decisions.labels(source) for source in ("session", "bound", "overlap", "other")}
 

@@ -23,8 +23,14 @@ _TOKENS = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 _BLOCKS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 _ITL = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
-#: The parts of a choice whose time is taken, in order.
-PARTS = ("block_hashing", "seq_hashing", "indexer_find_matches", "scheduling", "total")
+#: The parts of a choice whose time is taken, in order, and what the router does in each.
+_PARTS = {
+    "block_hashing": "hash the blocks of a prompt",
+    "seq_hashing": "chain the hashes of a prompt",
+    "indexer_find_matches": "find the ranks that hold the prompt",
+    "scheduling": "weigh the ranks and choose one",
+    "total": "choose a worker, without the wait for room",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +56,49 @@ class _WorkerFamilies:
     def __init__(self, scope: MetricsScope) -> None:
         typed = (*_LABELS, "worker_type")
         self.started = scope.counter(
-            f"{_COMPONENT}_router_requests_started_total", "Requests for which a worker was chosen.", _LABELS
+            f"{_COMPONENT}_router_requests_started_total", "Requests for which the worker was chosen.", _LABELS
         )
         self.requests = scope.counter(
-            f"{_COMPONENT}_router_requests_total", "Requests that have ended, by the worker that answered.", _LABELS
+            f"{_COMPONENT}_router_requests_total",
+            "Requests that the worker answered and that have ended, also those of other routers.",
+            _LABELS,
         )
         self.hit_rate = scope.histogram(
-            f"{_COMPONENT}_router_kv_hit_rate", "Share of a prompt's blocks that its worker held.", _LABELS, _SHARES
+            f"{_COMPONENT}_router_kv_hit_rate",
+            "Share of the blocks of a prompt that the chosen worker held, from 0 to 1.",
+            _LABELS,
+            _SHARES,
         )
         self.first_token = scope.histogram(
-            f"{_COMPONENT}_router_time_to_first_token_seconds", "Seconds to the first token.", _LABELS
+            f"{_COMPONENT}_router_time_to_first_token_seconds",
+            "Seconds from the arrival of a request to its first output.",
+            _LABELS,
         )
         self.between_tokens = scope.histogram(
-            f"{_COMPONENT}_router_inter_token_latency_seconds", "Mean seconds between two tokens.", _LABELS, _ITL
+            f"{_COMPONENT}_router_inter_token_latency_seconds",
+            "Seconds between two tokens, on average over an answer.",
+            _LABELS,
+            _ITL,
         )
         self.input_tokens = scope.histogram(
             f"{_COMPONENT}_router_input_sequence_tokens",
-            "Tokens of prompts.",
+            "Tokens of a prompt.",
             (*_LABELS, "model", "phase"),
             _TOKENS,
         )
         self.output_tokens = scope.histogram(
-            f"{_COMPONENT}_router_output_sequence_tokens", "Tokens of answers.", _LABELS, _TOKENS
+            f"{_COMPONENT}_router_output_sequence_tokens", "Tokens of an answer.", _LABELS, _TOKENS
         )
         self.non_max = scope.counter(
             f"{_COMPONENT}_router_non_max_overlap_selections_total",
-            "Requests that went to a worker though another one held more of the prompt.",
+            "Requests for which the worker was chosen although another held more of the prompt.",
             typed,
         )
         self.lost = scope.histogram(
-            f"{_COMPONENT}_router_overlap_blocks_lost", "How many blocks more that other one held.", typed, _BLOCKS
+            f"{_COMPONENT}_router_overlap_blocks_lost",
+            "KV blocks of a prompt that another worker held beyond those of the chosen one.",
+            typed,
+            _BLOCKS,
         )
 
 
@@ -92,43 +111,52 @@ class RouterMetrics:
         self._families = _WorkerFamilies(scope)
         self._registered = scope.gauge(
             f"{_COMPONENT}_router_worker_registered",
-            "1 for each rank that can be routed to.",
+            "1 for each rank that requests can be routed to.",
             ("worker_id", "dp_rank", "worker_type", "router_worker_id"),
         )
         applied = scope.counter(
             f"{_COMPONENT}_kv_cache_events_applied",
-            "Events of KV caches, by what became of them.",
+            "Events of KV caches that the router has taken in: stored, removed, cleared. status is ok, or why one does "
+            "not fit: parent_block_not_found, block_not_found, invalid_block.",
             ("event_type", "status"),
         )
         self._applied = {(kind, status): applied.labels(kind, status) for kind in kinds() for status in Status}
         self._warnings = scope.counter(
-            f"{_COMPONENT}_kv_cache_event_warnings", "What was odd about events of KV caches.", ("warning_kind",)
+            f"{_COMPONENT}_kv_cache_event_warnings",
+            "Warnings about events of KV caches: gap, duplicate, restart, overflow, unreadable.",
+            ("warning_kind",),
         )
         overheads = (
             scope.histogram(
                 f"dynamo_router_overhead_{part}_ms",
-                "Milliseconds that the router took for one request.",
+                f"Milliseconds to {work}.",
                 ("router_id",),
                 _MS,
             )
-            for part in PARTS
+            for part, work in _PARTS.items()
         )
         self._overheads = [overhead.labels(self._router_id) for overhead in overheads]
         #: 1 while nothing is heard of the caches though requests are routed.
         self.silent = scope.gauge(
             "dynamo_router_kv_events_silent",
-            "1 while workers get requests and tell nothing of their KV caches.",
+            "1 while workers get requests and send no events of their KV caches, for router.alarm_secs.",
             ("model", "worker_type"),
         ).labels(pool.model, pool.role)
         self.blocks = scope.gauge(
-            "dynamo_router_kv_index_blocks", "Different KV blocks that the router knows of.", ("model", "worker_type")
+            "dynamo_router_kv_index_blocks",
+            "KV blocks that the router knows of, each counted once.",
+            ("model", "worker_type"),
         ).labels(pool.model, pool.role)
         queue = ("model", "policy_class", "worker_type")
         self.queued = scope.gauge(
-            "dynamo_frontend_router_queue_pending_requests", "Requests that wait for a worker.", queue
+            "dynamo_frontend_router_queue_pending_requests",
+            "Requests that wait in the router for room at a worker.",
+            queue,
         ).labels(pool.model, policy, pool.role)
         self.queued_tokens = scope.gauge(
-            "dynamo_frontend_router_queue_pending_isl_tokens", "Tokens of their prompts.", queue
+            "dynamo_frontend_router_queue_pending_isl_tokens",
+            "Tokens of the prompts of requests that wait in the router.",
+            queue,
         ).labels(pool.model, policy, pool.role)
         self._workers: dict[tuple[int, Phase], _WorkerMetrics] = {}
         self._latest: dict[int, _WorkerMetrics] = {}

@@ -20,22 +20,28 @@ class ServiceMetrics:
         self._registry = registry
         self._replicas = replicas
         self._metrics = metrics = Metrics()
-        self._calls = metrics.counter(f"{_PREFIX}_calls_total", "Calls that were answered.", ("route", "status"))
+        self._calls = metrics.counter(
+            f"{_PREFIX}_calls_total", "Calls that were answered, by HTTP status.", ("route", "status")
+        )
         self._known_calls: dict[tuple[str, int], Counter] = {}
-        self._expired = metrics.gauge(f"{_PREFIX}_expired_requests", "Requests counted out for their age.").labels()
+        self._expired = metrics.gauge(
+            f"{_PREFIX}_expired_requests", "Requests that were counted out because of their age, since the start."
+        ).labels()
         self._gauges = {
             name: metrics.gauge(f"{_PREFIX}_{name}", meaning, _SCOPE)
             for name, meaning in (
-                ("workers", "Registered workers."),
+                ("workers", "Workers that are registered."),
                 ("active_requests", "Requests that are active."),
-                ("active_prefill_tokens", "Tokens that are left to be prefilled."),
-                ("active_decode_blocks", "Different KV blocks of active requests, rank by rank."),
+                ("active_prefill_tokens", "Tokens of prompts that are yet to be computed."),
+                ("active_decode_blocks", "KV blocks of active requests, each counted once on a rank."),
             )
         }
         self._sync: list[tuple[Gauge, Callable[[Replicas], int]]] = []
         if replicas is not None:
             events = metrics.gauge(
-                f"{_PREFIX}_replica_events", "Events of replicas, by what became of them.", ("kind",)
+                f"{_PREFIX}_replica_events",
+                "Events of replicas since the start: published, applied, dropped, malformed, missed.",
+                ("kind",),
             )
             self._sync = [
                 (events.labels("published"), lambda replicas: replicas.replication.counts.published),
@@ -45,12 +51,13 @@ class ServiceMetrics:
                 (events.labels("missed"), lambda replicas: replicas.replication.counts.missed),
                 (
                     metrics.gauge(
-                        f"{_PREFIX}_replica_repairs", "Times that all of a replica was fetched after a gap."
+                        f"{_PREFIX}_replica_repairs",
+                        "Repairs since the start: all that a replica has was fetched because of a gap.",
                     ).labels(),
                     lambda replicas: replicas.replication.counts.repaired,
                 ),
                 (
-                    metrics.gauge(f"{_PREFIX}_peers", "Replicas listened to.").labels(),
+                    metrics.gauge(f"{_PREFIX}_peers", "Replicas that this one listens to.").labels(),
                     lambda replicas: len(replicas.peers),
                 ),
             ]

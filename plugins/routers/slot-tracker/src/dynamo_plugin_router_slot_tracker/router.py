@@ -108,7 +108,9 @@ class SlotTrackerRouter(Router):
         #: Whether the service has forgotten some of them.
         self._forgotten = False
         decisions = services.metrics.counter(
-            "dynamo_router_slot_tracker_decisions_total", "Routing decisions, by what they were made from.", ("source",)
+            "dynamo_router_slot_tracker_decisions_total",
+            "Decisions by source: service (costs of the slot tracker), load (without them, the frontend's figures).",
+            ("source",),
         )
         self._by_service = decisions.labels("service")
         self._by_load = decisions.labels("load")

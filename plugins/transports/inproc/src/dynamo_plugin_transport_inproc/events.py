@@ -19,7 +19,9 @@ class InprocEvents(EventPlane):
         self._subjects: dict[str, set[_Mailbox]] = {}
         self._backlog = backlog
         dropped = metrics.counter(
-            "dynamo_event_plane_dropped_total", "Events dropped because a subscriber was behind.", ("subject",)
+            "dynamo_event_plane_dropped_total",
+            "Events that were dropped: a publisher or a subscriber was behind, or not connected.",
+            ("subject",),
         )
         self._dropped = dropped
         self._closed = False

@@ -54,7 +54,8 @@ class NatsBroker(Broker):
         self._settings = config
         self._login = Login(config)
         self._dropped = metrics.counter(
-            "dynamo_nats_dropped_messages_total", "Received messages dropped because too many waited to be read."
+            "dynamo_nats_dropped_messages_total",
+            "Messages that were received and dropped, as too many waited to be read.",
         ).labels()
         self._servers = list(config.servers)
 

@@ -49,7 +49,9 @@ class TcpEvents(EventPlane):
         self._listen = listen
         self._peers = peers
         self._dropped = metrics.counter(
-            "dynamo_event_plane_dropped_total", "Events dropped because a subscriber was behind.", ("subject",)
+            "dynamo_event_plane_dropped_total",
+            "Events that were dropped: a publisher or a subscriber was behind, or not connected.",
+            ("subject",),
         )
         self._subscribers: set[_Subscriber] = set()
 

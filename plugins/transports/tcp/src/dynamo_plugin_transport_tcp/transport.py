@@ -59,17 +59,17 @@ class TcpTransport(Transport):
         if not isinstance(config, TcpConfig):
             raise TypeError(f"TcpConfig is needed, not {type(config).__name__}")
         self._config = config
-        connections = metrics.gauge("dynamo_tcp_connections", "Open connections of the TCP transport.", ("side",))
+        connections = metrics.gauge("dynamo_tcp_connections", "Connections of the transport that are open.", ("side",))
         damaged = metrics.counter(
             "dynamo_tcp_damaged_frames_total",
-            "Frames that were not what was sent; each ended its connection.",
+            "Frames that did not arrive as they were sent; each ended its connection.",
             ("side",),
         )
         self._listening_tls = None if config.tls is None else listening_context(config.tls)
         calling_tls = None if config.tls is None else calling_context(config.tls)
         evicted = metrics.counter(
             "dynamo_tcp_silent_connections_closed_total",
-            "Connections that said nothing and had to make room for others.",
+            "Connections that were closed to make room, as they had said nothing yet.",
         )
         limiter = ConnectionLimiter(config.max_silent, evicted.labels())
         self._registry = Registry(config, connections.labels("listener"), damaged.labels("listener"), limiter)

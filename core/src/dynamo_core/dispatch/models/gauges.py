@@ -103,10 +103,8 @@ class FrontGauges(Collector):
 
     def _families(self) -> dict[str, GaugeMetricFamily]:
         told: dict[str, tuple[str, tuple[str, ...]]] = {
-            "model_ready": ("1 while the model can be asked: every role that it needs has a worker.", ("model",))
-        }
-        told |= {name: (text, ("model",)) for name, text in _CARD.items()}
-        told |= {
+            "model_ready": ("1 while the model can be asked: every role that it needs has a worker.", ("model",)),
+            **{name: (text, ("model",)) for name, text in _CARD.items()},
             "worker_active_decode_blocks": (
                 "KV blocks in use on a rank: reported by its worker, or placed since. Thresholds are compared with it.",
                 _WORKER,

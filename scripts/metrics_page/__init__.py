@@ -1,0 +1,26 @@
+"""Makes docs/reference/metrics.md from the metrics that the code declares: ``python -m scripts.metrics_page``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts.metrics_page.declarations import recorded, sources, unreached
+from scripts.metrics_page.page import Undocumented, text
+
+ROOT = Path(__file__).parents[2]
+PAGE = "docs/reference/metrics.md"
+
+
+def made() -> str:
+    """The page as the code has it now.
+
+    Raises:
+        Undocumented: a metric cannot be documented; says why, and what to do.
+    """
+    declarations = recorded()
+    if missed := unreached(sources(ROOT), declarations):
+        places = ", ".join(f"{path.relative_to(ROOT)}:{line}" for path, line in missed)
+        raise Undocumented(
+            f"{places} declare metrics, and no deployment of scripts/metrics_page/declarations.py goes there"
+        )
+    return text(declarations)

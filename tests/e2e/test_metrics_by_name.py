@@ -1,13 +1,17 @@
-"""GET /metrics of a running frontend has the names, types and labels that dashboards ask for."""
+"""GET /metrics of running processes has the names, types and labels that dashboards ask for and that the page has."""
 
 from __future__ import annotations
 
+import json
 import threading
-from pathlib import Path
+import urllib.request
 from typing import Any
 
 import pytest
+from dynamo_testing.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.architecture.metrics_page import rows
 
 CONFIG = """
 workers:
@@ -70,7 +74,31 @@ ORIGINAL: dict[str, tuple[str, set[str]]] = {
 #: Those that have no line before a worker fails in mid-answer; their labels are tested where workers do.
 SILENT = {name for name in ORIGINAL if "_migration_" in name} - {"model_migration_limit"}
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
+#: Frontend and worker with a plugin of every stage that has metrics and needs no server.
+PROCESSES = """
+admin: {port: %(admin)s}
+frontend: {response_store: {use: memory}}
+router: {use: kv}
+admission: [{use: token-capacity}, {use: fair-queue}, {use: rate-limit, requests_per_minute: 1000}]
+extensions: [{use: feed}]
+transport: {use: tcp}
+discovery: {use: file, path: "%(folder)s", ttl: 2}
+client: {drain_grace: 0, share_loads: true}
+workers:
+  mock:
+    model: {name: mock-model}
+    engine: {use: mocker, speedup_ratio: 0}
+    grace_period: 0
+"""
+#: Groups of the page whose plugins, settings or servers these processes do not have.
+ELSEWHERE = {
+    "Router affinity",
+    "Router slot-tracker",
+    "Limits over several frontends",
+    "Engine vllm",
+    "Transports nats and redis",
+    "Slot tracker",
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +126,23 @@ def server(serve_for_module: Any) -> Any:
     return server
 
 
-@pytest.fixture(scope="module")
-def families(server: Any) -> dict[str, Any]:
-    """What the page shows, with the exact names."""
-    text = server.request("GET", "/metrics")[2].decode()
+def families_of(page: bytes) -> dict[str, Any]:
+    """What a page shows, with the exact names."""
+    text = page.decode()
     found = {family.name: family for family in text_string_to_metric_families(text)}
     exact = {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")}
     # The parser takes `_total` from the names of counters.
     return {name: found.get(name) or found[name.removesuffix("_total")] for name in exact}
+
+
+def labels_of(family: Any) -> set[frozenset[str]]:
+    """The names of the labels of the lines of a metric, without that of buckets."""
+    return {frozenset(sample.labels) - {"le"} for sample in family.samples}
+
+
+@pytest.fixture(scope="module")
+def families(server: Any) -> dict[str, Any]:
+    return families_of(server.request("GET", "/metrics")[2])
 
 
 @pytest.mark.parametrize("name", ORIGINAL)
@@ -115,15 +152,35 @@ def test_a_metric_has_the_type_and_the_labels_of_the_original(families: dict[str
     family = families[f"dynamo_frontend_{name}"]
 
     assert family.type == kind
-    shown = {tuple(sorted(set(sample.labels) - {"le"})) for sample in family.samples}
-    assert shown == (set() if name in SILENT else {tuple(sorted(labels))})
+    assert labels_of(family) == (set() if name in SILENT else {frozenset(labels)})
 
 
-def test_every_metric_of_the_frontend_is_on_the_page(families: dict[str, Any]) -> None:
-    page = PAGE.read_text().split("## Metrics", 1)[1]
+@pytest.fixture(scope="module")
+def shown(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the pages of two processes show after a request, by the process."""
+    admin = free_port()
+    server = serve_for_module(PROCESSES % {"admin": admin, "folder": tmp_path_factory.mktemp("discovery")})
+    assert server.until(lambda: len(server.instances()) == 1, 20)
+    assert server.request("POST", "/v1/chat/completions", CHAT)[0] == 200
 
-    names = [name.removeprefix("dynamo_frontend") for name in families if name.startswith("dynamo_frontend_")]
-    assert [name for name in names if f"{name}`" not in page] == []
+    def told(address: str) -> bytes:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return bytes(answer.read())
+
+    (worker,) = json.loads(told(f"http://127.0.0.1:{admin}/admin/workers"))["workers"]
+    pages = {"frontends": f"http://127.0.0.1:{admin}", "workers": worker["system_url"]}
+    return {process: families_of(told(f"{address}/metrics")) for process, address in pages.items()}
+
+
+@pytest.mark.parametrize("process", ["frontends", "workers"])
+def test_a_process_shows_its_metrics_as_the_page_has_them_and_no_others(shown: Any, process: str) -> None:
+    page = {name: row for name, row in rows().items() if process in row.pages and row.heading not in ELSEWHERE}
+
+    assert shown[process].keys() == page.keys()
+    for name, family in shown[process].items():
+        assert (family.type, family.documentation) == (page[name].kind, page[name].meaning), name
+        assert labels_of(family) <= {page[name].labels}, name
+    assert sum(map(bool, map(labels_of, shown[process].values()))) > len(page) / 2
 
 
 def test_what_the_metrics_say_is_what_happened(server: Any) -> None:

@@ -112,12 +112,14 @@ export function showBalance(state) {
   const pools = new Map();
   for (const worker of state.workers) {
     const key = `${worker.model}, ${worker.role}`;
-    pools.set(key, [...(pools.get(key) ?? []), worker.served]);
+    if (!pools.has(key)) pools.set(key, []);
+    pools.get(key).push(worker.served);
   }
   const told = [];
   for (const [name, served] of pools) {
     const mean = sum(served, (count) => count) / served.length;
-    if (served.length > 1 && mean > 0) told.push(`${name}: the busiest worker had ${(Math.max(...served) / mean).toFixed(2)} × the mean`);
+    // Fewer requests than workers say nothing of the routing.
+    if (served.length > 1 && mean >= 1) told.push(`${name}: the busiest worker had ${(Math.max(...served) / mean).toFixed(2)} × the mean`);
   }
   const first = told.slice(0, 6).join("; ");
   setText($("balance"), told.length ? `Balance of requests in 15 minutes. ${first}${told.length > 6 ? `; and ${told.length - 6} more` : ""}.` : "");

@@ -189,6 +189,33 @@ async def test_the_place_stays_while_the_rows_change(top: Top, frontend: Fronten
         assert top.query_one(DataTable).cursor_row == 1
 
 
+@pytest.mark.timeout(30)
+async def test_a_thousand_workers_that_all_change_are_shown(top: Top, frontend: Frontend) -> None:
+    crowd = [worker(number) for number in range(1000)]
+    frontend.state = state(workers=crowd)
+    async with top.run_test(size=(200, 50)) as pilot:
+        await top.refresh_state()
+        await pilot.pause()
+        assert "1000 of 1000" in text(top, "#where")
+        # Each cell is narrower than before: a table that looks for the widest of a column does it for each.
+        frontend.state = state(workers=[one | {"requests": 1, "kv_used_blocks": 0, "served": 0} for one in crowd])
+        await top.refresh_state()
+        await pilot.press("end")
+        assert names(top)[-1] == "mock-999"
+        assert str(top.query_one(DataTable).get_row_at(999)[3]) == "1"
+
+
+async def test_a_column_grows_with_what_it_has(top: Top, frontend: Frontend) -> None:
+    async with top.run_test(size=(200, 50)) as pilot:
+        long = worker(1, name="a-worker-with-a-long-name")
+        frontend.state = state(workers=[long])
+        await top.refresh_state()
+        await pilot.pause()
+        (column, *_) = top.query_one(DataTable).ordered_columns
+        assert column.width >= len(long["name"])
+        assert names(top) == ["a-worker-with-a-long-name"]
+
+
 async def test_what_is_open_stays_open_while_the_state_changes(top: Top, frontend: Frontend) -> None:
     async with top.run_test() as pilot:
         await pilot.press("question_mark")

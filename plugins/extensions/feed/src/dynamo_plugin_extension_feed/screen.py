@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 from dynamo_core.errors import ConfigError
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,7 +16,17 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from dynamo_plugin_extension_feed.tables import MODELS, REQUESTS, TENANTS, WORKERS, Row, Table, summary, worker_lines
+from dynamo_plugin_extension_feed.tables import (
+    MODELS,
+    REQUESTS,
+    TENANTS,
+    WORKERS,
+    Column,
+    Row,
+    Table,
+    summary,
+    worker_lines,
+)
 from dynamo_plugin_extension_feed.why import PATH, story
 
 #: Asks the frontend: method, path; status and answer. Raises `ConfigError`.
@@ -90,6 +101,10 @@ class Top(App[None]):
         self._view = 0
         #: By view: the column that it is sorted by, and whether the largest comes first.
         self._orders = [(0, False), (0, False), (0, True), (2, True)]
+        #: What the table has: what its rows are known by, their texts, and the widths of its columns.
+        self._keys: Sequence[str] = []
+        self._cells: Sequence[Sequence[str]] = []
+        self._widths: Sequence[int] = []
         self._paused = False
         self._trouble = ""
 
@@ -130,12 +145,8 @@ class Top(App[None]):
         self._show()
 
     def _begin_view(self) -> None:
-        table = self.query_one(DataTable)
-        table.clear(columns=True)
-        column, turned = self._orders[self._view]
-        for index, one in enumerate(self.view.columns):
-            mark = (" ▼" if turned else " ▲") if index == column else ""
-            table.add_column(Text(one.title + mark, justify="right" if one.right else "left"), key=one.title)
+        self._widths = [cell_len(one.title) + 2 for one in self.view.columns]
+        self._begin_table([])
         self._show()
 
     def _show(self) -> None:
@@ -143,24 +154,46 @@ class Top(App[None]):
         column, turned = self._orders[self._view]
         words = self.query_one("#filter", Input).value
         rows = self.view.rows(self._state, words, column, turned)
-        keys = [self.view.key(row) for row in rows]
+        cells = [self.view.cells(row) for row in rows]
         chosen = self._chosen()
-        if keys == [row.value for row in table.rows]:
-            # Where the order is the same only cells change, and the place stays what it is.
-            for key, row in zip(keys, rows, strict=True):
-                for one, cell in zip(self.view.columns, self._cells(row), strict=True):
-                    if table.get_cell(key, one.title) != cell:
-                        table.update_cell(key, one.title, cell, update_width=True)
+        widths = [max([known, *map(cell_len, texts)]) for known, *texts in zip(self._widths, *cells, strict=True)]
+        if widths != self._widths or len(cells) < len(self._cells):
+            self._widths = widths
+            self._begin_table(cells)
         else:
-            top = table.scroll_offset
-            table.clear()
-            for key, row in zip(keys, rows, strict=True):
-                table.add_row(*self._cells(row), key=key)
-            if chosen in keys:
-                table.move_cursor(row=keys.index(chosen), scroll=False)
-            table.scroll_to(top.x, top.y, animate=False)
+            self._change(cells)
+        self._keys = [self.view.key(row) for row in rows]
+        if chosen in self._keys:
+            table.move_cursor(row=self._keys.index(chosen), scroll=False)
         self.query_one("#summary", Static).update(Text(summary(self._state), no_wrap=True, overflow="ellipsis"))
         self._tell_where(len(rows), words)
+
+    def _begin_table(self, cells: Sequence[Sequence[str]]) -> None:
+        """Makes the table anew. Columns have widths, since a table that finds them reads all rows for each cell."""
+        table = self.query_one(DataTable)
+        top = table.scroll_offset
+        table.clear(columns=True)
+        column, turned = self._orders[self._view]
+        for index, (one, width) in enumerate(zip(self.view.columns, self._widths, strict=True)):
+            mark = (" ▼" if turned else " ▲") if index == column else ""
+            table.add_column(
+                Text(one.title + mark, justify="right" if one.right else "left"), key=one.title, width=width
+            )
+        self._cells = []
+        self._change(cells)
+        table.scroll_to(top.x, top.y, animate=False)
+
+    def _change(self, cells: Sequence[Sequence[str]]) -> None:
+        """Writes the cells that are other than before, and the rows that are new. Rows are known by their place."""
+        table = self.query_one(DataTable)
+        for place, (new, old) in enumerate(zip(cells, self._cells, strict=False)):
+            if new != old:
+                for one, text, before in zip(self.view.columns, new, old, strict=True):
+                    if text != before:
+                        table.update_cell(str(place), one.title, _cell(one, text))
+        for place in range(len(self._cells), len(cells)):
+            table.add_row(*map(_cell, self.view.columns, cells[place]), key=str(place))
+        self._cells = cells
 
     def _tell_where(self, shown: int, words: str) -> None:
         told = f"{self.view.name}: {shown} of {len(self._state[self.view.name])}"
@@ -169,17 +202,14 @@ class Top(App[None]):
         told += f", {self._trouble}" if self._trouble else ""
         self.query_one("#where", Static).update(Text(told, no_wrap=True, overflow="ellipsis"))
 
-    def _cells(self, row: Row) -> list[Text]:
-        texts = zip(self.view.columns, self.view.cells(row), strict=True)
-        return [Text(text, justify="right" if column.right else "left") for column, text in texts]
-
     def _chosen(self) -> str | None:
-        table = self.query_one(DataTable)
-        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
+        place = self.query_one(DataTable).cursor_row
+        return self._keys[place] if place < len(self._keys) else None
 
     def action_view(self, index: int) -> None:
         """Shows another view."""
         self._view = index
+        self._keys = []
         self._begin_view()
 
     def action_next_view(self) -> None:
@@ -230,7 +260,7 @@ class Top(App[None]):
 
     async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Opens a worker or a request."""
-        chosen = event.row_key.value
+        chosen = self._chosen()
         row = next((row for row in self._state[self.view.name] if self.view.key(row) == chosen), None)
         if row is None:
             return
@@ -245,3 +275,7 @@ class Top(App[None]):
         except ConfigError as error:
             return [str(error)]
         return list(story(answer)) if status == 200 else [f"no frontend knows request {request_id} any more"]
+
+
+def _cell(column: Column, text: str) -> Text:
+    return Text(text, justify="right" if column.right else "left")

@@ -1,3 +1,4 @@
+from dynamo_core.telemetry.gen_ai import gen_ai_attributes as gen_ai_attributes
 from dynamo_core.telemetry.logs import configure_logging as configure_logging
 from dynamo_core.telemetry.logs import shutdown_logging as shutdown_logging
 from dynamo_core.telemetry.metrics import Counter as Counter

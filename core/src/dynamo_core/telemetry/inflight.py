@@ -7,7 +7,6 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Final
 
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.request_events import RequestFinished, RequestFirstToken, RequestReceived
@@ -16,6 +15,7 @@ from dynamo_core.protocol.ids import client_request_id, new_request_id
 from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.telemetry import logs, tracing
+from dynamo_core.telemetry.gen_ai import gen_ai_attributes
 from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
 from dynamo_core.telemetry.request_events import RequestEventHub
 from dynamo_core.telemetry.spans import Span, start_span
@@ -268,16 +268,6 @@ class RequestTracker:
         return series
 
 
-#: What OpenTelemetry's conventions call the endpoints that they know.
-_OPERATIONS: Final = {
-    "chat_completions": "chat",
-    "messages": "chat",
-    "responses": "chat",
-    "completions": "text_completion",
-    "embeddings": "embeddings",
-}
-
-
 class Inflight:
     """One client request; implements `dynamo_core.contracts.frontend.InflightRequest`.
 
@@ -479,9 +469,7 @@ class Inflight:
                 "model": self._model,
                 "request_id": self.request_id,
                 "streaming": self._request_type == "stream",
-                "gen_ai.operation.name": _OPERATIONS.get(self._endpoint, self._endpoint),
-                "gen_ai.provider.name": "dynamo",
-                "gen_ai.request.model": self._model,
+                **gen_ai_attributes(self._endpoint, self._model),
             }
         )
         if self._x_request_id is not None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_testing.otlp import TRACES, OtlpReceiver, plain
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
@@ -61,33 +60,23 @@ class Span:
     attributes: dict[str, Any]
 
 
-@dataclass
-class Collector:
-    """An OTLP receiver on the loopback."""
-
-    url: str = ""
-    bodies: list[bytes] = field(default_factory=list)
-    news: threading.Condition = field(default_factory=threading.Condition)
+class Collector(OtlpReceiver):
+    """A collector that knows spans."""
 
     def spans(self) -> list[Span]:
         """Everything received so far."""
         found: list[Span] = []
-        for body in list(self.bodies):
+        for body in self.bodies(TRACES):
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                service = _plain(resource.resource.attributes)["service.name"]
+                service = plain(resource.resource.attributes)["service.name"]
                 for scope in resource.scope_spans:
                     found += [_span(service, span) for span in scope.spans]
         return found
 
-    def until(self, condition: Callable[[list[Span]], object]) -> list[Span]:
+    def spans_until(self, condition: Callable[[list[Span]], object]) -> list[Span]:
         """Everything received, once the condition holds."""
-        with self.news:
-            assert self.news.wait_for(lambda: condition(self.spans()), 20), [span.name for span in self.spans()]
+        assert self.until(lambda: condition(self.spans())), [span.name for span in self.spans()]
         return self.spans()
-
-
-def _plain(attributes: Any) -> dict[str, Any]:
-    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in attributes}
 
 
 def _span(service: str, span: WireSpan) -> Span:
@@ -100,37 +89,14 @@ def _span(service: str, span: WireSpan) -> Span:
         [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
         span.kind,
         span.status.code == Status.STATUS_CODE_ERROR,
-        _plain(span.attributes),
+        plain(span.attributes),
     )
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    collector = Collector()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            right = self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
-            with collector.news:
-                if right:
-                    collector.bodies.append(body)
-                collector.news.notify_all()
-            self.send_response(200 if right else 404)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing: pytest shows what went wrong."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    collector.url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield collector
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+    with Collector() as collector:
+        yield collector
 
 
 @pytest.fixture
@@ -193,7 +159,7 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(traced: Any, colle
         **{"x-request-id": "client-1"},
     )
     assert status == 200
-    spans = collector.until(whole)
+    spans = collector.spans_until(whole)
 
     http_request, router, payload, generate = (
         one(spans, name) for name in ("http-request", "router.route_request", "handle_payload", "engine.generate")
@@ -241,7 +207,7 @@ def test_the_worker_that_decodes_links_to_the_one_that_prefilled(traced: Any, co
     server = traced(config=IN_TWO)
     status, _, _ = server.request("POST", "/v1/chat/completions", chat(), traceparent=f"00-{TRACE}-{SPAN}-01")
     assert status == 200
-    spans = [span for span in collector.until(ended("engine.generate", 2)) if span.name == "engine.generate"]
+    spans = [span for span in collector.spans_until(ended("engine.generate", 2)) if span.name == "engine.generate"]
 
     by_role = {span.attributes["disagg_role"]: span for span in spans}
     prefill, decode = by_role["prefill"], by_role["decode"]
@@ -259,7 +225,7 @@ def test_a_client_that_leaves_is_seen_in_the_trace(traced: Any, collector: Colle
     )
     until_content(connection)
     connection.close()
-    spans = collector.until(whole)
+    spans = collector.spans_until(whole)
 
     generate = one(spans, "engine.generate")
     assert generate.attributes["cancelled"] is True
@@ -272,7 +238,7 @@ def test_a_client_that_leaves_is_seen_in_the_trace(traced: Any, collector: Colle
 def test_a_request_that_the_engine_rejects_is_an_error_of_its_kind(traced: Any, collector: Collector) -> None:
     server = traced()
     status, _, _ = server.request("POST", "/v1/chat/completions", chat("x" * 2000))
-    spans = collector.until(whole)
+    spans = collector.spans_until(whole)
 
     generate = one(spans, "engine.generate")
     assert status == 400
@@ -285,7 +251,7 @@ def test_a_trace_that_the_client_does_not_sample_is_not_exported(traced: Any, co
     server = traced()
     server.request("POST", "/v1/chat/completions", chat(), traceparent=f"00-{TRACE}-{SPAN}-00")
     server.request("POST", "/v1/chat/completions", chat())
-    spans = collector.until(whole)
+    spans = collector.spans_until(whole)
 
     assert TRACE not in {span.trace_id for span in spans}
     assert TRACE in {line["trace_id"] for line in lines(server, "request finished")}
@@ -308,7 +274,7 @@ def test_without_export_the_collector_hears_nothing_and_the_logs_carry_the_trace
     assert server.request("POST", "/v1/chat/completions", chat(), traceparent=f"00-{TRACE}-{SPAN}-01")[0] == 200
     server.end()
 
-    assert collector.bodies == []
+    assert collector.received == []
     told = lines(server, "request finished") + lines(server, "a request goes to engine")
     assert [line["process"] for line in told] == ["frontend", "workers.mock-0"]
     assert {line["trace_id"] for line in told} == {TRACE}

@@ -1,0 +1,19 @@
+"""The extension that sends the metrics of OpenTelemetry's conventions for generative AI to a collector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_core import hookimpl
+
+if TYPE_CHECKING:
+    from dynamo_core import Extension
+
+DYNAMO_API = 2
+
+
+@hookimpl
+def dynamo_register_extensions() -> list[type[Extension]]:
+    from dynamo_plugin_extension_otel_metrics.extension import OtelMetricsExtension
+
+    return [OtelMetricsExtension]

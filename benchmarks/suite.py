@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--extension",
-        choices=(extensions.Idle.NAME, extensions.Subscriber.NAME),
+        choices=(extensions.Idle.NAME, extensions.Subscriber.NAME, "otel-metrics"),
         help="compare the frontend with this extension and the one without, in place of the probe",
     )
 
@@ -121,7 +121,7 @@ class Bench:
         return self.folder / "model"
 
     async def ours(self, name: str, engine: str, extension: str | None = None, *, parser: str | None = None) -> Target:
-        """`dynamo serve`, with an extension of this package if one is named, and with parsers if one is."""
+        """`dynamo serve`, with an extension if one is named, and with parsers if one is."""
         port = free_port()
         records = self.folder / f"{name}-records"
         config = self.folder / f"{name}.yaml"

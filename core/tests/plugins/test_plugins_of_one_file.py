@@ -157,7 +157,7 @@ def test_all_classes_of_a_file_are_of_one_module_that_knows_its_file(write: Writ
 
     assert one.__module__ == other.__module__
     assert sys.modules[one.__module__].router is one
-    assert sys.modules[one.__module__].HERE == str(tmp_path / "stages.py")
+    assert str(tmp_path / "stages.py") == sys.modules[one.__module__].HERE
 
 
 def test_the_hooks_of_a_file_are_heard_once(write: Write) -> None:

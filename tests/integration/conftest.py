@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,6 +60,8 @@ class House:
     store: Callable[[Metrics], Discovery] = lambda metrics: MemoryDiscovery(PluginConfig(), metrics)
     #: The events of its requests.
     events: RequestEventHub = field(default_factory=RequestEventHub)
+    #: The models of its config.
+    expected: Collection[str] = ()
     announced: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     ids: Iterator[int] = field(default_factory=count)
 
@@ -94,6 +96,7 @@ class House:
             announce=self.announce,
             load_tokenizer=load_tokenizer,
             load_parsers=partial(load_parsers, PluginLoader()),
+            expected=self.expected,
         )
         self.models.start()
         self.stack.push_async_callback(self.transport.aclose)

@@ -85,7 +85,7 @@ def record(instance_id: int | None, **fields: Any) -> RequestRecord:
     return RequestRecord(instance_id=instance_id, **{**known, **fields})
 
 
-async def test_a_model_is_there_with_the_facts_of_its_card_while_it_has_workers(
+async def test_a_model_shows_the_facts_of_its_card_while_it_has_workers_and_then_that_it_is_not_ready(
     house: Any, gauges: FrontGauges
 ) -> None:
     assert shown(house.metrics)["model_ready"] == {}
@@ -101,13 +101,40 @@ async def test_a_model_is_there_with_the_facts_of_its_card_while_it_has_workers(
     assert there["model_total_kv_blocks"] == {("m",): 100}
     # What the card does not tell is not made up.
     assert there["model_max_num_seqs"] == {}
-    assert not any(shown(house.metrics).values())
+    assert {name: told for name, told in shown(house.metrics).items() if told} == {"model_ready": {("m",): 0}}
 
 
-async def test_a_model_without_a_role_it_needs_is_not_ready(house: Any, gauges: FrontGauges) -> None:
-    await house.run(Slow, disaggregation_mode=DisaggregationMode.DECODE)
+async def test_a_model_of_the_config_is_not_ready_before_its_first_worker_comes(make_house: Any) -> None:
+    house = make_house(expected=("m",))
+    house.metrics.registry.register(FrontGauges(house.models, house.tracker, "f"))
+    before = shown(house.metrics)["model_ready"]
+
+    await house.run(Slow)
+
+    assert before == {("m",): 0}
+    assert shown(house.metrics)["model_ready"] == {("m",): 1}
+
+
+@pytest.mark.parametrize("role", [DisaggregationMode.DECODE, DisaggregationMode.PREFILL])
+async def test_a_model_without_a_role_it_needs_is_not_ready(
+    house: Any, gauges: FrontGauges, role: DisaggregationMode
+) -> None:
+    await house.run(Slow, disaggregation_mode=role)
 
     assert shown(house.metrics)["model_ready"] == {("m",): 0}
+
+
+async def test_a_worker_shows_its_model_whether_it_is_busy_and_its_state(house: Any, gauges: FrontGauges) -> None:
+    worker = await house.run(Slow)
+    name = f"{worker.instance.instance_id:016x}"
+    (pool,) = house.models.pools()
+
+    before = shown(house.metrics)
+    pool.set_busy(worker.instance.instance_id, True)
+
+    assert before["worker_state"] == {("m", "serving", name, "aggregated"): 1}
+    assert before["worker_busy"] == {("m", name, "aggregated"): 0}
+    assert shown(house.metrics)["worker_busy"] == {("m", name, "aggregated"): 1}
 
 
 async def test_a_rank_shows_what_it_is_doing(house: Any, gauges: FrontGauges) -> None:

@@ -14,7 +14,7 @@ from dynamo_core.dispatch.models.models import Models
 from dynamo_core.protocol.records import ModelCard, RequestRecord
 
 _WORKER = ("worker_id", "dp_rank", "worker_type")
-_ROLE = ("worker_id", "worker_type")
+_ROLE = ("model", "worker_id", "worker_type")
 #: The rank of a request to a worker with several: nothing above the pipeline knows it.
 _ANY_RANK = "any"
 
@@ -58,19 +58,19 @@ class FrontGauges(Collector):
         """Everything as it is now."""
         families = self._families()
         workers: set[int] = set()
+        for name, ready in self._models.readiness().items():
+            families["model_ready"].add_metric([name], float(ready))
         for model in self._models.list():
-            families["model_ready"].add_metric([model.name], 0 if model.missing_roles else 1)
             for name, value in _facts(model.card):
                 families[name].add_metric([model.name], value)
             for role, group in list(model.groups.items()):
                 for instance_id, card in list(group.pool.cards.items()):
                     workers.add(instance_id)
-                    instance = group.pool.instances.get(instance_id)
-                    if instance is not None:
-                        families["worker_state"].add_metric([f"{instance_id:016x}", role, instance.state_name], 1.0)
+                    labels = [model.name, f"{instance_id:016x}", role]
+                    if (instance := group.pool.instances.get(instance_id)) is not None:
+                        families["worker_state"].add_metric([*labels, instance.state_name], 1.0)
                     self._add_worker(families, instance_id, role, card)
-                    busy = instance_id in group.pool.busy
-                    families["worker_busy"].add_metric([f"{instance_id:016x}", role], float(busy))
+                    families["worker_busy"].add_metric(labels, float(instance_id in group.pool.busy))
         for gone in set(self._last) - workers:
             self._last.pop(gone, None)
             self._spread.pop(gone, None)
@@ -90,20 +90,21 @@ class FrontGauges(Collector):
                 families["worker_kv_blocks_active"].add_metric(labels[:2], used if told is None else told)
                 if load.kv_total_blocks is not None:
                     families["worker_kv_blocks_total"].add_metric(labels[:2], load.kv_total_blocks)
-        last = self._last.get(instance_id)
-        if last is None or last.time_to_first_token is None:
+        if (last := self._last.get(instance_id)) is None or last.time_to_first_token is None:
             return
         labels = [worker, str(first) if size == 1 else _ANY_RANK, role]
         families["worker_last_time_to_first_token_seconds"].add_metric(labels, last.time_to_first_token)
         families["worker_last_input_sequence_tokens"].add_metric(labels, last.prompt_tokens)
-        spread = self._spread.get(instance_id)
-        if spread is not None and spread.time_to_first_token is not None:
+        if (spread := self._spread.get(instance_id)) is not None and spread.time_to_first_token is not None:
             gap = (spread.duration - spread.time_to_first_token) / (spread.output_tokens - 1)
             families["worker_last_inter_token_latency_seconds"].add_metric(labels, gap)
 
     def _families(self) -> dict[str, GaugeMetricFamily]:
         told: dict[str, tuple[str, tuple[str, ...]]] = {
-            "model_ready": ("1 while the model can be asked: every role that it needs has a worker.", ("model",)),
+            "model_ready": (
+                "1 while the model can be asked: every role that it needs has a worker. 0 also without any worker.",
+                ("model",),
+            ),
             **{name: (text, ("model",)) for name, text in _CARD.items()},
             "worker_active_decode_blocks": (
                 "KV blocks in use on a rank: reported by its worker, or placed since. Thresholds are compared with it.",

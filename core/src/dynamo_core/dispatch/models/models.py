@@ -160,10 +160,17 @@ class Models(AsyncResource):
 
     def missing_roles(self, name: str) -> Sequence[str]:
         """Roles without which this model cannot be asked now; see `ModelDirectory.missing_roles`."""
-        model = self._models.get(name)
-        if model is not None:
+        if (model := self._models.get(name)) is not None:
             return model.missing_roles
         return (DECODE,) if any(self._of(name, (PREFILL,))) else ()
+
+    def readiness(self) -> Mapping[str, bool]:
+        """Whether each model can be asked now: those of the config, of workers, and those that were there before."""
+        # In steps that nothing interrupts, as /metrics asks from another thread.
+        names = self._expected.union(card.name for worker in list(self._workers.values()) if (card := worker.card))
+        return {
+            name: (model := self._models.get(name)) is not None and not model.missing_roles for name in sorted(names)
+        }
 
     def instances(self) -> Sequence[Instance]:
         """All workers that can be routed to, and the prefill workers that wait for a worker that answers."""

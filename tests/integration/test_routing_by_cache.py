@@ -335,6 +335,20 @@ async def test_if_nobody_tells_of_caches_though_prompts_come_an_alarm_is_raised(
         assert "tell of their KV caches again" in caplog.text
 
 
+async def test_the_alarm_ends_with_the_last_worker(make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_module, "TICK", 0.01)
+    routers = Routers(alarm_secs=0.05)
+    house = make_house(router=routers)
+    worker = await house.run(Mocker, enable_kv_routing=False)
+    await answer(house, request(PROMPT))
+    await house.eventually(lambda: routers.of("aggregated")._silent)
+
+    await worker.stop(grace=False)
+
+    silent = 'dynamo_router_kv_events_silent{model="m",worker_type="aggregated"}'
+    await house.eventually(lambda: f"{silent} 0.0" in house.metrics.render_now().decode())
+
+
 class Slow(Mocker):
     """Takes its time, so that prompts are still to be prefilled when others come."""
 

@@ -231,9 +231,11 @@ class RouterMetrics:
                 worker.between_tokens.observe((record.duration - first) / (record.output_tokens - 1))
 
     def close(self) -> None:
-        """The router is gone."""
+        """The router is gone, and what it told of its workers with it."""
         unregister(self)
         self.registered(())
+        self.silent.set(0)
+        self.blocks.set(0)
 
     def _worker(self, instance: Instance, phase: Phase) -> _WorkerMetrics:
         labels = (instance.namespace, instance.component, self._router_id, f"{instance.instance_id:016x}")

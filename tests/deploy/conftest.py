@@ -21,6 +21,65 @@ CHART = REPOSITORY / "deploy" / "helm" / "dynamo"
 
 Objects = list[dict[str, Any]]
 
+#: Every value of the chart that adds something.
+EVERYTHING: dict[str, Any] = {
+    "image": {"repository": "images.example/dynamo", "tag": "1", "pullPolicy": "Always"},
+    "imagePullSecrets": [{"name": "pull"}],
+    "fullnameOverride": "models",
+    "config": {
+        "transport": {"use": "tcp", "bind": "0.0.0.0:7200", "secret": "${env:SHARED}"},
+        "client": {"drain_grace": 2.5, "shutdown_timeout": 20},
+        "frontend": {"port": 8080, "processes": 2},
+        "admin": {"port": 9300},
+    },
+    "secrets": {"SHARED": {"secret": "s", "key": "k"}},
+    "networkPolicy": {
+        "api": [{"ipBlock": {"cidr": "203.0.113.0/24"}}],
+        "system": [{"namespaceSelector": {"matchLabels": {"a": "b"}}, "podSelector": {}}],
+        "servers": [{"name": "redis", "podSelector": {"matchLabels": {"app": "redis"}}, "ports": [6379]}],
+        "egress": {"enabled": True, "more": [{"ports": [{"port": 4318, "protocol": "TCP"}]}]},
+    },
+    "serviceAccount": {"name": "someone", "annotations": {"a": "b"}},
+    "pod": {
+        "annotations": {"a": "b"},
+        "labels": {"team": "a"},
+        "env": [{"name": "OTEL_EXPORT_ENABLED", "value": "1"}],
+        "envFrom": [{"secretRef": {"name": "more"}}],
+        "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}],
+        "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {"podAntiAffinity": {}},
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+        ],
+        "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"},
+    },
+    "frontend": {
+        "service": {"type": "LoadBalancer", "port": 80, "annotations": {"a": "b"}},
+        "autoscaling": {"enabled": True, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}}},
+    },
+    "workers": {
+        "a_b": {
+            "config": {
+                "model": {"name": "m"},
+                "engine": {"use": "mocker"},
+                "grace_period": 0,
+                "shutdown_timeout": 7,
+                "system_port": 9400,
+            },
+            "podDisruptionBudget": {"enabled": False},
+            "resources": {"limits": {"nvidia.com/gpu": 1}},
+            "startupSeconds": 1800,
+        },
+        "c": {"config": {"model": {"name": "n"}, "engine": {"use": "mocker"}}, "replicas": 0},
+    },
+}
+
+SOURCES = ("chart: mocker", "chart: nats-etcd", "chart: everything", "kustomize: base", "kustomize: nats-etcd")
+
 
 class Refused(Exception):
     """The chart was not rendered; the text is what Helm says."""
@@ -121,3 +180,29 @@ def example() -> Callable[[str], dict[str, Any]]:
         return values
 
     return read
+
+
+@pytest.fixture(scope="session")
+def rendered(
+    chart: Callable[..., Objects], example: Callable[[str], dict[str, Any]], kustomized: Callable[[str], Objects]
+) -> Callable[[str], Objects]:
+    """The objects of one of SOURCES, rendered once."""
+    kept: dict[str, Objects] = {}
+
+    def make(source: str) -> Objects:
+        tool, name = source.split(": ")
+        if tool == "kustomize":
+            return kustomized(name if name == "base" else f"overlays/{name}")
+        return chart(EVERYTHING if name == "everything" else example(name))
+
+    def get(source: str) -> Objects:
+        if source not in kept:
+            kept[source] = make(source)
+        return kept[source]
+
+    return get
+
+
+@pytest.fixture(params=SOURCES)
+def objects(request: pytest.FixtureRequest, rendered: Callable[[str], Objects]) -> Objects:
+    return rendered(request.param)

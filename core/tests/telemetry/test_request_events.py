@@ -14,6 +14,7 @@ from dynamo_core.contracts.request_events import (
     RequestReceived,
     Subscription,
 )
+from dynamo_core.errors import BackendError, InvalidArgument, Unavailable
 from dynamo_core.telemetry import request_events
 from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_core.telemetry.metrics import Counter, Metrics
@@ -184,3 +185,28 @@ async def test_a_request_without_output_has_no_first_token(hub: RequestEventHub)
         request.fail("internal", 500)
 
     assert [type(event) for event in await subscription.batch()] == [RequestReceived, RequestFinished]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (BackendError.Unknown("out of memory"), 500, "Backend(Unknown): out of memory"),
+        (Unavailable("no worker"), 503, "Unavailable: no worker"),
+        # What is not ours may hold anything, and so may what a client has sent.
+        (KeyError("a secret"), 500, "KeyError"),
+        (InvalidArgument("a prompt"), 400, ""),
+        (None, 500, ""),
+    ],
+)
+async def test_the_end_of_a_request_has_the_reason_if_the_server_is_to_blame(
+    hub: RequestEventHub, error: Exception | None, status: int, reason: str
+) -> None:
+    subscription = subscribe(hub)
+    tracker = RequestTracker(Metrics(), lambda record: None, events=hub)
+
+    with tracker.begin(model="m", endpoint="chat_completions", streaming=True, headers={}) as request:
+        request.fail("internal", status, error)
+
+    *_, last = await subscription.batch()
+    assert isinstance(last, RequestFinished)
+    assert last.reason == reason

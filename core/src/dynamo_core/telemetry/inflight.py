@@ -282,7 +282,6 @@ class Inflight:
         "_disconnects",
         "_endpoint",
         "_entered",
-        "_error",
         "_error_type",
         "_events",
         "_finish_reason",
@@ -301,6 +300,7 @@ class Inflight:
         "_preprocess",
         "_principal",
         "_prompt_tokens",
+        "_reason",
         "_request_type",
         "_scope",
         "_series",
@@ -364,7 +364,7 @@ class Inflight:
         self._finish_reason: str | None = None
         self._error_type: str | None = None
         self._http_status = 0
-        self._error: BaseException | None = None
+        self._reason = ""
         self._gone = False
         self._span = span
         self._scope = logs.RequestScope(self.request_id, x_request_id)
@@ -395,7 +395,7 @@ class Inflight:
         if self._span.recording:
             self._describe(record)
         if self._events.active:
-            self._events.publish(RequestFinished(self.request_id, time.monotonic(), record, self._reason()))
+            self._events.publish(RequestFinished(self.request_id, time.monotonic(), record, self._reason))
         try:
             self._announce(record)
         except Exception:
@@ -450,7 +450,9 @@ class Inflight:
         if self._error_type is None:
             self._error_type = error_type or INTERNAL
             self._http_status = http_status
-            self._error = error if http_status >= _SERVER_ERROR else None
+            # The error itself would keep its frames, and with them this request.
+            if error is not None and http_status >= _SERVER_ERROR:
+                self._reason = _reason(error)
 
     def disconnected(self) -> None:
         """Records that the client disconnected. Does nothing once the whole answer was sent."""
@@ -562,13 +564,6 @@ class Inflight:
             cached_tokens=self._cached_tokens,
         )
 
-    def _reason(self) -> str:
-        error = self._error
-        if error is None:
-            return ""
-        # The text of an error that is not ours may hold anything.
-        return f"{error.kind}: {shown(error.message)}" if isinstance(error, DynamoError) else type(error).__name__
-
     def _describe(self, record: RequestRecord) -> None:
         """Writes the outcome to the span. A mistake of the client, or its disconnect, is no error of the server."""
         span = self._span
@@ -586,3 +581,8 @@ class Inflight:
             span.set_attributes({"error_type": record.error_type, "error.type": record.error_type})
             if record.http_status >= _SERVER_ERROR:
                 span.set_error(record.error_type)
+
+
+def _reason(error: BaseException) -> str:
+    # The text of an error that is not ours may hold anything.
+    return f"{error.kind}: {shown(error.message)}" if isinstance(error, DynamoError) else type(error).__name__

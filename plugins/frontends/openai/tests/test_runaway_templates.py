@@ -119,6 +119,14 @@ async def store() -> Any:
     await store.aclose()
 
 
+@pytest.fixture
+async def patient() -> Any:
+    """For templates that end: their process has all the time that a busy machine may need."""
+    store = TemplateStore(30.0)
+    yield store
+    await store.aclose()
+
+
 async def render(store: TemplateStore, template: ChatTemplate, *, long: bool = False, **options: Any) -> str:
     def values() -> dict[str, Any]:
         return template.values(USER * 2, **options)
@@ -189,44 +197,46 @@ async def test_a_template_that_runs_away_is_stopped(
 
 
 @pytest.mark.parametrize("name", SOUND)
-async def test_a_sound_template_gives_on_the_loop_what_it_gives_without_bounds(store: TemplateStore, name: str) -> None:
+async def test_a_sound_template_gives_on_the_loop_what_it_gives_without_bounds(
+    patient: TemplateStore, name: str
+) -> None:
     template = ChatTemplate(SOUND[name], {"bos": "<s>"})
 
     inline = template.render(template.values(USER * 2))
 
-    assert inline == await render(store, template, long=True)
+    assert inline == await render(patient, template, long=True)
 
 
-async def test_a_template_that_is_not_for_the_loop_is_rendered_all_the_same(store: TemplateStore) -> None:
+async def test_a_template_that_is_not_for_the_loop_is_rendered_all_the_same(patient: TemplateStore) -> None:
     template = ChatTemplate(
         "{{ 'x'.center(5) }}{{ 2 ** 3 }}{% for i in range(30000) %}{% if loop.last %}{{ i }}{% endif %}{% endfor %}"
     )
 
-    assert await render(store, template) == "  x  829999"
+    assert await render(patient, template) == "  x  829999"
 
 
-async def test_tools_have_their_own_template_in_a_process_too(store: TemplateStore) -> None:
+async def test_tools_have_their_own_template_in_a_process_too(patient: TemplateStore) -> None:
     template = ChatTemplate("none", None, "{{ tools|length ** 1 }}")
 
-    assert await render(store, template, tools=[{}, {}]) == "2"
-    assert await render(store, template, long=True) == "none"
+    assert await render(patient, template, tools=[{}, {}]) == "2"
+    assert await render(patient, template, long=True) == "none"
 
 
-async def test_what_a_template_refuses_is_told_from_a_process_too(store: TemplateStore) -> None:
+async def test_what_a_template_refuses_is_told_from_a_process_too(patient: TemplateStore) -> None:
     with pytest.raises(InvalidArgument, match="refused the messages: roles must alternate") as caught:
-        await render(store, ChatTemplate("{{ raise_exception('roles must alternate') }}"), long=True)
+        await render(patient, ChatTemplate("{{ raise_exception('roles must alternate') }}"), long=True)
 
     assert caught.value.field == "messages"
 
 
-async def test_half_a_character_is_refused_by_a_process(store: TemplateStore) -> None:
+async def test_half_a_character_is_refused_by_a_process(patient: TemplateStore) -> None:
     with pytest.raises(InvalidArgument, match="surrogates"):
-        await render(store, ChatTemplate(r"{{ '\ud800' }}"), long=True)
+        await render(patient, ChatTemplate(r"{{ '\ud800' }}"), long=True)
 
 
-async def test_a_fault_that_only_compiling_shows_is_the_models(store: TemplateStore) -> None:
+async def test_a_fault_that_only_compiling_shows_is_the_models(patient: TemplateStore) -> None:
     with pytest.raises(Unknown, match="template is broken"):
-        await render(store, ChatTemplate("{{ 1|no_such_filter }}"))
+        await render(patient, ChatTemplate("{{ 1|no_such_filter }}"))
 
 
 @pytest.mark.parametrize("source", ["{% for a in b %}" * 30 + "{% endfor %}" * 30, "x" * 300_000, "{{ " + "(" * 5000])

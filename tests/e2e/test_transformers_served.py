@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 PROMPTS = [[10 + (7 * place + 11 * which) % 500 for place in range(30)] for which in range(6)]
-SETTINGS = ("kv_cache_tokens=4096", "device=cpu", "threads=1", "dtype=float32")
+SETTINGS = ("kv_cache_tokens=4096", "threads=1", "dtype=float32")
 PROCESSES = ("--request-plane", "tcp", "--discovery-backend", "file")
 
 
@@ -47,15 +47,20 @@ def server(request: pytest.FixtureRequest, serve_for_module: Any, folder: Path) 
 
 
 def alone(folder: Path, count: int) -> list[list[int]]:
-    """What the library says without us: the most likely tokens after each prompt."""
+    """What the library says without us: the most likely tokens after each prompt. On a GPU if there is one."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).to(device)
     with torch.no_grad():
         made = [
             model.generate(
-                torch.tensor([prompt]), do_sample=False, max_new_tokens=count, eos_token_id=-1, pad_token_id=0
+                torch.tensor([prompt], device=device),
+                do_sample=False,
+                max_new_tokens=count,
+                eos_token_id=-1,
+                pad_token_id=0,
             )
             for prompt in PROMPTS
         ]

@@ -28,7 +28,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def library_model(model_folder: Path) -> Any:
-    """The same model, loaded by the library and asked without us."""
+    """The same model, loaded by the library and asked without us; on a GPU if there is one, as the engine does."""
+    torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 
-    return transformers.AutoModelForCausalLM.from_pretrained(model_folder, local_files_only=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, local_files_only=True)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -33,7 +33,8 @@ PROMPT = [10 + 7 * place % 500 for place in range(40)]
 
 
 def make(folder: Path, **settings: Any) -> TransformersEngine:
-    sizes = {"kv_cache_tokens": 4096, "device": "cpu", "threads": 1, "dtype": "float32"}
+    # The device is chosen by the engine: a GPU if there is one.
+    sizes = {"kv_cache_tokens": 4096, "threads": 1, "dtype": "float32"}
     config = TransformersConfig.model_validate(sizes | settings)
     return TransformersEngine(config, WorkerConfig(model_name="tiny", model_path=str(folder)))
 
@@ -85,7 +86,11 @@ def alone(library_model: Any, prompt: list[int], count: int) -> list[int]:
 
     with torch.no_grad():
         made = library_model.generate(
-            torch.tensor([prompt]), do_sample=False, max_new_tokens=count, eos_token_id=-1, pad_token_id=0
+            torch.tensor([prompt], device=library_model.device),
+            do_sample=False,
+            max_new_tokens=count,
+            eos_token_id=-1,
+            pad_token_id=0,
         )
     whole: list[int] = made[0].tolist()
     return whole[len(prompt) :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,7 @@ from dynamo_core import (
 from dynamo_core.errors import ConfigError
 from dynamo_plugin_engine_transformers.config import TransformersConfig
 from dynamo_plugin_engine_transformers.engine import TransformersEngine
+from dynamo_plugin_engine_transformers.model_runner import load_libraries
 from dynamo_testing import EngineConformance, EngineFactory, run_conformance
 
 pytestmark = pytest.mark.full
@@ -274,6 +276,19 @@ async def test_a_folder_without_a_model_is_named(tmp_path: Path, model_folder: P
     with pytest.raises(ConfigError, match=f"cannot load {tmp_path}"):
         await engine.start(1)
     await engine.cleanup()
+
+
+@pytest.mark.parametrize(("said", "kept"), [(None, "1"), ("0", "0")])
+def test_attention_that_plans_for_each_new_size_comes_last_unless_the_environment_says_otherwise(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, kept: str
+) -> None:
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", said or "")
+    if said is None:
+        monkeypatch.delenv("TORCH_CUDNN_SDPA_DEPRIORITIZED")
+
+    load_libraries()
+
+    assert os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == kept
 
 
 async def test_a_device_that_there_is_not_is_named(model_folder: Path) -> None:

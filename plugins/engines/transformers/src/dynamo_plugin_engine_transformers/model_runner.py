@@ -64,6 +64,9 @@ def load_libraries() -> tuple[Any, Any]:
     # Read when torch is loaded. Its threads would else spin while they wait for each other, and where anything else
     # wants the cores, a frontend for one, a step then takes fifty times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Read at the first attention. On some GPUs torch prefers that of cuDNN, which makes a plan for each size it has not
+    # seen, and keeps it. Here the size is that of the whole batch with its cache, so nearly every step has a new one.
+    os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     try:
         torch, transformers = import_module("torch"), import_module("transformers")
         import_module(f"{_BATCHING}.cb_logits_processors")

@@ -1,5 +1,5 @@
 """The command line: `python -m benchmarks --url …` for any server; `… suite`, `… transports`, `… adapter`,
-`… prompts`, `… registrations`, `… kv` and `… slot-tracker` for the project's own."""
+`… prompts`, `… registrations`, `… kv`, `… slot-tracker` and `… transformers` for the project's own."""
 
 import argparse
 import importlib
@@ -30,7 +30,10 @@ MEASUREMENTS: Final = (
     "slot-tracker",
     "overload",
     "feed",
+    "transformers",
 )
+#: Those whose module has another name.
+MODULES: Final = {"kv": "kv_index", "transformers": "transformers_overhead"}
 
 
 def main(arguments: list[str]) -> int:
@@ -38,7 +41,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] and arguments[0] in MEASUREMENTS:
         name = arguments[0].replace("-", "_")
         # Some need plugins which the others do not.
-        measurement = importlib.import_module(f"benchmarks.{'kv_index' if name == 'kv' else name}")
+        measurement = importlib.import_module(f"benchmarks.{MODULES.get(name, name)}")
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks {arguments[0]}", description=measurement.__doc__)
         measurement.add_arguments(parser)
         code: int = getattr(measurement, f"run_{name}")(parser.parse_args(arguments[1:]))

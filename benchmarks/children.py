@@ -46,10 +46,17 @@ class Children:
         tails = ((name, _tail(log)) for name, log in self._logs.items())
         return "\n".join(f"{name} printed:{tail}" for name, tail in tails if tail)
 
-    async def start(self, name: str, command: Sequence[str], ready: Callable[[], Awaitable[bool]]) -> int:
+    async def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        ready: Callable[[], Awaitable[bool]],
+        *,
+        deadline: float = READY_DEADLINE,
+    ) -> int:
         """Start `command` in the repository's root, wait until `ready` says so, and return its pid.
 
-        Raises ChildFailed when it ends before that, or is not ready within READY_DEADLINE.
+        Raises ChildFailed when it ends before that, or is not ready within `deadline` seconds.
         """
         log = self._logs[name] = self._folder / f"{name}.log"
         with log.open("wb") as output:
@@ -66,13 +73,13 @@ class Children:
         if self._cpu is not None and child.returncode is None:
             os.sched_setaffinity(child.pid, {self._cpu})
         try:
-            async with asyncio.timeout(READY_DEADLINE):
+            async with asyncio.timeout(deadline):
                 while not await ready():
                     if child.returncode is not None:
                         raise ChildFailed(f"{name} ended with code {child.returncode}{_tail(log)}")
                     await asyncio.sleep(_POLL)
         except TimeoutError:
-            raise ChildFailed(f"{name} was not ready within {READY_DEADLINE:g} s{_tail(log)}") from None
+            raise ChildFailed(f"{name} was not ready within {deadline:g} s{_tail(log)}") from None
         return child.pid
 
 

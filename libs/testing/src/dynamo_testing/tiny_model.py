@@ -99,26 +99,28 @@ def make_tokenizer_folder(path: Path, *, vocab_size: int = 4000, seed: int = 0) 
     return path
 
 
-def save_llama(folder: Path, *, vocab_size: int, **more: object) -> None:
-    """Saves a Llama of 0.3 million random parameters into `folder`, the same each time; it needs torch and
-    transformers. `more` goes to its config."""
+def save_llama(folder: Path, *, vocab_size: int, device: str = "cpu", dtype: str = "float32", **more: object) -> None:
+    """Saves a Llama of random parameters into `folder`, the same each time on the same device; it needs torch and
+    transformers. `more` goes to its config; without sizes there, it has 0.3 million parameters. `device` is where the
+    parameters are drawn: for millions of them, a GPU saves the wait."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 
     torch.manual_seed(0)
     # Weights this large make the most likely token change from place to place.
-    config = transformers.LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        **more,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tiny = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+    }
+    config = transformers.LlamaConfig(**{"vocab_size": vocab_size, **tiny, **more})
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
 
 
 def _lines(seed: int, words: int) -> Iterator[str]:

@@ -187,19 +187,22 @@ async def test_a_request_without_output_has_no_first_token(hub: RequestEventHub)
     assert [type(event) for event in await subscription.batch()] == [RequestReceived, RequestFinished]
 
 
+#: Errors with the status of their answer, and what is told of them.
+BLAMED = {
+    "Backend(Unknown): out of memory": (BackendError.Unknown("out of memory"), 500),
+    "Unavailable: no worker": (Unavailable("no worker"), 503),
+    # What is not ours may hold anything.
+    "KeyError": (KeyError("a secret"), 500),
+}
+
+
 @pytest.mark.parametrize(
-    ("error", "status", "reason"),
-    [
-        (BackendError.Unknown("out of memory"), 500, "Backend(Unknown): out of memory"),
-        (Unavailable("no worker"), 503, "Unavailable: no worker"),
-        # What is not ours may hold anything, and so may what a client has sent.
-        (KeyError("a secret"), 500, "KeyError"),
-        (InvalidArgument("a prompt"), 400, ""),
-        (None, 500, ""),
-    ],
+    ("reason", "error", "status"),
+    # So may what a client has sent.
+    [*((reason, *one) for reason, one in BLAMED.items()), ("", InvalidArgument("a prompt"), 400), ("", None, 500)],
 )
 async def test_the_end_of_a_request_has_the_reason_if_the_server_is_to_blame(
-    hub: RequestEventHub, error: Exception | None, status: int, reason: str
+    hub: RequestEventHub, reason: str, error: Exception | None, status: int
 ) -> None:
     subscription = subscribe(hub)
     tracker = RequestTracker(Metrics(), lambda record: None, events=hub)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.asking import answer, ask
+from tests.e2e.asking import Stream, answer, ask, chat
 
 CONFIG = """
 frontend: {processes: 2}
@@ -69,6 +69,54 @@ def test_a_state_sums_the_requests_of_all_frontends_and_finds_each(server: Any) 
     for request_id in ids[:6]:
         found = why(server, request_id, "--json")
         assert json.loads(found.stdout)["request"]["id"] == request_id
+
+
+def test_a_running_request_counts_once_although_frontends_tell_each_other_of_it(server: Any) -> None:
+    streams = [Stream(server, **chat(max_tokens=4000)) for _ in range(4)]
+    for stream in streams:
+        stream.begun()
+    counted: list[int] = []
+
+    def count() -> bool:
+        counted.append(sum(worker["requests"] for worker in state(server)["workers"]))
+        return len(counted) == 20
+
+    # A frontend may have yet to hear of the other.
+    assert server.until(count, 20)
+    assert max(counted) == 4
+    assert counted[-10:] == [4] * 10
+    for stream in streams:
+        stream.close()
+
+
+def test_a_model_that_lost_its_workers_is_an_alarm_and_requests_for_it_are_told(serve: Any, tmp_path: Path) -> None:
+    server = serve(CONFIG.replace("replicas: 2", "replicas: 1") % (tmp_path / "discovery"))
+    assert server.until(lambda: len(state(server)["workers"]) == 1, 20)
+    (worker,) = state(server)["workers"]
+    os.kill(worker["pid"], signal.SIGSTOP)
+    try:
+        assert server.until(lambda: not state(server)["workers"], 20)
+        (alarm,) = state(server)["alarms"]
+        assert alarm["level"] == "critical"
+        assert "model mock-model: no frontend can serve it" in alarm["text"]
+
+        status, headers, _ = server.request("POST", "/v1/chat/completions", body(1))
+
+        assert status == 503
+        told = why(server, headers["x-request-id"]).stdout
+        assert "error: unavailable, HTTP 503: Unavailable: no worker serves the model 'mock-model' now" in told
+        assert "model mock-model has lost its last worker" in server.log
+    finally:
+        os.kill(worker["pid"], signal.SIGCONT)
+
+
+def test_commands_say_what_is_missing_where_there_is_no_feed(serve: Any, tmp_path: Path) -> None:
+    server = serve((CONFIG % (tmp_path / "discovery")).replace("extensions: [{use: feed, interval: 0.2}]\n", ""))
+
+    asked = why(server, "any")
+
+    assert asked.returncode == 2
+    assert "does not run the extension feed, or this is not its admin listener" in asked.stderr
 
 
 def body(number: int) -> dict[str, Any]:

@@ -217,6 +217,7 @@ def test_a_prefill_hop_that_failed_is_there(house: Any) -> None:
 def test_a_prefill_worker_that_dies_at_work_is_named_and_so_is_the_next(house: Any) -> None:
     one = house("prefill", "prefill", "decode", prefills="Waits")
     pids = {worker["id"]: worker["pid"] for worker in one.state()["workers"] if worker["role"] == "prefill"}
+    names = {worker["id"]: worker["name"] for worker in one.state()["workers"]}
     stream = Stream(one.server, **chat())
     assert one.server.until(lambda: busy(one) is not None, 20)
     failed = busy(one)
@@ -234,7 +235,8 @@ def test_a_prefill_worker_that_dies_at_work_is_named_and_so_is_the_next(house: A
     assert prefills == [failed, *(pids.keys() - {failed})]
     assert "Disconnected" in moved["error"]
     assert line["status"] == "success"
-    assert f"worker {failed} failed after 0 tokens, another is sought" in one.why(line["id"])
+    # By its name too, although it is gone.
+    assert f"worker {names[failed]} ({failed}) failed after 0 tokens, another is sought" in one.why(line["id"])
 
 
 def test_a_prefill_that_fails_in_its_engine_says_what_the_engine_said(house: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dynamo_core.contracts.router import Route
 from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_core.protocol.events import PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import Instance
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +54,19 @@ def test_the_tracker_agrees_with_a_plain_list_of_what_runs(steps: list[tuple[str
 
     assert tracker.total_requests == 0
     assert tracker.blocks(1) == tracker.blocks(2) == tracker.blocks(3) == 0
+
+
+def test_requests_of_other_frontends_are_told_apart_from_the_own() -> None:
+    tracker = LoadTracker()
+    reservation = tracker.reserve(
+        Route(Instance(instance_id=1), 0), "r", prompt_tokens=40, block_size=16, hashes=range(2)
+    )
+    other = PlacedLoad(worker_id=1, dp_rank=0, requests=3, prefill_tokens=50, blocks=4)
+    tracker.peers.apply(PlacedLoads(frontend=7, number=0, whole=True, loads=[other]), 0.0)
+
+    assert (tracker.requests(1), tracker.own_requests(1)) == (4, 1)
+    assert (tracker.prefill_tokens(1), tracker.own_prefill_tokens(1, 0)) == (90, 40)
+    reservation.release()
 
 
 def test_cached_blocks_are_not_prefilled_again() -> None:

@@ -156,7 +156,9 @@ _VIEW = msgspec.msgpack.encode(
             {"1": WorkerCounts(1, 2, 3)},
             {10: ModelCounts(1)},
         ),
-        [Line("r", "m", "chat_completions", "t", 1.0, "success", "", "stop", "1", 0.1, 1, 2, 3, 0.5, 0.2)],
+        [Line("r", "m", "chat_completions", "t", 1.0, "success", "", "stop", "1", 0.1, 1, 2, 3, 0.5, 0.2, "w-0")],
+        {"m": True},
+        1.0,
     )
 )
 

@@ -99,7 +99,8 @@ class AdminClient:
                 text = await response.read()
                 status = response.status
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            why = str(error) or f"no answer within {self.timeout:g} s"
+            # aiohttp's own text speaks of TLS, whether there is any.
+            why = str(getattr(error, "os_error", error)) or f"no answer within {self.timeout:g} s"
             raise ConfigError(f"{self.name}: cannot be asked: {why}") from None
         try:
             return status, read_json(text)

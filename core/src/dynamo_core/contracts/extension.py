@@ -41,6 +41,12 @@ class ObservedPool(PoolView, Protocol):
 class ObservedLoads(LoadView, Protocol):
     """The load per worker and rank."""
 
+    def own_requests(self, instance_id: int) -> int:
+        """Requests of this frontend on a worker now; `requests` has those of others too, as far as they tell."""
+
+    def own_prefill_tokens(self, instance_id: int, dp_rank: int) -> int:
+        """Tokens of this frontend's requests that are still to be prefilled on a rank."""
+
     def used_blocks(self, instance_id: int, dp_rank: int, block_size: int | None) -> int:
         """KV blocks in use on a rank: what its worker reported last, and what was placed since."""
 

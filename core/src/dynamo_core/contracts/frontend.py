@@ -276,6 +276,9 @@ class ModelDirectory(Protocol):
         Empty if it lacks none, and if it has no workers at all.
         """
 
+    def readiness(self) -> Mapping[str, bool]:
+        """Whether each known model can be asked now: those of the config, of workers, and earlier ones."""
+
     @property
     def synced(self) -> bool:
         """Whether the first snapshot of discovery is complete."""

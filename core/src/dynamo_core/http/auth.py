@@ -76,10 +76,19 @@ class _Known:
 
 
 class _Guard(ABC):
-    """Protects routes by a key. `failed` is told why a request was turned away: ``missing`` or ``unknown``."""
+    """Protects routes by a key. `failed` is told why a request was turned away: ``missing`` or ``unknown``.
 
-    def __init__(self, failed: Callable[[str], None]) -> None:
+    `missing` and `unknown` are what the caller is told then.
+    """
+
+    def __init__(
+        self,
+        failed: Callable[[str], None],
+        missing: str = "No API key was sent. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`",
+        unknown: str = "The API key is not known",
+    ) -> None:
         self._failed = failed
+        self._texts = {MISSING: missing, UNKNOWN: unknown}
 
     def protect(self, route: HttpRoute) -> HttpRoute:
         """The route, for requests with a key; its handler finds out with `principal_of` whose it is."""
@@ -89,8 +98,9 @@ class _Guard(ABC):
             presented = _presented(http)
             principal = None if presented is None else self._identify(presented)
             if principal is None:
-                self._failed(MISSING if presented is None else UNKNOWN)
-                return _unauthorized(route, presented is None)
+                why = MISSING if presented is None else UNKNOWN
+                self._failed(why)
+                return _unauthorized(route, self._texts[why], presented is None)
             http[PRINCIPAL] = principal
             return await handler(http)
 
@@ -158,7 +168,12 @@ class AdminToken(_Guard):
     def __init__(
         self, secret: str, failed: Callable[[str], None] = lambda _: None, *, where: str = "admin.token"
     ) -> None:
-        super().__init__(failed)
+        super().__init__(
+            failed,
+            f"This asks for {where}. Send it as `Authorization: Bearer TOKEN`; "
+            "commands take --token or DYN_ADMIN_TOKEN",
+            f"This is not the {where} that is asked for",
+        )
         self._where = where
         self._digest = _stored(where, secret)
 
@@ -273,12 +288,8 @@ def _presented(http: web.Request) -> str | None:
     return keys[0].strip() or None if len(keys) == 1 and not given else None
 
 
-def _unauthorized(route: HttpRoute, missing: bool) -> web.Response:
-    if missing:
-        message, code = "No API key was sent. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`", None
-    else:
-        message, code = "The API key is not known", "invalid_api_key"
-    problem = Problem(HTTPStatus.UNAUTHORIZED, message, "unauthorized", code=code)
+def _unauthorized(route: HttpRoute, message: str, missing: bool) -> web.Response:
+    problem = Problem(HTTPStatus.UNAUTHORIZED, message, "unauthorized", code=None if missing else "invalid_api_key")
     response = (route.respond_error or error_response)(problem)
     response.headers["WWW-Authenticate"] = "Bearer" if missing else 'Bearer error="invalid_token"'
     return response

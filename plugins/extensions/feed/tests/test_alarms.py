@@ -8,9 +8,9 @@ from dynamo_plugin_extension_feed.alarms import alarms
 from dynamo_plugin_extension_feed.views import Worker
 
 
-def model(name: str = "m", requests: int = 0, failed: int = 0, refused: int = 0, waiting: int = 0) -> dict[str, Any]:
+def model(name: str = "m", requests: int = 0, failed: int = 0, refused: int = 0, ready: bool = True) -> dict[str, Any]:
     counts = {"requests": requests, "failed": failed, "refused": refused} if requests else None
-    return {"name": name, "waiting": waiting, "prefilling": 0, "last_minute": counts}
+    return {"name": name, "ready": ready, "last_minute": counts}
 
 
 def worker(name: str = "w-0", status: str = "free", state: str = "serving") -> Worker:
@@ -38,8 +38,10 @@ def test_a_model_whose_workers_all_get_nothing_is_critical() -> None:
     ]
 
 
-def test_requests_that_wait_for_no_worker_are_critical() -> None:
-    assert texts([model(waiting=3)], [], []) == ["critical: model m: 3 requests and no workers"]
+def test_a_model_that_no_frontend_can_serve_is_critical() -> None:
+    assert texts([model(ready=False)], [], []) == [
+        "critical: model m: no frontend can serve it, for want of workers (0 are there)"
+    ]
     assert texts([model()], [], []) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -227,6 +227,9 @@ class Directory:
 
     def missing_roles(self, name: str) -> Sequence[str]:
         return self.models[name].missing_roles if name in self.models else self.waiting_for.get(name, [])
+
+    def readiness(self) -> Mapping[str, bool]:
+        return {**dict.fromkeys(self.waiting_for, False), **dict.fromkeys(self.models, True)}
 
     def list(self) -> Sequence[FakeModel]:
         return [self.models[name] for name in sorted(self.models)]

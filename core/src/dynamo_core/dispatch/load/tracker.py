@@ -65,6 +65,14 @@ class LoadTracker:
         """Requests active on a worker now, all ranks together."""
         return self._all_requests.get(instance_id, 0)
 
+    def own_requests(self, instance_id: int) -> int:
+        """See `ObservedLoads.own_requests`."""
+        return self._requests.get(instance_id, 0)
+
+    def own_prefill_tokens(self, instance_id: int, dp_rank: int) -> int:
+        """See `ObservedLoads.own_prefill_tokens`."""
+        return self._ranks.prefill_tokens((instance_id, dp_rank))
+
     def prefill_tokens(self, instance_id: int, dp_rank: int = 0) -> int:
         """Tokens still to be prefilled on a rank."""
         own = self._ranks.prefill_tokens((instance_id, dp_rank))

@@ -165,7 +165,7 @@ class Models(AsyncResource):
         return (DECODE,) if any(self._of(name, (PREFILL,))) else ()
 
     def readiness(self) -> Mapping[str, bool]:
-        """Whether each model can be asked now: those of the config, of workers, and those that were there before."""
+        """See `ModelDirectory.readiness`."""
         # In steps that nothing interrupts, as /metrics asks from another thread.
         names = self._expected.union(card.name for worker in list(self._workers.values()) if (card := worker.card))
         return {
@@ -302,6 +302,7 @@ class Models(AsyncResource):
                 if not group.pool.instances:
                     self._drop(model, role)
             if not model.answers:
+                log.warning("model %s has lost its last worker: requests for it are refused until one is there", name)
                 del self._models[name]
                 for role in tuple(model.groups):
                     self._drop(model, role)

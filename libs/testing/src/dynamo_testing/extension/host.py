@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -92,6 +92,9 @@ class _Models:
 
     def missing_roles(self, name: str) -> Sequence[str]:
         return ()
+
+    def readiness(self) -> Mapping[str, bool]:
+        return {MODEL: True}
 
 
 class _OneProcess:

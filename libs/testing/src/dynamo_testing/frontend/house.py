@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -194,6 +194,9 @@ class House:
 
     def missing_roles(self, name: str) -> Sequence[str]:
         return ()
+
+    def readiness(self) -> Mapping[str, bool]:
+        return dict.fromkeys(self.models, True)
 
     @property
     def url(self) -> str:

@@ -34,11 +34,10 @@ def _of_models(models: _Rows, workers: Sequence[Worker]) -> Iterator[tuple[str, 
     free = {worker.model for worker in workers if worker.status == FREE}
     for model in models:
         name = model["name"]
-        waiting = model["waiting"] + model["prefilling"]
-        if own[name] and name not in free:
+        if not model["ready"]:
+            yield CRITICAL, f"model {name}: no frontend can serve it, for want of workers ({own[name]} are there)"
+        elif own[name] and name not in free:
             yield CRITICAL, f"model {name}: none of its {own[name]} workers gets requests"
-        elif not own[name] and waiting:
-            yield CRITICAL, f"model {name}: {waiting} requests and no workers"
         counts = model["last_minute"]
         if counts is None or counts["requests"] < LEAST:
             continue

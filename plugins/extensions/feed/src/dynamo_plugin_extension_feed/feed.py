@@ -18,11 +18,13 @@ from dynamo_core import (
     PluginConfig,
     RequestEvent,
     RequestFinished,
+    RequestRouted,
 )
 from dynamo_core.protocol import Unreadable
 from pydantic import Field
 
 from dynamo_plugin_extension_feed.meters import TenantMeters
+from dynamo_plugin_extension_feed.names import WorkerNames
 from dynamo_plugin_extension_feed.rates import Rates
 from dynamo_plugin_extension_feed.state import State, Views, together
 from dynamo_plugin_extension_feed.views import View, read_view, seen
@@ -67,6 +69,7 @@ class FeedExtension(Extension):
         super().__init__(config, services)
         self._ways = Ways(self.config.requests)
         self._rates = Rates(time.time)
+        self._names = WorkerNames(services.pools)
         self._meters = TenantMeters(services.metrics, services.metrics_prefix)
         self._feed = _Broadcast(self.config.interval, self._message, self.spawn)
 
@@ -102,17 +105,19 @@ class FeedExtension(Extension):
             await asyncio.sleep(_PAUSE)
 
     def _take(self, event: RequestEvent) -> None:
+        if isinstance(event, RequestRouted):
+            self._names.note(event.instance_id)
         way = self._ways.add(event)
         if way is not None and isinstance(event, RequestFinished):
             self._rates.add(event.record, refused=way.refused, moved=way.moved)
             self._meters.add(event.record, refused=way.refused)
 
     async def _answer_state(self, payload: Any) -> View:
-        return seen(self.services, self._ways, self._rates)
+        return seen(self.services, self._ways, self._rates, self._names)
 
     async def _answer_request(self, payload: Any) -> Any:
         way = self._ways.find(str(payload))
-        return None if way is None else timeline(way)
+        return None if way is None else timeline(way, self._names)
 
     async def _state(self) -> State:
         peers = self.services.peers

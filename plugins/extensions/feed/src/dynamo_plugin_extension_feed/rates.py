@@ -87,6 +87,8 @@ class Rates:
     """Counts the requests of one frontend. `clock` gives Unix time in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        #: When counting began.
+        self.since = clock()
         self._models = _Slots(clock, SLOT, SLOTS, MODELS, ModelCounts)
         self._every = _Slots(clock, SLOT, SLOTS, 1, ModelCounts)
         self._tenants = _Slots(clock, SLOT, SLOTS, TENANTS, TenantCounts)

@@ -63,9 +63,10 @@ def together(views: Views, own: int) -> State:
     counted = [part.counted for part in parts]
     workers = _workers(parts, summed(one.workers for one in counted))
     frontends = [_frontend(one, views.missing.get(one.frontend_id)) for one in views.frontends]
-    models = _models(workers, _standing(parts), _totals(one.models for one in counted))
+    models = _models(workers, _standing(parts), _totals(one.models for one in counted), _ready(parts))
     return {
         "time": time.time(),
+        "since": min((part.since for part in parts if part.since is not None), default=None),
         "alarms": alarms(models, workers, frontends),
         "frontends": frontends,
         "models": models,
@@ -110,23 +111,36 @@ def _standing(parts: Iterable[View]) -> dict[str, Counter[str]]:
     return standing
 
 
+def _ready(parts: Iterable[View]) -> dict[str, bool]:
+    """Whether any frontend can serve each known model."""
+    ready: dict[str, bool] = {}
+    for part in parts:
+        for model, one in part.ready.items():
+            ready[model] = one or ready.get(model, False)
+    return ready
+
+
 def _totals(parts: Iterable[Totals[Any]]) -> Totals[Any]:
     own = list(parts)
     return Totals(summed(one.minute for one in own), summed(one.whole for one in own))
 
 
 def _models(
-    workers: Sequence[Worker], standing: Mapping[str, Mapping[str, int]], totals: Totals[ModelCounts]
+    workers: Sequence[Worker],
+    standing: Mapping[str, Mapping[str, int]],
+    totals: Totals[ModelCounts],
+    ready: Mapping[str, bool],
 ) -> list[State]:
     running: dict[str, dict[str, int]] = {}
     for (name, role), number in Counter((worker.model, worker.role) for worker in workers).items():
         running.setdefault(name, {})[role] = number
     models = []
-    for name in sorted({*running, *standing, *totals.whole}):
+    for name in sorted({*running, *standing, *totals.whole, *ready}):
         stands = standing.get(name, {})
         models.append(
             {
                 "name": name,
+                "ready": ready.get(name, True),
                 "workers": running.get(name, {}),
                 "waiting": stands.get("waiting", 0),
                 "prefilling": stands.get("prefilling", 0),

@@ -9,6 +9,8 @@ import click
 from dynamo_core import AdminClient, admin_options
 from dynamo_core.errors import ConfigError
 
+from dynamo_plugin_extension_feed.refusals import refused
+
 
 @click.command()
 @click.option(
@@ -26,10 +28,7 @@ def command(ctx: click.Context, /, interval: float, **frontend: Any) -> None:
     # It says what is wrong before the screen is taken.
     status, answer = asyncio.run(client.ask("GET", "/admin/state"))
     if status != 200:
-        from dynamo_core import reason_of
-
-        hint = ": does it run the extension feed?" if status == 404 else ""
-        raise ConfigError(f"{client.name}: {reason_of(answer)} ({status}){hint}")
+        raise refused(client, status, answer)
     try:
         from dynamo_plugin_extension_feed.screen import Top
     except ImportError:

@@ -13,8 +13,9 @@ import msgspec
 from dynamo_core import ExtensionServices, ObservedLoads, ObservedPool, RequestAdmitted, RequestFinished
 from dynamo_core.protocol import UNREADABLE, ModelCard, Unreadable, format_instance_id
 
+from dynamo_plugin_extension_feed.names import WorkerNames, name_of
 from dynamo_plugin_extension_feed.rates import Counted, Rates
-from dynamo_plugin_extension_feed.ways import Way, Ways, wall_time, worker_name
+from dynamo_plugin_extension_feed.ways import Way, Ways, wall_time, worker_id
 
 #: How many recent requests a view lists.
 RECENT: Final = 100
@@ -24,7 +25,10 @@ FREE: Final = "free"
 
 
 class Worker(msgspec.Struct):
-    """A worker of a pool. KV blocks are over all ranks; `kv_total_blocks` is None if the worker does not say."""
+    """A worker of a pool. KV blocks are over all ranks; `kv_total_blocks` is None if the worker does not say.
+
+    `requests` and `prefill_tokens` are those of one frontend: others tell theirs.
+    """
 
     id: str
     name: str
@@ -60,24 +64,32 @@ class Line(msgspec.Struct):
     cached_tokens: int | None
     duration: float
     time_to_first_token: float | None
+    worker_name: str | None = None
 
 
 class View(msgspec.Struct):
-    """Workers, open requests by model and where they stand, counts, and the latest requests that have ended."""
+    """Workers, open requests by model and where they stand, counts, and the latest requests that have ended.
+
+    `ready` says of each known model whether it can be asked. `since` is the Unix time at which counting began.
+    """
 
     workers: list[Worker]
     standing: dict[str, dict[str, int]]
     counted: Counted
     recent: list[Line]
+    ready: dict[str, bool] = {}
+    since: float | None = None
 
 
-def seen(services: ExtensionServices, ways: Ways, rates: Rates) -> View:
+def seen(services: ExtensionServices, ways: Ways, rates: Rates, names: WorkerNames) -> View:
     """What this frontend sees."""
     return View(
         [worker for pool in services.pools() for worker in _workers(pool, services.loads)],
         ways.standing(),
         rates.counted(),
-        [_line(way) for way in islice(ways.ended(), RECENT)],
+        [_line(way, names) for way in islice(ways.ended(), RECENT)],
+        dict(services.models.readiness()),
+        rates.since,
     )
 
 
@@ -98,7 +110,7 @@ def _workers(pool: ObservedPool, loads: ObservedLoads) -> Iterable[Worker]:
         used, total, prefill = _cache(instance_id, pool.cards.get(instance_id), loads)
         yield Worker(
             format_instance_id(instance_id),
-            f"{instance.worker}-{instance.replica}",
+            name_of(instance),
             pool.model,
             pool.role,
             instance.state_name,
@@ -107,7 +119,7 @@ def _workers(pool: ObservedPool, loads: ObservedLoads) -> Iterable[Worker]:
             instance.pid,
             instance.version or None,
             instance.started or None,
-            loads.requests(instance_id),
+            loads.own_requests(instance_id),
             used,
             total,
             prefill,
@@ -123,11 +135,11 @@ def _cache(worker: int, card: ModelCard | None, loads: ObservedLoads) -> tuple[i
     used = prefill = 0
     for rank in range(first, first + size):
         used += loads.used_blocks(worker, rank, card.kv_cache_block_size)
-        prefill += loads.prefill_tokens(worker, rank)
+        prefill += loads.own_prefill_tokens(worker, rank)
     return used, None if total is None else total * size, prefill
 
 
-def _line(way: Way) -> Line:
+def _line(way: Way, names: WorkerNames) -> Line:
     first, last = way.received, way.events[-1]
     assert isinstance(last, RequestFinished)  # noqa: S101 - only such are kept among those that have ended
     record = last.record
@@ -140,11 +152,12 @@ def _line(way: Way) -> Line:
         status=record.status,
         error_type=record.error_type,
         finish_reason=record.finish_reason,
-        worker=worker_name(record.instance_id),
+        worker=worker_id(record.instance_id),
         waited=next((event.waited for event in way.events if isinstance(event, RequestAdmitted)), None),
         prompt_tokens=record.prompt_tokens,
         output_tokens=record.output_tokens,
         cached_tokens=record.cached_tokens,
         duration=record.duration,
         time_to_first_token=record.time_to_first_token,
+        worker_name=names.get(record.instance_id),
     )

@@ -19,6 +19,8 @@ from dynamo_core import (
 )
 from dynamo_core.protocol import format_instance_id
 
+from dynamo_plugin_extension_feed.names import WorkerNames
+
 #: How many requests that have not ended are kept. More are there only if their ends were lost.
 OPEN: Final = 20_000
 #: Events kept of one request; one that moves for ever would hold ever more.
@@ -126,7 +128,7 @@ class Ways:
         yield from reversed(self._ended.values())
 
 
-def timeline(way: Way) -> dict[str, Any]:
+def timeline(way: Way, names: WorkerNames) -> dict[str, Any]:
     """All that is known of a request, as plain values: who asked, for what, and each event, `at` seconds from then.
 
     The end user and the session are left out, since they may identify a person.
@@ -143,11 +145,11 @@ def timeline(way: Way) -> dict[str, Any]:
         "key_id": first.principal.key_id,
         "received": wall_time(first.time),
         "ended": isinstance(way.events[-1], RequestFinished),
-        "events": [_plain(event, first.time) for event in way.events],
+        "events": [_plain(event, first.time, names) for event in way.events],
     }
 
 
-def worker_name(instance_id: int | None) -> str | None:
+def worker_id(instance_id: int | None) -> str | None:
     """A worker's id as it is shown."""
     return None if instance_id is None else format_instance_id(instance_id)
 
@@ -157,7 +159,7 @@ def wall_time(moment: float) -> float:
     return time.time() - (time.monotonic() - moment)
 
 
-def _plain(event: RequestEvent, start: float) -> dict[str, Any]:
+def _plain(event: RequestEvent, start: float, names: WorkerNames) -> dict[str, Any]:
     at = {"at": round(event.time - start, 6)}
     if isinstance(event, RequestReceived):
         return {**at, "event": "received"}
@@ -170,8 +172,9 @@ def _plain(event: RequestEvent, start: float) -> dict[str, Any]:
             "error_type": record.error_type,
             "http_status": record.http_status,
             "reason": event.reason,
+            "streamed": record.request_type == "stream" and record.time_to_first_token is not None,
             "finish_reason": record.finish_reason,
-            "worker": worker_name(record.instance_id),
+            **_worker(record.instance_id, names),
             "prompt_tokens": record.prompt_tokens,
             "output_tokens": record.output_tokens,
             "cached_tokens": record.cached_tokens,
@@ -181,7 +184,12 @@ def _plain(event: RequestEvent, start: float) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(event)
     del fields["request_id"], fields["time"]
     if "instance_id" in fields:
-        fields["worker"] = worker_name(fields.pop("instance_id"))
+        fields |= _worker(fields.pop("instance_id"), names)
     for rank in fields.get("candidates") or ():
-        rank["worker"] = worker_name(rank.pop("instance_id"))
+        names.note(rank["instance_id"])
+        rank |= _worker(rank.pop("instance_id"), names)
     return at | fields
+
+
+def _worker(instance_id: int | None, names: WorkerNames) -> dict[str, str | None]:
+    return {"worker": worker_id(instance_id), "worker_name": names.get(instance_id)}

@@ -11,6 +11,8 @@ from urllib.parse import quote
 import click
 from dynamo_core import AdminClient, admin_options, reason_of
 
+from dynamo_plugin_extension_feed.refusals import is_unserved, refused
+
 PATH = "/admin/requests"
 
 
@@ -28,6 +30,8 @@ def command(ctx: click.Context, /, request_id: str, as_json: bool, **frontend: A
     """
     client = AdminClient.of(ctx, **frontend)
     status, answer = asyncio.run(client.ask("GET", f"{PATH}/{quote(request_id, safe='')}"))
+    if status not in (200, 404) or is_unserved(status, answer):
+        raise refused(client, status, answer)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     elif status == 200:
@@ -76,23 +80,27 @@ def _refused(event: dict[str, Any]) -> Iterator[str]:
 
 def _routed(event: dict[str, Any]) -> Iterator[str]:
     after = f" again, after {event['after']}" if event["after"] else ""
-    yield (
-        f"routed{after} by {event['router']} in {_time(event['seconds'])}: {event['role']} worker {event['worker']}, "
-        f"rank {event['dp_rank']}, which holds {event['overlap']} blocks of the prompt"
-    )
     candidates = event["candidates"] or ()
+    blocks = f"{event['overlap']} block{'' if event['overlap'] == 1 else 's'}"
+    # A router without costs knows nothing of caches.
+    holds = f", which holds {blocks} of the prompt" if candidates or event["overlap"] else ""
+    yield (
+        f"routed{after} by {event['router']} in {_time(event['seconds'])}: {event['role']} worker {_worker(event)}, "
+        f"rank {event['dp_rank']}{holds}"
+    )
     if candidates:
         yield f"  {'WORKER':<18}{'RANK':>5}{'OVERLAP':>9}{'PREFILL':>9}{'BLOCKS':>8}{'COST':>10}"
     for one in candidates:
         chosen = (one["worker"], one["dp_rank"]) == (event["worker"], event["dp_rank"])
+        name = one.get("worker_name") or one["worker"]
         yield (
-            f"{'*' if chosen else ' '} {one['worker']:<18}{one['dp_rank']:>5}{one['overlap']:>9}"
+            f"{'*' if chosen else ' '} {name:<18}{one['dp_rank']:>5}{one['overlap']:>9}"
             f"{one['prefill_tokens']:>9}{one['blocks']:>8}{one['cost']:>10.2f}"
         )
 
 
 def _attempted(event: dict[str, Any]) -> Iterator[str]:
-    yield f"worker {event['worker']} " + (f"did not accept: {_cause(event)}" if event["error"] else "accepted")
+    yield f"worker {_worker(event)} " + (f"did not accept: {_cause(event)}" if event["error"] else "accepted")
 
 
 def _first_token(event: dict[str, Any]) -> Iterator[str]:
@@ -100,18 +108,27 @@ def _first_token(event: dict[str, Any]) -> Iterator[str]:
 
 
 def _moved(event: dict[str, Any]) -> Iterator[str]:
-    worker = f"worker {event['worker']}" if event["worker"] else "the worker"
+    worker = f"worker {_worker(event)}" if event["worker"] else "the worker"
     yield f"{worker} failed after {event['tokens']} tokens, another is sought: {_cause(event)}"
 
 
 def _finished(event: dict[str, Any]) -> Iterator[str]:
     how = event["finish_reason"] or "no finish reason" if event["status"] == "success" else event["error_type"]
     because = f": {event['reason']}" if event.get("reason") else ""
-    yield f"{event['status']}: {how}, HTTP {event['http_status']}{because}"
+    # The head of a stream had gone out before it failed.
+    cut = event["status"] == "error" and event.get("streamed")
+    told = "the stream ended with an error event" if cut else f"HTTP {event['http_status']}"
+    yield f"{event['status']}: {how}, {told}{because}"
     cached = "" if event["cached_tokens"] is None else f" ({event['cached_tokens']} of them cached)"
     yield f"{event['prompt_tokens']} prompt tokens{cached}, {event['output_tokens']} output tokens"
     if event["time_to_first_token"] is not None:
         yield f"first token after {_time(event['time_to_first_token'])}, {_time(event['duration'])} in all"
+
+
+def _worker(event: dict[str, Any]) -> str:
+    """The worker of an event, by its name and its id."""
+    name = event.get("worker_name")
+    return f"{name} ({event['worker']})" if name else str(event["worker"])
 
 
 def _cause(event: dict[str, Any]) -> str:

@@ -128,20 +128,21 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         model = self.find(raw.get("model"), principal)
         if isinstance(model, DynamoError):
             return await self._refuse(http, raw, model, principal)
-        given = http.headers
-        headers = {name: given[name] for name in _BOOKED if name in given}
-        streaming = raw.get("stream") is True
-        begun = self.services.requests.begin(
-            model=model.name,
-            endpoint=self.ENDPOINT,
-            streaming=streaming,
-            headers=headers,
-            principal=principal,
-        )
-        with begun as inflight:
+        with self._begin(http, raw, model.name, principal) as inflight:
             set_request_id(http, inflight.request_id)
             ctx = EngineContext(inflight.request_id, metadata=inflight.metadata)
             return await self._answer(Exchange(http, raw, model, inflight, timing, ctx, principal))
+
+    def _begin(self, http: web.Request, raw: dict[str, Any], model: str, principal: Principal) -> InflightRequest:
+        """Opens the books of a request for a model that is known."""
+        given = http.headers
+        return self.services.requests.begin(
+            model=model,
+            endpoint=self.ENDPOINT,
+            streaming=raw.get("stream") is True,
+            headers={name: given[name] for name in _BOOKED if name in given},
+            principal=principal,
+        )
 
     def find(self, name: object, principal: Principal) -> ServedModel | DynamoError:
         """The model that a body names, or why it cannot be had. One that the caller's key is not for is not there."""
@@ -165,7 +166,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
     async def _refuse(
         self, http: web.Request, raw: dict[str, Any], missing: DynamoError, principal: Principal
     ) -> web.Response:
-        """The answer for a model that is not there. Not accounted for: the books are kept by model.
+        """The answer for a model that is not there. The books are kept by model, so only one that is known is in them.
 
         What is wrong with the body itself is told first.
         """
@@ -173,6 +174,18 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             await self._check(http, raw)
         except DynamoError as error:
             return self._reject(error)
+        name = raw.get("model")
+        if (
+            isinstance(missing, Unavailable)
+            and isinstance(name, str)
+            and principal.allows(name)
+            and name in self.services.models.readiness()
+        ):
+            with self._begin(http, raw, name, principal) as inflight:
+                set_request_id(http, inflight.request_id)
+                problem = self.services.problem_of(missing)
+                inflight.fail(problem.metric, problem.status, missing)
+                return self.respond_error(problem)
         if isinstance(missing, ModelNotFound):
             names = sorted(model.name for model in self.services.models.list() if principal.allows(model.name))
             served = f" (served: {', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})" if names else ""

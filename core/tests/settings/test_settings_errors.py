@@ -81,6 +81,7 @@ workers:
         ("namespace: a.b", "config.yaml:1: namespace: must match ^[A-Za-z0-9_-]+$, got 'a.b'"),
         ("hooks: audit", "config.yaml:1: hooks: expected a list, got 'audit'"),
         ("log: {level: loud}", "config.yaml:1: log.level: expected 'debug', 'info', 'warning' or 'error', got 'loud'"),
+        (WORKER + "    endpoint_types: []", "config.yaml:5: workers.mock.endpoint_types: must not be empty"),
         ("log: {json: maybe}", "config.yaml:1: log.json: expected true or false, got 'maybe'"),
         (
             "workers: {My-GPU: {model: {name: m}, engine: {use: vllm}}}",

@@ -22,7 +22,8 @@ class Nats(PluginConfig):
     port: int = 1
     dsn: str = ""
     level: int = Field(0, le=5)
-    key: SecretStr | None = None
+    key: SecretStr | None = Field(None, min_length=8, max_length=16)
+    user: str = Field("nats", min_length=2)
 
     @field_validator("dsn")
     @classmethod
@@ -143,6 +144,9 @@ def test_the_origin_of_a_secret_given_with_set_does_not_show_it(argument: str) -
         ),
         ("{dsn: '${env:PW}', level: 5}", "config.yaml:1: transport: `level` and `dsn` do not go together"),
         ("dsn: a b", "config.yaml:3: transport.dsn: A B has a space"),
+        ("key: '${env:PW}'", "config.yaml:3: transport.key: must have 8 or more characters"),
+        (f"key: {'x' * 17}", "config.yaml:3: transport.key: must have at most 16 characters"),
+        ("user: n", "config.yaml:3: transport.user: must have 2 or more characters"),
     ],
 )
 def test_errors_do_not_show_secrets(config_file: ConfigFile, section: str, message: str) -> None:

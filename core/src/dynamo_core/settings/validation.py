@@ -188,10 +188,10 @@ def _problem(error: ErrorDetails, node: Node, key: str) -> str:
         return f"must be {words} {bound}, got {_shown(node, error)}"
     if kind in ("literal_error", "enum"):
         return f"expected {context['expected']}, got {_shown(node, error)}"
-    if kind == "string_too_short":
-        return "must not be empty"
-    if kind in ("too_short", "too_long"):
-        return "has too few entries" if kind == "too_short" else "has too many entries"
+    if kind.endswith(("too_short", "too_long")):
+        number = f"{context['min_length']} or more" if "min_length" in context else f"at most {context['max_length']}"
+        counted = "characters" if isinstance(error["input"], str) else "entries"
+        return "must not be empty" if number == "1 or more" else f"must have {number} {counted}"
     if kind == "string_pattern_mismatch":
         return f"must match {context['pattern']}, got {_shown(node, error)}"
     # The message may be a plugin's own, and may repeat or transform any value it was given, unless it is said not to.

@@ -107,7 +107,12 @@ class _Settings:
     """A few settings, as `dynamo config show` has them."""
 
     def rows(self) -> Sequence[tuple[str, Any, str]]:
-        return [("namespace", "dynamo", "default"), ("admin.token", "***", "kit.yaml:1"), ("frontend.port", 0, "--set")]
+        return [
+            ("namespace", "dynamo", "default"),
+            ("admin.token", "***", "kit.yaml:1"),
+            ("extensions.feed.use", "feed", "kit.yaml:2"),
+            ("frontend.port", 0, "--set"),
+        ]
 
 
 class ExtensionHost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import partial
 from hashlib import sha256
@@ -20,6 +21,8 @@ from dynamo_plugin_extension_dashboard.sessions import OPERATOR, VIEWER, Session
 PATH: Final = "/dashboard"
 #: What changes something has this header, with the text that `/dashboard/session` tells.
 CSRF: Final = "x-csrf-token"
+#: Where an entry of the config file says which plugin it is.
+_USE: Final = re.compile(r"extensions\.[^.]+\.use")
 #: Bytes of a login.
 _LOGIN: Final = 8192
 #: Characters of a token, so that it cannot be guessed.
@@ -77,7 +80,7 @@ class DashboardExtension(Extension):
     """Serves files and logins. What the page shows and changes are routes of core and of the extension `feed`.
 
     Raises:
-        ConfigError: there is no admin listener.
+        ConfigError: there is no admin listener, no feed, or viewers have the operators' token.
     """
 
     NAME = "dashboard"
@@ -90,6 +93,16 @@ class DashboardExtension(Extension):
             raise ConfigError(
                 f"extensions.{services.name}: the dashboard is not shown to all clients: set admin.port, such as 9090, "
                 "to give operators a listener of their own"
+            )
+        if not _has_feed(services):
+            raise ConfigError(
+                "extensions: the dashboard shows what the extension feed tells, and there is none: add {use: feed}"
+            )
+        viewer = self.config.viewer_token
+        if viewer is not None and services.admin.opens(viewer.get_secret_value()):
+            raise ConfigError(
+                f"extensions.{services.name}.viewer_token: is the same as admin.token, so that viewers would be "
+                "operators: give viewers another token"
             )
         self._hosts = frozenset(host.lower() for host in self.config.hosts)
         self._sessions = Sessions(self.config.session_hours * 3600)
@@ -227,6 +240,13 @@ async def token_of(http: web.Request) -> str:
         return _decoder.decode(body).token.strip()
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise HttpFault(400, 'expected {"token": "…"}') from None
+
+
+def _has_feed(services: ExtensionServices) -> bool:
+    """Whether an entry of any name picks the feed, and is not switched off."""
+    values = {key: value for key, value, _ in services.settings.rows()}
+    entries = [key.rpartition(".")[0] for key, value in values.items() if _USE.fullmatch(key) and value == "feed"]
+    return any(values.get(f"{entry}.enabled", True) for entry in entries)
 
 
 def _cookie_name(http: web.Request) -> str:

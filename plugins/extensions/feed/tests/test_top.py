@@ -10,6 +10,7 @@ import pytest
 from dynamo_core.errors import ConfigError
 from dynamo_plugin_extension_feed.screen import Detail, Top
 from dynamo_plugin_extension_feed.tables import REQUESTS, TENANTS, WORKERS, age, seconds, summary
+from textual.containers import ScrollableContainer
 from textual.widgets import DataTable, Input, Static
 
 pytestmark = pytest.mark.asyncio
@@ -103,11 +104,12 @@ class Frontend:
     def __init__(self) -> None:
         self.away = False
         self.state = state()
+        self.story = STORY
 
     async def ask(self, method: str, path: str) -> tuple[int, Any]:
         if self.away:
             raise ConfigError("http://here: cannot be asked")
-        return (200, self.state) if path == "/admin/state" else (200, STORY)
+        return (200, self.state) if path == "/admin/state" else (200, self.story)
 
 
 @pytest.fixture
@@ -235,6 +237,29 @@ async def test_a_frontend_that_is_away_is_told_and_the_last_state_stays(top: Top
         frontend.away = False
         await top.refresh_state()
         assert "cannot be asked" not in text(top, "#where")
+
+
+async def test_a_table_of_an_opened_request_moves_sideways(top: Top, frontend: Frontend) -> None:
+    ranks = {"dp_rank": 0, "overlap": 1, "prefill_tokens": 0, "blocks": 2, "cost": 2.69}
+    routed = {"event": "routed", "at": 0.001, "after": None, "router": "kv", "seconds": 0.0001, "role": "aggregated"}
+    routed |= ranks | {"worker": f"{1:016x}", "candidates": [ranks | {"worker": f"{1:016x}"}]}
+    frontend.story = STORY | {"request": STORY["request"] | {"events": [routed]}}
+    async with top.run_test(size=(80, 24)) as pilot:
+        await pilot.press("3", "enter")
+        await pilot.pause()
+        assert isinstance(top.screen, Detail)
+        shown = top.screen.query_one(Static)
+        box = shown.parent
+        assert isinstance(box, ScrollableContainer)
+        assert shown.size.height == len(top.screen.lines)
+        assert shown.size.width >= max(map(len, top.screen.lines)) > box.size.width
+        await pilot.press("right", "right", "right")
+        await pilot.wait_for_scheduled_animations()
+        assert box.scroll_x == box.max_scroll_x > 0
+        await pilot.press("left", "left", "left")
+        await pilot.wait_for_scheduled_animations()
+        assert box.scroll_x == 0
+        assert {"Left", "Right"} <= {one.binding.description for one in top.screen.active_bindings.values()}
 
 
 async def test_the_worst_alarm_is_on_the_screen() -> None:

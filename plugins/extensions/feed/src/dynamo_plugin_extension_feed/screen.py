@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.containers import ScrollableContainer
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
@@ -46,13 +46,23 @@ p          pause, and go on
 q          end"""
 
 
+class _Lines(ScrollableContainer):
+    """Lines that are wider than the screen are moved sideways: wrapped, a table could not be read."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "page_left", "Left"),
+        Binding("right", "page_right", "Right"),
+    ]
+
+
 class Detail(ModalScreen[None]):
     """Text over the screen, until a key closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "Close")]
     CSS = """
     Detail { align: center middle; }
-    Detail VerticalScroll { width: 96%; height: 90%; border: round $accent; padding: 0 1; }
+    Detail _Lines { width: 96%; height: 90%; border: round $accent; padding: 0 1; }
+    Detail Static { width: auto; }
     """
 
     def __init__(self, lines: list[str]) -> None:
@@ -60,8 +70,8 @@ class Detail(ModalScreen[None]):
         self.lines = lines
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll():
-            yield Static(Text("\n".join(self.lines)))
+        with _Lines():
+            yield Static(Text("\n".join(self.lines), no_wrap=True))
         yield Footer()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from dynamo_core.errors import ConfigError
 from dynamo_plugin_extension_feed.screen import Detail, Top
-from dynamo_plugin_extension_feed.tables import REQUESTS, TENANTS, WORKERS, age, seconds, summary
+from dynamo_plugin_extension_feed.tables import REQUESTS, TENANTS, WORKERS, age, alarm, seconds
 from textual.containers import ScrollableContainer
+from textual.content import Content
 from textual.widgets import DataTable, Input, Static
 
 pytestmark = pytest.mark.asyncio
@@ -103,12 +105,15 @@ class Frontend:
 
     def __init__(self) -> None:
         self.away = False
+        self.refuses = False
         self.state = state()
         self.story = STORY
 
     async def ask(self, method: str, path: str) -> tuple[int, Any]:
         if self.away:
-            raise ConfigError("http://here: cannot be asked")
+            raise ConfigError("http://here (--url names another): cannot be asked: no answer within 10 s")
+        if self.refuses:
+            return 401, {"error": {"message": "give a token"}}
         return (200, self.state) if path == "/admin/state" else (200, self.story)
 
 
@@ -131,6 +136,13 @@ def names(top: Top) -> list[str]:
 
 def text(top: Top, selector: str) -> str:
     return str(top.query_one(selector, Static).content)
+
+
+def errors(top: Top) -> list[str]:
+    """What the summary shows in the color of errors."""
+    content = top.query_one("#summary", Static).content
+    assert isinstance(content, Content)
+    return [content.plain[span.start : span.end] for span in content.spans if "error" in str(span.style)]
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
@@ -228,15 +240,49 @@ async def test_what_is_open_stays_open_while_the_state_changes(top: Top, fronten
         assert names(top) == ["mock-9"]
 
 
-async def test_a_frontend_that_is_away_is_told_and_the_last_state_stays(top: Top, frontend: Frontend) -> None:
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("away", r"NO ANSWER since \d\d:\d\d:\d\d, figures are old: no answer within 10 s"),
+        ("refuses", r"REFUSED since \d\d:\d\d:\d\d, figures are old: give a token \(401\)"),
+    ],
+)
+async def test_a_frontend_that_tells_no_state_stands_in_place_of_the_alarm(
+    top: Top, frontend: Frontend, fault: str, told: str
+) -> None:
+    async with top.run_test(size=(80, 24)) as pilot:
+        setattr(frontend, fault, True)
+        await top.refresh_state()
+        await pilot.pause()
+        line = text(top, "#summary").splitlines()[1]
+        assert re.fullmatch(told, line)
+        assert line in errors(top)
+        assert top.query_one(DataTable).styles.opacity < 1
+        assert len(names(top)) == 3
+        setattr(frontend, fault, False)
+        await top.refresh_state()
+        await pilot.pause()
+        assert text(top, "#summary").splitlines()[1] == "no alarms"
+        assert errors(top) == []
+        assert top.query_one(DataTable).styles.opacity == 1
+
+
+async def test_the_time_of_the_first_silence_stays(
+    top: Top, frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with top.run_test():
         frontend.away = True
-        await top.refresh_state()
-        assert "cannot be asked" in text(top, "#where")
-        assert len(names(top)) == 3
-        frontend.away = False
-        await top.refresh_state()
-        assert "cannot be asked" not in text(top, "#where")
+        for clock in ("19:19:04", "19:19:05"):
+            monkeypatch.setattr("time.strftime", lambda *_, clock=clock: clock)
+            await top.refresh_state()
+        assert "since 19:19:04" in text(top, "#summary")
+
+
+@pytest.mark.parametrize("workers", [[], [worker(1, status="busy")]])
+async def test_that_no_worker_is_free_looks_wrong(frontend: Frontend, workers: list[Any]) -> None:
+    top = Top(frontend.ask, 3600, state(workers=workers))
+    async with top.run_test():
+        assert errors(top) == [f"0/{len(workers)} workers"]
 
 
 async def test_a_table_of_an_opened_request_moves_sideways(top: Top, frontend: Frontend) -> None:
@@ -265,7 +311,7 @@ async def test_a_table_of_an_opened_request_moves_sideways(top: Top, frontend: F
 async def test_the_worst_alarm_is_on_the_screen() -> None:
     found = [{"level": "critical", "text": "no workers"}, {"level": "note", "text": "a worker drains"}]
 
-    assert summary(state(alarms=found)).endswith("CRITICAL (+1): no workers")
+    assert alarm(state(alarms=found)) == "CRITICAL (+1): no workers"
 
 
 async def test_rows_without_a_value_come_last_whatever_the_order() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 from urllib.parse import quote
 
+from dynamo_core import reason_of
 from dynamo_core.errors import ConfigError
 from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import ScrollableContainer
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
@@ -24,13 +27,18 @@ from dynamo_plugin_extension_feed.tables import (
     Column,
     Row,
     Table,
-    summary,
+    alarm,
+    figures,
+    free,
     worker_lines,
 )
 from dynamo_plugin_extension_feed.why import PATH, story
 
 #: Asks the frontend: method, path; status and answer. Raises `ConfigError`.
 Ask = Callable[[str, str], Awaitable[tuple[int, Any]]]
+
+#: What looks wrong.
+_ERROR = "bold $text-error"
 
 VIEWS = (WORKERS, MODELS, REQUESTS, TENANTS)
 
@@ -81,11 +89,12 @@ class Top(App[None]):
     TITLE = "dynamo top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #summary { height: 2; padding: 0 1; }
+    #summary { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     #filter.open { display: block; }
     #where { height: 1; padding: 0 1; color: $text-muted; }
     DataTable { height: 1fr; }
+    DataTable.old { opacity: 50%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "view(0)", "Workers"),
@@ -116,6 +125,7 @@ class Top(App[None]):
         self._cells: Sequence[Sequence[str]] = []
         self._widths: Sequence[int] = []
         self._paused = False
+        #: That the state is old, since when, and why; empty if it is not.
         self._trouble = ""
 
     @property
@@ -143,16 +153,23 @@ class Top(App[None]):
                 await self.refresh_state()
 
     async def refresh_state(self) -> None:
-        """Asks once. What the frontend does not answer is told, and what is known stays."""
+        """Asks once. That the frontend does not answer is told, and what is known stays."""
         try:
             status, answer = await self._ask("GET", "/admin/state")
         except ConfigError as error:
-            self._trouble = str(error)
+            # Who was asked is known, and there is little room.
+            self._miss("NO ANSWER", str(error).rpartition(": ")[2])
         else:
-            self._trouble = "" if status == 200 else f"the frontend answered {status}"
             if status == 200:
-                self._state = answer
+                self._state, self._trouble = answer, ""
+            else:
+                self._miss("REFUSED", f"{reason_of(answer)} ({status})")
         self._show()
+
+    def _miss(self, what: str, why: str) -> None:
+        if not self._trouble:
+            self._since = time.strftime("%H:%M:%S")
+        self._trouble = f"{what} since {self._since}, figures are old: {why}"
 
     def _begin_view(self) -> None:
         self._widths = [cell_len(one.title) + 2 for one in self.view.columns]
@@ -175,8 +192,16 @@ class Top(App[None]):
         self._keys = [self.view.key(row) for row in rows]
         if chosen in self._keys:
             table.move_cursor(row=self._keys.index(chosen), scroll=False)
-        self.query_one("#summary", Static).update(Text(summary(self._state), no_wrap=True, overflow="ellipsis"))
+        table.set_class(bool(self._trouble), "old")
+        self.query_one("#summary", Static).update(self._summary())
         self._tell_where(len(rows), words)
+
+    def _summary(self) -> Content:
+        """Two lines about all: what stands and runs, then the worst alarm, if it is not that there is no state."""
+        running = free(self._state)
+        workers = Content.styled(f"{running}/{len(self._state['workers'])} workers", "" if running else _ERROR)
+        second = Content.styled(self._trouble, _ERROR) if self._trouble else Content(alarm(self._state))
+        return Content("\n").join([workers + Content(f"  {figures(self._state)}"), second])
 
     def _begin_table(self, cells: Sequence[Sequence[str]]) -> None:
         """Makes the table anew. Columns have widths, since a table that finds them reads all rows for each cell."""
@@ -209,7 +234,6 @@ class Top(App[None]):
         told = f"{self.view.name}: {shown} of {len(self._state[self.view.name])}"
         told += f", filter {words!r}" if words else ""
         told += ", paused" if self._paused else ""
-        told += f", {self._trouble}" if self._trouble else ""
         self.query_one("#where", Static).update(Text(told, no_wrap=True, overflow="ellipsis"))
 
     def _chosen(self) -> str | None:

@@ -170,21 +170,29 @@ TENANTS: Final = Table(
 )
 
 
-def summary(state: Row) -> str:
-    """Two lines about all: what stands and runs, then the worst alarm."""
+def free(state: Row) -> int:
+    """How many workers get requests."""
+    return sum(worker["status"] == "free" for worker in state["workers"])
+
+
+def figures(state: Row) -> str:
+    """What else stands and runs."""
     models = [model["last_minute"] for model in state["models"] if model["last_minute"] is not None]
-    free = sum(worker["status"] == "free" for worker in state["workers"])
     answering = sum(model["answering"] + model["prefilling"] for model in state["models"])
     waiting = sum(model["waiting"] for model in state["models"])
     live = sum(one["missing"] is None for one in state["frontends"])
     rates = (sum(counts[name] for counts in models) for name in ("requests_per_second", "output_tokens_per_second"))
-    first = (
-        f"{free}/{len(state['workers'])} workers  {live}/{len(state['frontends'])} frontends  "
-        f"{answering} running  {waiting} waiting  {' req/s  '.join(f'{rate:.1f}' for rate in rates)} tok/s"
+    return (
+        f"{live}/{len(state['frontends'])} frontends  {answering} running  {waiting} waiting  "
+        f"{' req/s  '.join(f'{rate:.1f}' for rate in rates)} tok/s"
     )
+
+
+def alarm(state: Row) -> str:
+    """The worst alarm, and how many more there are."""
     alarms = state["alarms"]
     more = f" (+{len(alarms) - 1})" if len(alarms) > 1 else ""
-    return f"{first}\n{alarms[0]['level'].upper()}{more}: {alarms[0]['text']}" if alarms else f"{first}\nno alarms"
+    return f"{alarms[0]['level'].upper()}{more}: {alarms[0]['text']}" if alarms else "no alarms"
 
 
 def worker_lines(worker: Row) -> list[str]:

@@ -9,6 +9,8 @@ STAMPS := .stamps
 # Entry points are read at install: a changed manifest means installing again.
 MANIFESTS := $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/*/pyproject.toml)
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml plugins/*/*/pyproject.toml))
+# `dynamo top` draws with textual, an extra of the feed.
+SERVED := $(patsubst %/feed,%/feed[top],$(DISTRIBUTIONS))
 SOURCES := core/src core/tests libs plugins tests benchmarks examples
 
 # The first interpreter that is new enough and really runs (version managers leave launchers that do not).
@@ -63,7 +65,7 @@ $(BIN)/python:
 
 $(STAMPS)/serve: $(BIN)/python $(MANIFESTS)
 	@$(AGAIN)
-	@$(INSTALL) --no-build-isolation -e "core[text,uvloop]" $(addprefix -e ./,$(DISTRIBUTIONS)) $(SHOWN)
+	@$(INSTALL) --no-build-isolation -e "core[text,uvloop]" $(patsubst %,-e "./%",$(SERVED)) $(SHOWN)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: $(BIN)/python $(MANIFESTS) requirements-dev.txt

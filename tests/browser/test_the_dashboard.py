@@ -187,6 +187,20 @@ def test_a_worker_is_drained_after_a_confirmation_and_the_log_tells_who_did_it(
     assert one.errors == []
 
 
+def test_that_no_worker_is_free_looks_wrong(open_deployment: Callable[..., Deployment], screen: Any) -> None:
+    deployment = open_deployment()
+    one = screen(deployment.root)
+    one.open()
+    expect_text(one, "#tiles", "2 of 2")
+    assert one.page.locator("#tiles .error").count() == 0
+
+    for worker in deployment.state()["workers"]:
+        deployment.drain(worker["id"])
+
+    expect_text(one, "#tiles .error", "0 of 2")
+    assert one.errors == []
+
+
 def test_thresholds_and_settings_are_changed(open_deployment: Callable[..., Deployment], screen: Any) -> None:
     deployment = open_deployment()
     one = screen(deployment.root)

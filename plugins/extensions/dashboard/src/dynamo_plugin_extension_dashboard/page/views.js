@@ -44,7 +44,11 @@ export function showTiles(state) {
   if (!list.children.length) {
     for (const name of Object.keys(tiles)) list.append(element("div", {}, element("dt", {}, name), element("dd")));
   }
-  Object.values(tiles).forEach((text, index) => setText(list.children[index].lastChild, text));
+  Object.entries(tiles).forEach(([name, text], index) => {
+    const shown = list.children[index].lastChild;
+    setText(shown, text);
+    shown.classList.toggle("error", name === "Workers free" && !serving);
+  });
 }
 
 export function showModels(state) {

@@ -25,7 +25,7 @@ SHOTS = os.environ.get("DYNAMO_SCREENSHOTS")
 CONFIG = """
 admin: {port: %d%s}
 router: {use: kv}
-admission: {use: token-capacity}
+admission: {use: token-capacity, active_decode_blocks_threshold: 0.85, active_prefill_tokens_threshold: 5000}
 extensions:
   - {use: feed, interval: 0.2}
   - {use: dashboard%s}
@@ -207,15 +207,30 @@ def test_thresholds_and_settings_are_changed(open_deployment: Callable[..., Depl
     one.open()
     one.page.wait_for_selector("#threshold-model option", state="attached")
 
-    one.page.fill("#active_decode_blocks_threshold", "0.5")
+    expect_text(one, "#thresholds-now", "In force for mock-model")
+    assert thresholds(one) == ("0.85", "5000")
     one.page.click("#thresholds button")
+    expect_text(one, "#toast", "Change at least one threshold")
+    one.page.fill("#active_decode_blocks_threshold", "0.5")
+    one.page.fill("#active_prefill_tokens_threshold", "")
+    shown(one, "thresholds")
+    one.page.click("#thresholds button")
+    expect_text(one, "#confirm-text", "For all frontends: active_decode_blocks_threshold = 0.5.")
     one.page.click("#confirm-yes")
-    expect_text(one, "#thresholds-now", "0.5")
+    expect_text(one, "#thresholds-now", "active_decode_blocks_threshold = 0.5, active_prefill_tokens_threshold = 5000")
+    assert thresholds(one) == ("0.5", "5000")
     one.page.click("#reload")
     expect_text(one, "#toast", "nothing would change")
 
     assert "POST /busy_threshold: 200" in deployment.server.log
     assert one.errors == []
+
+
+def thresholds(screen: Screen) -> tuple[str, str]:
+    """What is in the fields."""
+    fields = (f"#active_{name}_threshold" for name in ("decode_blocks", "prefill_tokens"))
+    share, tokens = (screen.page.input_value(field) for field in fields)
+    return share, tokens
 
 
 def test_a_viewer_looks_and_changes_nothing(open_deployment: Callable[..., Deployment], screen: Any) -> None:

@@ -93,16 +93,39 @@ function showThresholdModels() {
   const chosen = select.value;
   select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
   if (names.includes(chosen)) select.value = chosen;
+  else showThresholds();
 }
 
 const THRESHOLDS = ["active_decode_blocks_threshold", "active_prefill_tokens_threshold"];
+let inForce = {};
+
+async function showThresholds() {
+  const model = $("threshold-model").value;
+  if (!model || !mayAct()) return;
+  try {
+    const told = await ask("GET", "/busy_threshold");
+    if (model === $("threshold-model").value) fillThresholds(model, told.thresholds.find((one) => one.model === model) ?? {});
+  } catch (error) {
+    setText($("thresholds-now"), error.message);
+  }
+}
+
+function fillThresholds(model, values) {
+  inForce = values;
+  for (const name of THRESHOLDS) $(name).value = values[name] ?? "";
+  const set = Object.entries(values).filter(([name, value]) => name !== "model" && value !== null);
+  const words = set.map(([name, value]) => `${name} = ${value}`).join(", ") || "none";
+  setText($("thresholds-now"), `In force for ${model}: ${words}. A field that is left empty changes nothing.`);
+}
 
 async function setThresholds(event) {
   event.preventDefault();
   const model = $("threshold-model").value;
-  const wanted = Object.fromEntries(THRESHOLDS.filter((name) => $(name).value !== "").map((name) => [name, Number($(name).value)]));
-  if (!Object.keys(wanted).length) {
-    toast("Give at least one threshold");
+  // What is in force may be from the config file, and is not set a second time.
+  const changed = THRESHOLDS.filter((name) => $(name).value !== "" && $(name).value !== String(inForce[name] ?? ""));
+  const wanted = Object.fromEntries(changed.map((name) => [name, Number($(name).value)]));
+  if (!changed.length) {
+    toast("Change at least one threshold");
     return;
   }
   const words = Object.entries(wanted).map(([name, value]) => `${name} = ${value}`).join(", ");
@@ -110,7 +133,7 @@ async function setThresholds(event) {
     title: `Set thresholds of ${model}?`, text: `For all frontends: ${words}. Workers above them get no new requests.`, word: "Set",
     method: "POST", path: "/busy_threshold", body: { model, ...wanted }, done: () => `Thresholds of ${model} are set`,
   });
-  if (told) setText($("thresholds-now"), words);
+  if (told) fillThresholds(model, told);
 }
 
 async function showSettings() {
@@ -134,6 +157,7 @@ function entered(about) {
   $("logout").hidden = !about.asks_for_token;
   $("operate").hidden = !mayAct();
   setText($("whose"), `logged in as ${about.role}`);
+  showThresholds();
   follow();
 }
 
@@ -182,6 +206,7 @@ $("order").addEventListener("change", () => state && fleet.show(state));
 $("fleet-filter").addEventListener("submit", (event) => event.preventDefault());
 $("find-form").addEventListener("submit", (event) => { event.preventDefault(); if ($("find").value.trim()) openRequest($("find").value.trim()); });
 $("thresholds").addEventListener("submit", setThresholds);
+$("threshold-model").addEventListener("change", showThresholds);
 $("reload").addEventListener("click", reload);
 $("settings-details").addEventListener("toggle", showSettings);
 

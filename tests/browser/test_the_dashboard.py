@@ -86,6 +86,22 @@ DRAWN = r"""
 }
 """
 
+#: Where the first chart begins to have something in the color of its first series: 0 is its left end, 1 its right.
+BEGINS = r"""
+() => {
+  const probe = document.body.appendChild(document.createElement("span"));
+  probe.style.color = "var(--series-1)";
+  const wanted = getComputedStyle(probe).color.match(/\d+/g).map(Number);
+  probe.remove();
+  const canvas = document.querySelector("#charts canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let first = Infinity;
+  for (let at = 0; at < data.length; at += 4)
+    if (wanted.every((value, index) => data[at + index] === value)) first = Math.min(first, (at / 4) % canvas.width);
+  return first / canvas.width;
+}
+"""
+
 sizes = pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
 
 
@@ -185,6 +201,29 @@ def test_a_worker_is_drained_after_a_confirmation_and_the_log_tells_who_did_it(
     )
     assert len(acts) == 1
     assert one.errors == []
+
+
+@pytest.mark.parametrize(
+    ("passed", "begins"),
+    [(None, (0, 0.3)), (300, (0.6, 0.8)), (5000, (0, 0.3))],
+    ids=["not told", "5 minutes ago", "long ago"],
+)
+def test_a_chart_begins_when_all_frontends_have_counted(
+    open_deployment: Callable[..., Deployment], screen: Any, passed: int | None, begins: tuple[float, float]
+) -> None:
+    deployment = open_deployment()
+    one = screen(deployment.root)
+    told = deployment.state() | {"history": []}
+    told.pop("since", None)
+    if passed is not None:
+        told["since"] = told["time"] - passed
+    message = f"event: state\ndata: {json.dumps(told)}\n\n"
+    one.page.route("**/admin/feed", lambda route: route.fulfill(content_type="text/event-stream", body=message))
+    one.open()
+    one.page.wait_for_selector("#charts canvas")
+    one.page.wait_for_function(f"() => Number.isFinite(({BEGINS})())")
+
+    assert begins[0] < one.page.evaluate(BEGINS) < begins[1]
 
 
 def test_that_no_worker_is_free_looks_wrong(open_deployment: Callable[..., Deployment], screen: Any) -> None:

@@ -2,7 +2,7 @@
 
 import { $, element } from "./dom.js";
 
-// A title, the series, and what a slot without requests counts as.
+// A title, the series, and what a slot without requests counts as, once counting has begun.
 const CHARTS = [
   ["Requests per second", [["answered", (row) => (row.requests - row.failed) / SLOT], ["refused", (row) => row.refused / SLOT], ["failed", (row) => row.failed / SLOT]], 0],
   ["Time to first token, ms", percentiles("time_to_first_token", ["p50", "p90", "p99"]), null],
@@ -42,14 +42,16 @@ export class Charts {
     new ResizeObserver(() => this.resize()).observe($("charts"));
   }
 
-  show(rows, now) {
-    Object.assign(this, { rows, now });
+  // `since` is when counting began; null: no frontend answers; undefined: it is not known.
+  show(rows, now, since) {
+    Object.assign(this, { rows, now, since });
     if (!this.plots.length) this.build();
     const known = new Map(rows.map((row) => [row.time, row]));
     const last = Math.floor(now / SLOT) * SLOT;
+    const counted = (time) => since === undefined || (since !== null && time + SLOT > since);
     const times = Array.from({ length: SLOTS }, (_, index) => last - (SLOTS - 1 - index) * SLOT);
     CHARTS.forEach(([title, series, idle], index) => {
-      const data = series.map(([, value]) => times.map((time) => (known.has(time) ? value(known.get(time)) : idle)));
+      const data = series.map(([, value]) => times.map((time) => (known.has(time) ? value(known.get(time)) : counted(time) ? idle : null)));
       this.plots[index].plot.setData([times, ...data]);
       this.describe(title, series, data, this.plots[index].figure);
     });
@@ -84,7 +86,7 @@ export class Charts {
   rebuild() {
     if (this.plots.length) {
       this.build();
-      this.show(this.rows, this.now);
+      this.show(this.rows, this.now, this.since);
     }
   }
 

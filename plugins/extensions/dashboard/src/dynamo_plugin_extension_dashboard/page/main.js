@@ -23,7 +23,7 @@ function show(next) {
   showRecent(state, openRequest);
   showBalance(state);
   fleet.show(state);
-  charts.show(state.history, state.time);
+  charts.show(state.history, state.time, state.since);
   showThresholdModels();
   if (opened) refreshWorker();
 }

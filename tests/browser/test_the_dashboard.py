@@ -174,6 +174,27 @@ def test_a_request_appears_by_itself_and_tells_its_way(open_deployment: Callable
     expect_text(one, "#toast", "no frontend knows")
 
 
+def test_workers_of_requests_are_called_by_name(open_deployment: Callable[..., Deployment], screen: Any) -> None:
+    deployment = open_deployment()
+    deployment.ask()
+    one = screen(deployment.root)
+    one.open()
+    one.page.wait_for_selector("#recent button")
+
+    (line,) = deployment.state()["recent"]
+    cell = one.page.locator(f"#recent span[title='{line['worker']}']")
+    _expect(cell).to_have_text(re.compile(r"^mock-\d$"))
+    name = cell.inner_text()
+    one.page.click("#recent button")
+    one.page.wait_for_selector("#detail[open]")
+    expect_text(one, "#detail", f"worker {name} ({line['worker']}), which holds")
+    chosen = one.page.locator("#detail td", has_text="(chosen)")
+    _expect(chosen).to_have_text(f"{name} (chosen)")
+    _expect(chosen.locator("[title]")).to_have_attribute("title", line["worker"])
+    shown(one, "names")
+    assert one.errors == []
+
+
 def test_a_worker_is_drained_after_a_confirmation_and_the_log_tells_who_did_it(
     open_deployment: Callable[..., Deployment], screen: Any
 ) -> None:
@@ -208,7 +229,7 @@ def test_a_worker_is_drained_after_a_confirmation_and_the_log_tells_who_did_it(
     [(None, (0, 0.3)), (300, (0.6, 0.8)), (5000, (0, 0.3))],
     ids=["not told", "5 minutes ago", "long ago"],
 )
-def test_a_chart_begins_when_all_frontends_have_counted(
+def test_a_chart_begins_where_counting_began(
     open_deployment: Callable[..., Deployment], screen: Any, passed: int | None, begins: tuple[float, float]
 ) -> None:
     deployment = open_deployment()

@@ -314,6 +314,12 @@ async def test_the_worst_alarm_is_on_the_screen() -> None:
     assert alarm(state(alarms=found)) == "CRITICAL (+1): no workers"
 
 
+@pytest.mark.parametrize(("known", "shown"), [({"worker_name": "mock-1"}, "mock-1"), ({}, f"{1:016x}")])
+async def test_a_request_has_the_name_of_its_worker(known: dict[str, str], shown: str) -> None:
+    assert REQUESTS.cells(line("r", **{"worker_name": None} | known))[-2] == shown
+    assert REQUESTS.cells(line("r") | known)[-2] == shown
+
+
 async def test_rows_without_a_value_come_last_whatever_the_order() -> None:
     for turned in (False, True):
         assert [row["name"] for row in WORKERS.rows(state(), "", 4, turned)][-1] == "mock-2"

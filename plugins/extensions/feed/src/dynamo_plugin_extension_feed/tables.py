@@ -154,7 +154,9 @@ REQUESTS: Final = Table(
         Column("TTFT", _field("time_to_first_token"), seconds, right=True),
         Column("TOTAL", _field("duration"), seconds, right=True),
         *_numbers(_field, "IN prompt_tokens", "HIT cached_tokens", "OUT output_tokens"),
-        *(Column(name.upper(), _field(name)) for name in ("tenant", "worker", "id")),
+        Column("TENANT", _field("tenant")),
+        Column("WORKER", lambda row: row.get("worker_name") or row["worker"]),
+        Column("ID", _field("id")),
     ],
 )
 TENANTS: Final = Table(

@@ -93,6 +93,14 @@ export function showFrontends(state) {
   ], state.frontends, "None");
 }
 
+// The name of a worker, with its id as a tooltip; the id of one whose name is not known.
+function named(one) {
+  return element("span", { title: one.worker ?? "" }, one.worker_name ?? one.worker ?? "–");
+}
+
+// Where there is room for both.
+const workerOf = (event) => `worker ${event.worker_name ? `${event.worker_name} (${event.worker})` : event.worker ?? "–"}`;
+
 export function showRecent(state, open) {
   // A row that is being read or has the focus would be lost.
   if ($("recent").contains(document.activeElement)) return;
@@ -108,7 +116,7 @@ export function showRecent(state, open) {
     ["Prompt", (line) => number(line.prompt_tokens), "number"],
     ["Cached", (line) => number(line.cached_tokens), "number"],
     ["Output", (line) => number(line.output_tokens), "number"],
-    ["Worker", (line) => line.worker ?? "–", ""],
+    ["Worker", named, ""],
   ], state.recent, "No requests have ended yet");
 }
 
@@ -234,17 +242,17 @@ const WORDS = {
   received: () => "received",
   admitted: (event) => `admitted after ${seconds(event.waited)}, ${event.prompt_tokens} prompt tokens`,
   refused: (event) => `refused at ${event.stage}${event.plugin ? ` by ${event.plugin}` : ""}: ${event.error}: ${event.reason}`,
-  routed: (event) => `routed by ${event.router} to ${event.role} worker ${event.worker}, which holds ${event.overlap} blocks of the prompt`,
-  attempted: (event) => `worker ${event.worker} ${event.error ? `did not accept: ${event.error}: ${event.reason}` : "accepted"}`,
+  routed: (event) => `routed by ${event.router} to ${event.role} ${workerOf(event)}, which holds ${event.overlap} blocks of the prompt`,
+  attempted: (event) => `${workerOf(event)} ${event.error ? `did not accept: ${event.error}: ${event.reason}` : "accepted"}`,
   first_token: () => "first token",
-  moved: (event) => `worker ${event.worker ?? "–"} failed after ${event.tokens} tokens, another is sought: ${event.error}: ${event.reason}`,
+  moved: (event) => `${workerOf(event)} failed after ${event.tokens} tokens, another is sought: ${event.error}: ${event.reason}`,
   finished: (event) => `${event.status}: ${event.error_type || event.finish_reason || "–"}, HTTP ${event.http_status}; ${event.prompt_tokens} prompt tokens (${event.cached_tokens ?? "?"} cached), ${event.output_tokens} output tokens`,
 };
 
 function candidates(event) {
   const table = element("table");
   fillTable(table, [
-    ["Worker", (one) => (one.worker === event.worker && one.dp_rank === event.dp_rank ? `${one.worker} (chosen)` : one.worker), ""],
+    ["Worker", (one) => element("span", {}, named(one), one.worker === event.worker && one.dp_rank === event.dp_rank ? " (chosen)" : ""), ""],
     ["Rank", (one) => String(one.dp_rank), "number"],
     ["Overlap", (one) => number(one.overlap), "number"],
     ["Prefill", (one) => number(one.prefill_tokens), "number"],

@@ -208,6 +208,27 @@ async def test_events_that_were_lost_are_asked_for(make_house: MakeHouse, monkey
     assert gaps['dynamo_component_kv_cache_event_warnings{warning_kind="gap"}'] == 1
 
 
+async def test_what_a_worker_told_before_its_events_were_heard_is_asked_for_without_a_further_event(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_module, "SECOND_LOOK", 3600.0)
+    routers = Routers()
+    house = make_house(router=routers)
+    worker = await house.run(Mocker)
+    router = routers.of("aggregated")
+    publisher: Publisher = worker._publishers._events._publisher
+    with monkeypatch.context() as patch:
+        patch.setattr(type(publisher), "send", lambda self, payload: False)
+        await answer(house, request(PROMPT))
+        worker._publishers._events.flush()
+    assert overlaps(router, PROMPT) == [0]
+
+    router._joined[0] = (0.0, router._joined[0][1])
+
+    await house.eventually(lambda: overlaps(router, PROMPT) == [10])
+    assert not router._joined
+
+
 async def test_a_prompt_goes_back_to_the_rank_that_has_its_blocks(make_house: MakeHouse) -> None:
     routers = Routers()
     house = make_house(router=routers)

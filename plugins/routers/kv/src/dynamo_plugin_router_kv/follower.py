@@ -60,12 +60,19 @@ class EventFollower:
         """Those that were added."""
         return self._workers.keys()
 
-    def add(self, worker_id: int, *, has_history: bool) -> None:
-        """Adds a worker. One that `has_history` is asked for it at once: its cache may hold much already."""
-        if worker_id not in self._workers:
-            self._workers[worker_id] = _Worker(has_history)
-            if has_history:
-                self.missing.add(worker_id)
+    def add(self, worker_id: int, *, has_history: bool) -> bool:
+        """Adds a worker; whether it is new. One that `has_history` is asked for it: its cache may hold much already."""
+        if worker_id in self._workers:
+            return False
+        self._workers[worker_id] = _Worker(has_history)
+        self.ask(worker_id)
+        return True
+
+    def ask(self, worker_id: int) -> None:
+        """Asks a worker for its history, if it was added and has one."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.has_history:
+            self.missing.add(worker_id)
 
     def remove(self, worker_id: int) -> None:
         """A worker has gone, and with it all that it held."""

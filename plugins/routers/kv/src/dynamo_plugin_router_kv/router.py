@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ ASKED_AT_ONCE = 8
 HISTORY_TIMEOUT = 30.0
 HISTORY_TRIES = 4
 HISTORY_PAUSE = 0.25
+#: Seconds after which a worker that has come is asked again. Its events come over a connection of their own, which may
+#: be there only after its first answer; what it told in between would be missed until its next event.
+SECOND_LOOK = 3.0
 #: Seconds before a broken event plane is listened to again, varied by half.
 RETRY = 1.0
 #: Blocks of ranks that are gone, taken out in one go.
@@ -105,6 +109,8 @@ class KvRouter(Router):
         self._queue = RouteQueue(config.queue_timeout, config.queue_limit)
         self._tasks = TaskSet()
         self._asking: set[int] = set()
+        #: Workers that came lately, and when they are asked a second time.
+        self._joined: deque[tuple[float, int]] = deque()
         self._asked = asyncio.Semaphore(ASKED_AT_ONCE)
         #: The pool's version that the rest goes by.
         self._version = -1
@@ -292,9 +298,17 @@ class KvRouter(Router):
                 self._predicted.forget(worker_id)
         for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in instances]:
             self._follower.remove(worker_id)
+        again = asyncio.get_running_loop().time() + SECOND_LOOK
         for worker_id in instances:
             has_history = self._predicted is None and pool.cards[worker_id].runtime_config.enable_local_indexer
-            self._follower.add(worker_id, has_history=has_history)
+            if self._follower.add(worker_id, has_history=has_history) and has_history:
+                self._joined.append((again, worker_id))
+        self._request_histories()
+
+    def _look_again(self, now: float) -> None:
+        """Asks workers that came a while ago once more, for what they told before their events reached this process."""
+        while self._joined and self._joined[0][0] <= now:
+            self._follower.ask(self._joined.popleft()[1])
         self._request_histories()
 
     async def _listen(self) -> None:
@@ -376,6 +390,7 @@ class KvRouter(Router):
                 await asyncio.sleep(0)
             self._metrics.blocks.set(self._index.blocks)
             self._check_silence(loop.time())
+            self._look_again(loop.time())
             await asyncio.sleep(TICK)
 
     def _check_silence(self, now: float) -> None:

@@ -40,6 +40,19 @@ def read_to_end(connection: socket.socket) -> bytes:
     return received
 
 
+def text_of(received: bytes) -> str:
+    """The text of a whole stream of one choice: a character for each token of a mocker without a tokenizer.
+
+    How many events bring it depends on how busy the machine is.
+    """
+    return "".join(delta.get("content") or "" for delta in _deltas(received))
+
+
+def _deltas(received: bytes) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in received.decode().split("\n") if line.startswith("data: {")]
+    return [choice["delta"] for line in lines for choice in json.loads(line).get("choices", [])]
+
+
 class Stream:
     """One answer in events."""
 
@@ -67,8 +80,7 @@ class Stream:
         """What the choices of a stream say, once it has ended well."""
         received = self.rest()
         assert b"data: [DONE]" in received, received[-500:]
-        lines = [line[6:] for line in received.decode().split("\n") if line.startswith("data: {")]
-        return [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
+        return _deltas(received)
 
     def text(self) -> str:
         """The text of a stream, once it has ended well."""

@@ -106,9 +106,10 @@ async def test_ctrl_c_gives_a_part_that_has_served_its_time(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "START_ENDS", 0.0)
-    supervisor = make(f"{SERVE}{UNTIL_TOLD}import time; time.sleep(0.5)")
+    # It counts once more when it has said that it serves.
+    supervisor = make(f"{SERVE}{COUNT}{UNTIL_TOLD}import time; time.sleep(0.5)")
     await supervisor.start()
-    await lives(tmp_path, 1)
+    await lives(tmp_path, 2)
 
     await supervisor.stop(hurried=True, deadline=20)
 

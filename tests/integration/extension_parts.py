@@ -173,7 +173,7 @@ class Site(Extension):
     async def _check(self, http: web.Request) -> web.Response:
         admin = self.services.admin
         known = admin.opens(http.query.get("token", ""))
-        return web.json_response({"known": known, "listener": admin.listener, "token": admin.token})
+        return web.json_response({"known": known, "token": admin.token})
 
 
 class Clash(Extension):

@@ -181,7 +181,7 @@ async def test_routes_are_served_on_their_listeners_under_their_guards(start: St
     assert (await get(f"{admin}/admin/site"))[0] == 401
     assert await get(f"{admin}/admin/site", authorization=f"Bearer {token}") == (200, {"name": "site"})
     found = [(await get(f"{admin}/admin/open?token={one}"))[1] for one in ("wrong", token)]
-    assert found == [{"known": known, "listener": True, "token": True} for known in (False, True)]
+    assert found == [{"known": known, "token": True} for known in (False, True)]
 
 
 async def test_a_route_that_raises_answers_500(start: Start) -> None:
@@ -310,6 +310,34 @@ async def test_a_wrong_entry_is_a_config_error_with_its_place(start: Start, entr
     with pytest.raises(ConfigError, match=message) as error:
         await start(entry)
     assert "config-0.yaml:" in str(error.value)
+
+
+ADMIN = "admin: {port: 0}\n"
+
+
+@pytest.mark.parametrize(
+    ("entries", "more", "message"),
+    [
+        (["dashboard"], ADMIN, r"extensions\.dashboard: extension 'dashboard' needs the extension 'feed', which does"),
+        (["dashboard", "feed, enabled: false"], ADMIN, r"extensions\.dashboard: .* add \{use: feed\} to extensions"),
+        (
+            ["dashboard, name: page", "feed"],
+            "",
+            r"extensions\.page: .* set admin\.port, such as 9090, or leave 'page'",
+        ),
+    ],
+)
+async def test_an_extension_is_refused_without_what_it_needs(
+    start: Start, entries: list[str], more: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"config-0\.yaml:\d+: {message}"):
+        await start(*entries, more=more)
+
+
+async def test_what_an_extension_needs_may_have_another_name(start: Start) -> None:
+    application = await start("dashboard", "feed, name: watch", more=ADMIN)
+
+    assert application.frontend_process._extensions.failures == {}
 
 
 # Calls between frontends.

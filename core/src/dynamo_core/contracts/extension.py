@@ -53,7 +53,7 @@ class ObservedLoads(LoadView, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdminAccess:
-    """How operators reach this process. `listener` is whether admin routes have a listener of their own.
+    """How operators reach this process.
 
     `token` is whether they have to show a token. `opens` says whether a text is that token; a route that is not
     `guarded` goes by it. `accept` adds a check that is asked about each request for operators before the token is: it
@@ -61,7 +61,6 @@ class AdminAccess:
     come to it too, so a check by cookie has to look for forgery.
     """
 
-    listener: bool
     token: bool
     opens: Callable[[str], bool]
     accept: Callable[[OperatorCheck], None]
@@ -137,6 +136,10 @@ class Extension(Plugin, AsyncResource):
 
     #: The roles that it can run in.
     ROLES: ClassVar[Sequence[str]] = (FRONTEND_ROLE,)
+    #: The extensions, by the names of their plugins, that have to run in the same process.
+    NEEDS: ClassVar[Sequence[str]] = ()
+    #: Whether it runs only where operators have a listener of their own, `admin.port`.
+    NEEDS_ADMIN_PORT: ClassVar[bool] = False
 
     def __init__(self, config: PluginConfig, services: ExtensionServices) -> None:
         self.config = config

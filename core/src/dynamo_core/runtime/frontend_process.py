@@ -382,7 +382,6 @@ class FrontendProcess:
                 peers=peers,
                 thresholds=self._thresholds,
                 admin=AdminAccess(
-                    listener=self._settings.admin.port is not None,
                     token=token is not None,
                     opens=token.opens if token is not None else lambda text: False,
                     accept=self._operators.accept,

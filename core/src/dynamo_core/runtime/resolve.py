@@ -207,7 +207,7 @@ def resolve(
         extensions=[PickedExtension(entries[path].key, role, picks[path]) for path, role in roles.items() if role],
         response_store=picks.get(RESPONSE_STORE),
     )
-    _check_roles(loaded, resolved)
+    _check_extensions(loaded, resolved)
     _check_reach(loaded, resolved)
     _check_workers(loaded, resolved)
     if frontend:
@@ -259,13 +259,25 @@ def store_remark(resolved: Resolved, processes: int) -> str:
     )
 
 
-def _check_roles(loaded: LoadedSettings, resolved: Resolved) -> None:
+def _check_extensions(loaded: LoadedSettings, resolved: Resolved) -> None:
+    there = {extension.plugin.name for extension in resolved.extensions}
     for name, role, picked in resolved.extensions:
         if role not in picked.cls.ROLES:
             key = f"{picked.section}.role"
             raise ConfigError(
                 f"{_place(loaded, key)}: extension {picked.name!r} cannot run in the role {role!r}: set {key} to "
                 f"{' or '.join(repr(one) for one in picked.cls.ROLES)}, or leave {name!r} out"
+            )
+        place = _place(loaded, picked.section)
+        for missing in (need for need in picked.cls.NEEDS if need not in there):
+            raise ConfigError(
+                f"{place}: extension {picked.name!r} needs the extension {missing!r}, which does not run: add "
+                f"{{use: {missing}}} to extensions, or leave {name!r} out"
+            )
+        if picked.cls.NEEDS_ADMIN_PORT and loaded.settings.admin.port is None:
+            raise ConfigError(
+                f"{place}: extension {picked.name!r} is for operators only, and all clients reach the only listener: "
+                f"set admin.port, such as 9090, or leave {name!r} out"
             )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import aiohttp
@@ -46,28 +45,6 @@ class TestContract(ExtensionKit):
     def make_extension(self) -> ExtensionFactory:
         config = DashboardConfig(viewer_token=VIEWER_TOKEN, hosts=["ops.example.com"])  # type: ignore[arg-type]
         return lambda services: _WithActs(config, services)
-
-    async def test_it_is_not_shown_where_all_clients_are(self, make_extension: ExtensionFactory) -> None:
-        with pytest.raises(ConfigError, match=r"extensions\.kit: .*set admin\.port"):
-            ExtensionHost(make_extension, admin_listener=False)
-
-    @pytest.mark.parametrize(
-        "rows",
-        [
-            {},
-            {"extensions.feed.use": "otel-metrics"},
-            {"extensions.mine.then.use": "feed"},
-            {"extensions.watch.use": "feed", "extensions.watch.enabled": False},
-        ],
-    )
-    async def test_it_is_refused_where_no_feed_is(self, make_extension: ExtensionFactory, rows: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match=r"^extensions: .*add \{use: feed\}$"):
-            ExtensionHost(with_settings(make_extension, rows))
-
-    async def test_the_feed_may_have_another_name(self, make_extension: ExtensionFactory) -> None:
-        rows = {"extensions.watch.use": "feed", "extensions.watch.enabled": True}
-
-        assert ExtensionHost(with_settings(make_extension, rows)).routes
 
     async def test_viewers_cannot_have_the_token_of_operators(self) -> None:
         config = DashboardConfig(viewer_token=TOKEN)  # type: ignore[arg-type]
@@ -165,21 +142,6 @@ class TestContract(ExtensionKit):
     async def test_a_login_that_is_none_is_named(self, host: ExtensionHost, body: bytes) -> None:
         async with browser(host) as page, page.post("/dashboard/login", data=body) as answer:
             assert answer.status == (413 if len(body) > 8192 else 400)
-
-
-class _Report:
-    """Settings of a config file."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def rows(self) -> list[tuple[str, Any, str]]:
-        return [(key, value, "kit.yaml:1") for key, value in self._values.items()]
-
-
-def with_settings(make: ExtensionFactory, values: dict[str, Any]) -> ExtensionFactory:
-    """Extensions that see these settings."""
-    return lambda services: make(replace(services, settings=_Report(values)))
 
 
 @asynccontextmanager

@@ -123,7 +123,6 @@ class ExtensionHost:
         make_extension: Callable[[ExtensionServices], Extension],
         role: str = FRONTEND_ROLE,
         *,
-        admin_listener: bool = True,
         workers: Sequence[int] = WORKERS,
     ) -> None:
         self.metrics = Metrics()
@@ -151,9 +150,7 @@ class ExtensionHost:
             requests=self,
             peers=self._peers,
             thresholds=thresholds,
-            admin=AdminAccess(
-                listener=admin_listener, token=True, opens=self._guard.opens, accept=self._operators.accept
-            ),
+            admin=AdminAccess(token=True, opens=self._guard.opens, accept=self._operators.accept),
         )
         self.extension = make_extension(
             ExtensionServices(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import partial
 from hashlib import sha256
@@ -21,8 +20,6 @@ from dynamo_plugin_extension_dashboard.sessions import OPERATOR, VIEWER, Session
 PATH: Final = "/dashboard"
 #: What changes something has this header, with the text that `/dashboard/session` tells.
 CSRF: Final = "x-csrf-token"
-#: Where an entry of the config file says which plugin it is.
-_USE: Final = re.compile(r"extensions\.[^.]+\.use")
 #: Bytes of a login.
 _LOGIN: Final = 8192
 #: Characters of a token, so that it cannot be guessed.
@@ -80,24 +77,17 @@ class DashboardExtension(Extension):
     """Serves files and logins. What the page shows and changes are routes of core and of the extension `feed`.
 
     Raises:
-        ConfigError: there is no admin listener, no feed, or viewers have the operators' token.
+        ConfigError: viewers have the operators' token.
     """
 
     NAME = "dashboard"
+    NEEDS = ("feed",)
+    NEEDS_ADMIN_PORT = True
     Config = DashboardConfig
     config: DashboardConfig
 
     def __init__(self, config: PluginConfig, services: ExtensionServices) -> None:
         super().__init__(config, services)
-        if not services.admin.listener:
-            raise ConfigError(
-                f"extensions.{services.name}: the dashboard is not shown to all clients: set admin.port, such as 9090, "
-                "to give operators a listener of their own"
-            )
-        if not _has_feed(services):
-            raise ConfigError(
-                "extensions: the dashboard shows what the extension feed tells, and there is none: add {use: feed}"
-            )
         viewer = self.config.viewer_token
         if viewer is not None and services.admin.opens(viewer.get_secret_value()):
             raise ConfigError(
@@ -240,13 +230,6 @@ async def token_of(http: web.Request) -> str:
         return _decoder.decode(body).token.strip()
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise HttpFault(400, 'expected {"token": "…"}') from None
-
-
-def _has_feed(services: ExtensionServices) -> bool:
-    """Whether an entry of any name picks the feed, and is not switched off."""
-    values = {key: value for key, value, _ in services.settings.rows()}
-    entries = [key.rpartition(".")[0] for key, value in values.items() if _USE.fullmatch(key) and value == "feed"]
-    return any(values.get(f"{entry}.enabled", True) for entry in entries)
 
 
 def _cookie_name(http: web.Request) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dynamo_core import garbage
 from dynamo_core.cli.lazy import LazyGroup
 
 #: The line of help of each command, in the order in which they are shown.
@@ -55,6 +56,7 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command and exits with its code: 0 when all went well, 2 when the set-up or the call is wrong."""
+    garbage.collect_rarely()
     cli(prog_name="dynamo")
 
 

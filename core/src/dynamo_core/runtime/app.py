@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -11,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+from dynamo_core import garbage
 from dynamo_core.errors import ConfigError, DynamoError
 from dynamo_core.http.binding import SharedPort
 from dynamo_core.runtime.application import Application
@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 #: Exit codes: all went well; something failed while starting or running.
 OK = 0
 FAILED = 1
-
-#: Allocations and generations between collections. Requests leave few cycles behind, so looking rarely costs little.
-GC_THRESHOLD = (10_000, 20, 20)
 
 #: Seconds that a process may take to end beyond the time it gives to running requests.
 MARGIN = 15.0
@@ -184,15 +181,8 @@ async def _announce(application: Application) -> None:
     """Says when requests can be answered: workers may come long after the port is open."""
     if application.url is not None:
         await application.ready()
-        _settle_memory()
+        garbage.settle()
         log.info("ready for requests at %s", application.url)
-
-
-def _settle_memory() -> None:
-    """What has been loaded by now stays: the collector need not look through it again with every few requests."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
 
 
 @asynccontextmanager

@@ -331,9 +331,9 @@ class Sharing(RuleBasedStateMachine):
         self.made = 0
         self.live: list[Frontend] = []
         self.running: dict[str, list[str]] = {}
-        #: What those who were killed had told, and when.
-        self.dead: list[tuple[float, list[str]]] = []
-        self.told: dict[str, tuple[float, list[str]]] = {}
+        #: All that each has told, and when; and that of those that were killed.
+        self.told: dict[str, list[tuple[float, list[str]]]] = {}
+        self.dead: list[list[tuple[float, list[str]]]] = []
 
     @precondition(lambda self: len(self.live) < 3)
     @rule()
@@ -405,8 +405,12 @@ class Sharing(RuleBasedStateMachine):
             one.apply()
         for tenant in ("a", "b"):
             sure = sum(names.count(tenant) for names in self.running.values())
-            # Of the killed at least none, and at most those that have not expired: a server may have forgotten them.
-            silent = sum(names.count(tenant) for at, names in self.dead if self.store.now - at < TTL + 1e-3)
+            # Of the killed at least none, as a server may have forgotten them, and at most what they told within the
+            # time after which it expires: the last of it may not have been heard.
+            silent = sum(
+                max((names.count(tenant) for at, names in told if self.store.now - at < TTL + 1e-3), default=0)
+                for told in self.dead
+            )
             for one in self.live:
                 known = self._known(one, tenant)
                 assert sure <= known <= sure + silent
@@ -429,7 +433,7 @@ class Sharing(RuleBasedStateMachine):
 
     def _tell(self, one: Frontend) -> None:
         one.tell()
-        self.told[one.name] = self.store.now, list(self.running[one.name])
+        self.told.setdefault(one.name, []).append((self.store.now, list(self.running[one.name])))
 
     def _known(self, one: Frontend, tenant: str) -> int:
         """As many as count for the tenant here."""

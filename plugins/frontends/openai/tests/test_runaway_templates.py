@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import InvalidArgument, Unavailable, Unknown
-from dynamo_plugin_frontend_openai import template_inline, template_process
+from dynamo_plugin_frontend_openai import template_child, template_inline, template_process
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.errors import TemplateFault
 from dynamo_plugin_frontend_openai.template import DEFAULT_TEMPLATE, ChatTemplate, TemplateStore
@@ -268,9 +268,9 @@ async def test_one_process_serves_many_conversations_however_large_the_frontend_
     started: list[object] = []
     original = template_process.LimitedProcess
 
-    def start() -> Any:
+    def start(*arguments: Any) -> Any:
         started.append(None)
-        return original()
+        return original(*arguments)
 
     monkeypatch.setattr(template_process, "LimitedProcess", start)
     template = ChatTemplate("{{ messages|length }}{{ n }}")
@@ -280,6 +280,29 @@ async def test_one_process_serves_many_conversations_however_large_the_frontend_
     assert texts == [f"2{number}" for number in range(5)]
     assert len(started) == 1
     del memory
+
+
+async def test_how_long_a_process_takes_to_start_is_not_the_fault_of_the_template(
+    store: TemplateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = template_process.LimitedProcess._wait_for_start
+
+    def wait(process: template_process.LimitedProcess) -> None:
+        time.sleep(store._processes._timeout + 0.2)
+        original(process)
+
+    monkeypatch.setattr(template_process.LimitedProcess, "_wait_for_start", wait)
+
+    assert await render(store, ChatTemplate("{{ messages|length }}"), long=True) == "2"
+
+
+async def test_a_machine_on_which_no_process_starts_is_told_as_busy(
+    store: TemplateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_process, "STARTS", 0.0)
+
+    with pytest.raises(Unavailable, match="Too many long conversations wait"):
+        await render(store, ChatTemplate("{{ messages|length }}"), long=True)
 
 
 async def test_other_templates_are_rendered_beside_one_that_runs_away(store: TemplateStore) -> None:
@@ -326,7 +349,8 @@ def test_a_process_ends_with_its_parent() -> None:
     child = Path(template_process.__file__).with_name("template_child.py")
     process = subprocess.Popen([sys.executable, "-P", str(child)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    assert process.communicate(timeout=20)[0] == b""
+    # That it has started, and no answer.
+    assert process.communicate(timeout=20)[0] == template_child.LENGTH.pack(0)
     assert process.returncode == 0
 
 

@@ -16,7 +16,7 @@ import msgspec
 from dynamo_core import TaskSet
 
 from dynamo_plugin_frontend_openai.template_child import Checked, SchemaJob
-from dynamo_plugin_frontend_openai.template_process import LimitedProcess
+from dynamo_plugin_frontend_openai.template_process import STARTS, LimitedProcess
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices
@@ -53,7 +53,7 @@ class SchemaChecker:
 
     def __init__(self, services: FrontendServices, timeout: float = _TIMEOUT) -> None:
         self._timeout = timeout
-        self._process = LimitedProcess()
+        self._process: LimitedProcess | None = None
         self._turn = asyncio.Lock()
         self._tasks = TaskSet()
         self._count = services.metrics.counter(
@@ -76,9 +76,14 @@ class SchemaChecker:
 
     async def check(self, claims: Sequence[Claim], model: str) -> Verdict | None:
         """What is wrong with an answer of this model; None if nothing is."""
+        clock = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(self._timeout), self._turn:
-                checked = await self._ask(claims)
+            async with asyncio.timeout(self._timeout) as deadline, self._turn:
+                process, self._process = self._process or LimitedProcess(self._tasks, "jsonschema"), None
+                deadline.reschedule(clock() + STARTS)
+                await process.start()
+                deadline.reschedule(clock() + self._timeout)
+                checked = await self._ask(process, claims)
         except TimeoutError:
             checked = None
         if checked is None:
@@ -96,30 +101,14 @@ class SchemaChecker:
     async def aclose(self) -> None:
         """Ends the process. Safe twice."""
         await self._tasks.join(_END)
-        await self._end(self._process)
+        if self._process is not None:
+            await self._process.end()
 
-    async def _ask(self, claims: Sequence[Claim]) -> Checked | None:
-        process = self._process
-        job = msgspec.json.encode(SchemaJob([(claim.text, claim.schema) for claim in claims], self._timeout))
-        asking = self._tasks.spawn(asyncio.to_thread(process.ask, job), name="check-schema")
-        try:
-            answer = await asyncio.shield(asking)
-        except BaseException:
-            self._replace(process, asking)
-            raise
-        checked = None if answer is None else msgspec.json.decode(answer, type=Checked)
+    async def _ask(self, process: LimitedProcess, claims: Sequence[Claim]) -> Checked | None:
+        job = SchemaJob([(claim.text, claim.schema) for claim in claims], self._timeout)
+        checked = await process.ask(lambda: job, Checked)
         if checked is None or checked.last:
-            self._replace(process, asking)
+            await process.end()
+        else:
+            self._process = process
         return checked
-
-    def _replace(self, process: LimitedProcess, asking: asyncio.Task[bytes | None]) -> None:
-        self._process = LimitedProcess()
-        process.kill()
-        self._tasks.spawn(self._end(process, asking), name="end-schema-check")
-
-    async def _end(self, process: LimitedProcess, asking: asyncio.Task[bytes | None] | None = None) -> None:
-        process.kill()
-        if asking is not None:
-            # The thread sees the end of the pipe.
-            await asyncio.wait([asking], timeout=_END)
-        await asyncio.to_thread(process.close)

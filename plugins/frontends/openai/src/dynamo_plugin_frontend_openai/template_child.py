@@ -6,6 +6,7 @@ answers are JSON, each after its length; `template_process.py` is the other end.
 
 from __future__ import annotations
 
+import importlib
 import json
 import resource
 import signal
@@ -162,7 +163,6 @@ def _check(job: SchemaJob) -> Checked:
 
 
 def _violation(text: str, schema: dict[str, Any] | bool) -> str | None:
-    # Only where answers are checked: it takes a while to load.
     from jsonschema import Draft202012Validator
     from referencing import Registry
 
@@ -224,13 +224,17 @@ def write(pipe: IO[bytes], message: bytes) -> None:
 
 
 def main() -> None:
-    """Answers until the other end is closed."""
+    """Answers until the other end is closed. Argument: the module that its jobs need, which takes a while to load."""
     # A signal to the whole group is for the parent, which closes the pipe when it needs this process no more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _limit(resource.RLIMIT_AS, MAX_MEMORY, MAX_MEMORY)
     _limit(resource.RLIMIT_CORE, 0, 0)
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     renderer, last = _Renderer(), False
+    # It has started: from here on its time counts.
+    write(sys.stdout.buffer, b"")
     while not last and (message := read(sys.stdin.buffer)) is not None:
         job = msgspec.json.decode(message, type=Job | SchemaJob)
         del message

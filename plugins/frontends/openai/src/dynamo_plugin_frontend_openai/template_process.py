@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -19,33 +19,78 @@ from dynamo_core.errors import InvalidArgument, Unavailable, Unknown
 
 from dynamo_plugin_frontend_openai import template_child
 from dynamo_plugin_frontend_openai.errors import TemplateFault
-from dynamo_plugin_frontend_openai.template_child import MAX_MEMORY, OUT_OF_MEMORY, Job, Rendered
+from dynamo_plugin_frontend_openai.template_child import MAX_MEMORY, OUT_OF_MEMORY, Job, Rendered, SchemaJob
 
 #: Processes at a time. More would take the processor time of the event loop.
 PROCESSES = max(2, min(4, (os.cpu_count() or 1) // 2))
 _GB = 1 << 30
+#: Seconds in which a process starts even on a busy machine.
+STARTS: Final = 10.0
 #: Seconds until a process that was killed is gone, unless the system is in trouble.
 _END = 5.0
 
+_T = TypeVar("_T")
+
 
 class LimitedProcess:
-    """One process, started when it is first asked. `ask` is called by one thread at a time, and blocks."""
+    """One process, which does one thing at a time. `modules` are what its jobs need beside jinja2.
 
-    def __init__(self) -> None:
+    Whatever is given up ends the process, in one of the `tasks`.
+    """
+
+    def __init__(self, tasks: TaskSet, *modules: str) -> None:
+        self._tasks = tasks
+        self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
         self._killed = False
         self._lock = threading.Lock()
 
-    def ask(self, job: bytes) -> bytes | None:
-        """The answer to a job; None if the process has ended."""
+    async def start(self) -> None:
+        """Returns when it can be asked, or has ended: at once, unless it is new. Safe to repeat.
+
+        How long a new one takes depends on the machine, and not on what it is asked: give it a deadline of `STARTS`.
+        """
+        if not self._ready:
+            await self._in_thread(self._wait_for_start)
+
+    async def ask(self, job: Callable[[], Job | SchemaJob], answer: type[_T]) -> _T | None:
+        """The answer to a job, which is made in a thread; None if the process has ended. It must have been started."""
+        return await self._in_thread(lambda: self._exchange(job(), answer))
+
+    async def end(self, working: asyncio.Task[Any] | None = None) -> int:
+        """Ends it, whatever it does, and then the thread that asks it. Returns its exit code."""
+        self.kill()
+        if working is not None:
+            # The thread sees the end of the pipe.
+            await asyncio.wait([working], timeout=_END)
+        return await asyncio.to_thread(self.close)
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        working = self._tasks.spawn(asyncio.to_thread(work), name="ask-process")
+        try:
+            return await asyncio.shield(working)
+        except BaseException:
+            # Given up: what it may still answer is of no use.
+            self.kill()
+            self._tasks.spawn(self.end(working), name="end-process")
+            raise
+
+    def _wait_for_start(self) -> None:
         process = self._start()
-        if process is None or process.stdin is None or process.stdout is None:
+        if process is not None and process.stdout is not None:
+            self._ready = template_child.read(process.stdout) is not None
+
+    def _exchange(self, job: Job | SchemaJob, answer: type[_T]) -> _T | None:
+        process = self._process
+        if not self._ready or process is None or process.stdin is None or process.stdout is None:
             return None
         try:
-            template_child.write(process.stdin, job)
-            return template_child.read(process.stdout)
+            template_child.write(process.stdin, msgspec.json.encode(job))
+            message = template_child.read(process.stdout)
         except OSError:
             return None
+        return None if message is None else msgspec.json.decode(message, type=answer)
 
     def kill(self) -> None:
         """Ends it, whatever it does; from any thread."""
@@ -74,7 +119,7 @@ class LimitedProcess:
             if self._process is None and not self._killed:
                 self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
                     # Without the folder of the script in the path: its modules must not stand for others.
-                    [sys.executable, "-P", str(Path(template_child.__file__))],
+                    [sys.executable, "-P", str(Path(template_child.__file__)), *self._modules],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                 )
@@ -110,9 +155,12 @@ class TemplateProcesses:
         turn = self._turns.setdefault(source, asyncio.Lock())
         try:
             async with asyncio.timeout(self._timeout) as deadline, turn, self._room:
+                process = self._idle.pop() if self._idle else LimitedProcess(self._tasks)
+                deadline.reschedule(clock() + STARTS)
+                await process.start()
                 begun = True
                 deadline.reschedule(clock() + self._timeout)
-                rendered = await self._ask(name, source, values)
+                rendered = await self._ask(process, name, source, values)
         except TimeoutError:
             if not begun:
                 raise Unavailable("Too many long conversations wait for their chat template to be rendered") from None
@@ -129,40 +177,22 @@ class TemplateProcesses:
         """Ends all processes. Safe twice."""
         self._closed = True
         await self._tasks.join(_END)
-        await asyncio.gather(*(self._end(process) for process in self._idle))
+        await asyncio.gather(*(process.end() for process in self._idle))
         self._idle.clear()
 
-    async def _ask(self, name: str, source: str, values: Callable[[], dict[str, Any]]) -> Rendered:
-        process = self._idle.pop() if self._idle else LimitedProcess()
-        asking = self._tasks.spawn(asyncio.to_thread(self._exchange, process, source, values), name="ask-template")
-        try:
-            rendered = await asyncio.shield(asking)
-        except BaseException:
-            # Given up: what it may still answer is of no use.
-            process.kill()
-            self._tasks.spawn(self._end(process, asking), name="end-template")
-            raise
+    async def _ask(
+        self, process: LimitedProcess, name: str, source: str, values: Callable[[], dict[str, Any]]
+    ) -> Rendered:
+        rendered = await process.ask(lambda: Job(source, values(), self._timeout), Rendered)
         if rendered is None:
             code = await asyncio.to_thread(process.close)
             why = f"needed more than {MAX_MEMORY // _GB} GB of memory" if code == OUT_OF_MEMORY else "took too long"
             raise TemplateFault(f"{name} was stopped: it {why}")
         if rendered.last or self._closed:
-            await self._end(process)
+            await process.end()
         else:
             self._idle.append(process)
         return rendered
-
-    def _exchange(self, process: LimitedProcess, source: str, values: Callable[[], dict[str, Any]]) -> Rendered | None:
-        """The answer of a process; None if it has ended."""
-        answer = process.ask(msgspec.json.encode(Job(source, values(), self._timeout)))
-        return None if answer is None else msgspec.json.decode(answer, type=Rendered)
-
-    async def _end(self, process: LimitedProcess, asking: asyncio.Task[Rendered | None] | None = None) -> None:
-        """Ends a process; before that the thread that asks it, which sees the end of the pipe."""
-        process.kill()
-        if asking is not None:
-            await asyncio.wait([asking], timeout=_END)
-        await asyncio.to_thread(process.close)
 
 
 def refused(reason: object) -> InvalidArgument:

@@ -65,7 +65,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     part.start()
 
     async def address() -> str:
-        await until(lambda: "ready for requests at " in part.log or not part.running, 20)
+        await until(lambda: "ready for requests at " in part.log or not part.running, 60)
         assert part.running, part.log
         return part.log.split("ready for requests at ")[1].split()[0]
 

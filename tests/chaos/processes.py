@@ -24,8 +24,8 @@ from dynamo_testing.ports import free_port
 from tests.chaos.wire import BrokerRequests, Requests, TcpRequests
 from tests.e2e.brokers import Servers
 
-START_DEADLINE = 20.0
-STOP_DEADLINE = 15.0
+START_DEADLINE = 60.0
+STOP_DEADLINE = 30.0
 
 CONFIG = """
 workers:
@@ -212,7 +212,7 @@ class ProxiedWorkers(Started):
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
         self.servers.__enter__()
         for _ in range(self._count):
             self.workers.append(Worker(self._config, *await proxied(self.servers), free_port()))

@@ -118,7 +118,7 @@ def render() -> Callable[..., dict[str, str]]:
             input=values,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=90,
         )
         if result.returncode:
             raise Refused(result.stderr)

@@ -52,7 +52,7 @@ def test_the_linter_finds_nothing(name: str) -> None:
 
     result = subprocess.run(
         [found, "--no-color", "--failure-threshold", "warning", name],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=30,
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=90,
     )  # fmt: skip
 
     assert result.returncode == 0, result.stdout
@@ -143,7 +143,7 @@ def test_the_health_check_is_content_with_one_good_answer(address: str, paths: l
     # A proxy of the environment has no part in it.
     environment = {"http_proxy": "http://127.0.0.1:1"}
 
-    result = subprocess.run([sys.executable, str(HEALTHCHECK), *urls], env=environment, capture_output=True, timeout=30)
+    result = subprocess.run([sys.executable, str(HEALTHCHECK), *urls], env=environment, capture_output=True, timeout=90)
 
     assert (result.returncode, result.stderr) == (code, b"")
 

@@ -32,7 +32,7 @@ Objects = list[dict[str, Any]]
 def status(url: str) -> int:
     """What GET is answered with; 0 without an answer."""
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
+        with urllib.request.urlopen(url, timeout=10) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -41,7 +41,7 @@ def status(url: str) -> int:
         return 0
 
 
-def becomes(code: int, url: str, seconds: float = 20) -> bool:
+def becomes(code: int, url: str, seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if status(url) == code:
@@ -52,7 +52,7 @@ def becomes(code: int, url: str, seconds: float = 20) -> bool:
 
 def metrics(url: str) -> set[str]:
     """The names of all metrics of a page."""
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         return set(re.findall(r"^# TYPE (\w+) ", response.read().decode(), re.M))
 
 

@@ -204,7 +204,7 @@ def test_the_config_passes_the_check(
         env=clean | environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
 
     assert result.returncode == 0, result.stderr

@@ -18,7 +18,7 @@ import redis
 from dynamo_testing.ports import free_port
 
 #: Seconds that a server may take to start.
-STARTS = 15.0
+STARTS = 60.0
 
 #: The profiles of `examples/profiles/dynamo.yaml`. The one without processes is last.
 PROFILES = ("tcp-file", "tcp-redis", "nats-etcd", "redis-redis", "inproc")
@@ -171,7 +171,7 @@ class Etcd(Broker):
 
 
 def _json(port: int, path: str) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", path)
         return json.loads(connection.getresponse().read())

@@ -171,5 +171,5 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
     path.write_text(text)
     command = [sys.executable, "-m", "dynamo_core.cli.main", "frontend", str(path), "--http-port", "0", *options]
     return subprocess.run(
-        command, env=clean_environment(TMPDIR=os.fspath(folder)), capture_output=True, text=True, timeout=50
+        command, env=clean_environment(TMPDIR=os.fspath(folder)), capture_output=True, text=True, timeout=120
     )

@@ -20,7 +20,7 @@ def server(serve_for_module: Any) -> Any:
 
 
 def sdk(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=90)
 
 
 def test_curl_gets_a_unary_answer(server: Any) -> None:
@@ -40,7 +40,7 @@ def test_curl_gets_a_unary_answer(server: Any) -> None:
         ],
         capture_output=True,
         check=True,
-        timeout=20,
+        timeout=60,
     )
     answer = json.loads(done.stdout)
 

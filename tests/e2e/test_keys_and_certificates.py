@@ -28,7 +28,7 @@ class Guarded:
         self._trust = trust
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, bytes]:
-        connection = http.client.HTTPSConnection("127.0.0.1", self.server.port, timeout=30, context=self._trust)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.server.port, timeout=90, context=self._trust)
         try:
             data = None if body is None else json.dumps(body).encode()
             given = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -270,4 +270,4 @@ def test_explaining_needs_the_token_of_operators(serve: Any) -> None:
 def _dynamo(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
     command = [sys.executable, "-m", "dynamo_core.cli.main", *words]
-    return subprocess.run(command, env=kept | env, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=kept | env, capture_output=True, text=True, timeout=90, check=False)

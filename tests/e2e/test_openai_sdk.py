@@ -70,7 +70,7 @@ class Place(BaseModel):
 
 
 def sdk(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=90)
 
 
 @pytest.fixture(scope="module")

@@ -53,13 +53,13 @@ def server(serve_for_module: Any) -> Any:
 
 @pytest.fixture
 def claude(server: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=90) as client:
         yield client
 
 
 @pytest.fixture
 def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=90) as client:
         yield client
 
 
@@ -158,14 +158,14 @@ def test_tools_are_called_in_the_form_of_each_api(serve: Any, tmp_path: Path) ->
         try:
             assert server.until(lambda: server.request("GET", "/v1/models/clerk/ready")[0] == 200, 20)
 
-            with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=90) as client:
                 tools: Any = [{"type": "function", "name": "weather", "parameters": parameters}]
                 asked: dict[str, Any] = {"model": "clerk", "input": "Oslo?", "tools": tools}
                 asked["tool_choice"] = {"type": "function", "name": "weather"}
                 outputs: list[Any] = [client.responses.create(**asked).output]
                 with client.responses.stream(**asked) as stream:
                     outputs.append(stream.get_final_response().output)
-            with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as claude:
+            with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=90) as claude:
                 forced: dict[str, Any] = {
                     "tools": [{"name": "weather", "input_schema": parameters}],
                     "tool_choice": {"type": "tool", "name": "weather"},
@@ -197,7 +197,7 @@ def test_a_worker_that_is_killed_in_mid_stream_raises_in_the_client_of_anthropic
             if len(received) == 8:
                 os.kill(pid, signal.SIGKILL)
 
-    claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20)
+    claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=90)
     with claude, pytest.raises(anthropic.APIError) as raised:
         read(claude)
 

@@ -31,7 +31,7 @@ def test_a_wrong_password_is_told_in_one_line(tmp_path: Path) -> None:
             env=os.environ | {"REDIS_PASSWORD": "other"},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=90,
             check=False,
         )
 

@@ -443,7 +443,7 @@ def test_a_setting_that_cannot_be_ends_the_start(words: list[str], env: dict[str
         env=kept | env,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
 
     assert done.returncode == 2

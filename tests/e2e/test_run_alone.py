@@ -20,8 +20,8 @@ from dynamo_testing.ports import free_port
 from tests.e2e.asking import read_to_end
 from tests.e2e.conftest import Log
 
-START_DEADLINE = 20.0
-STOP_DEADLINE = 15.0
+START_DEADLINE = 90.0
+STOP_DEADLINE = 60.0
 
 #: An engine that imports nothing of transports, discovery or settings, and is made from no class of the framework.
 ENGINE = """

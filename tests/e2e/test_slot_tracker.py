@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 MODULE = "dynamo_plugin_router_slot_tracker"
 OK = {"status": "ok"}
 TOKEN = "a-token-that-is-long-enough"

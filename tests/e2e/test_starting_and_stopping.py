@@ -30,7 +30,7 @@ def run_serve(folder: Path, config: str, command: str = "serve", **env: str) -> 
         env=kept | env,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
 
 
@@ -278,7 +278,7 @@ def test_ctrl_c_leaves_nothing_behind_also_when_make_runs_it_in_a_shell() -> Non
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -289,6 +289,6 @@ def test_ctrl_c_leaves_nothing_behind_also_when_make_runs_it_in_a_shell() -> Non
             pytest.fail("make serve did not open its port")
 
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(15)
+        process.wait(60)
 
         assert session(process.pid) == []

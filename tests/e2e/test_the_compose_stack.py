@@ -107,7 +107,7 @@ class Processes:
         for process in running:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)
@@ -137,7 +137,7 @@ def servers(tmp_path: Path, processes: Processes) -> Stack:
     monitoring = stack.services["nats"]["healthcheck"]["test"][-1]
     client = next(word for word in stack.services["etcd"]["healthcheck"]["test"] if "--endpoints=" in word)
     for url in (monitoring, client.partition("=")[2] + "/health"):
-        assert _answers(url, 15), f"{url} does not answer"
+        assert _answers(url, 60), f"{url} does not answer"
     return stack
 
 
@@ -145,7 +145,7 @@ def servers(tmp_path: Path, processes: Processes) -> Stack:
 def no_servers(tmp_path: Path) -> Stack:
     """The stack over tcp and a folder, with its secret made."""
     stack = Stack(NO_SERVERS, tmp_path)
-    subprocess.run(stack.command("secret"), check=True, timeout=20)
+    subprocess.run(stack.command("secret"), check=True, timeout=90)
     return stack
 
 
@@ -154,7 +154,7 @@ def _answers(url: str, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(url, timeout=2) as response:
+            with urllib.request.urlopen(url, timeout=10) as response:
                 return bool(response.status == 200)
         except OSError:
             time.sleep(0.05)
@@ -229,7 +229,7 @@ class _Stream:
     """A streamed answer, read as it comes."""
 
     def __init__(self, port: int, body: dict[str, Any]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=40)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
         self._connection.request("POST", PATH, json.dumps(body), {"content-type": "application/json"})
         self._response = self._connection.getresponse()
         self._read = b""
@@ -251,7 +251,7 @@ def test_the_secret_is_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
     file = stack.folder / "lib" / "secret"
     made = []
     for _ in range(2):
-        subprocess.run(stack.command("secret"), check=True, timeout=20)
+        subprocess.run(stack.command("secret"), check=True, timeout=90)
         made.append(file.read_text())
 
     assert made[0] == made[1]

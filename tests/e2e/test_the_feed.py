@@ -46,7 +46,7 @@ def state(server: Any) -> dict[str, Any]:
 
 def why(server: Any, request_id: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dynamo_core.cli.main", "why", request_id, "--url", server.url, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, timeout=90)
 
 
 def counted(server: Any) -> int:

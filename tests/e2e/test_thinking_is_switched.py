@@ -79,7 +79,7 @@ def clients(serve_for_module: Any, folder: Path) -> Iterator[Clients]:
         "client": {"drain_grace": 0},
     }
     server = serve_for_module(json.dumps(settings))
-    how: Any = {"api_key": "none", "max_retries": 0, "timeout": 30}
+    how: Any = {"api_key": "none", "max_retries": 0, "timeout": 90}
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", **how) as ours,
         anthropic.Anthropic(base_url=server.url, **how) as claude,

@@ -21,7 +21,7 @@ discovery: {use: file, path: "%s"}
 
 def test_an_answer_is_parsed_in_the_frontends_process(serve: Any, tmp_path: Path) -> None:
     server = serve(CONFIG % (tmp_path / "discovery"))
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=90)
     tools: Any = [{"type": "function", "function": {"name": "f"}}]
     request: Any = {"model": "mock-model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 

@@ -103,7 +103,7 @@ class House:
 
     def why(self, request_id: str) -> str:
         command = [sys.executable, "-m", "dynamo_core.cli.main", "why", request_id, "--url", self.server.url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
 
 
 def chat(**more: Any) -> dict[str, Any]:

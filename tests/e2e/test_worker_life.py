@@ -155,7 +155,7 @@ class Life:
     def diary(self) -> list[str]:
         return self.diary_path.read_text().splitlines() if self.diary_path.exists() else []
 
-    def until(self, condition: Callable[[], bool], seconds: float = 15) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"{self.diary}\n{self.log}"
@@ -170,7 +170,7 @@ class Life:
 
     def end(self) -> int:
         """The exit code, once the process has ended by itself."""
-        code = self.process.wait(20)
+        code = self.process.wait(50)
         self._reader.join(5)
         return code
 
@@ -184,7 +184,7 @@ class Life:
 
     def ask(self, path: str, system: str | None = None) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen((system or self.system) + path, timeout=5) as answer:
+            with urllib.request.urlopen((system or self.system) + path, timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -22,4 +22,4 @@ class Threads:
     def __exit__(self, *exc: object) -> None:
         self.over.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(120)

@@ -28,7 +28,7 @@ READY = {
     "python main.py --model-name": "serving ",
 }
 #: Seconds for one command, for a server to be ready, and for it to end.
-COMMAND, START, STOP = 120.0, 30.0, 30.0
+COMMAND, START, STOP = 120.0, 90.0, 60.0
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class TestTheRouterOfThePage(RouterKit):
 
 async def test_it_prefers_its_zone_and_falls_back_to_the_others(written: Any) -> None:
     config = written.ZoneConfig(zone="a", zones={"near": "a", "far": "b"})
-    fleet = Fleet(lambda services: written.ZoneRouter(config, services), wait=1.0)
+    fleet = Fleet(lambda services: written.ZoneRouter(config, services), wait=30.0)
     for number, worker in enumerate(("far", "near"), 1):
         fleet.pool.add(Instance(instance_id=number, worker=worker), ModelCard(name=MODEL, instance_id=number))
 

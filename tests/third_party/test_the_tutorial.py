@@ -84,7 +84,7 @@ def test_the_commands_of_the_page_show_what_the_page_shows(folder: Path, monkeyp
         refused = said(server, fifth)
         status, headers, _ = server.request("POST", "/v1/completions", {"model": "mock-model", "prompt": "Hello"})
         expected = json.loads(output_after(totals))[0] | {"requests": 6, "seconds": None}
-        assert server.until(lambda: total(server, totals)["requests"] >= 6, 5), server.log
+        assert server.until(lambda: total(server, totals)["requests"] >= 6, 10), server.log
         found = total(server, totals)
     finally:
         server.end()

@@ -179,7 +179,7 @@ def test_an_installed_dynamo_writes_new_packages_too(installed: Installed, tmp_p
 def test_the_plugin_is_served_and_answers(installed: Installed) -> None:
     body = {"model": "parrot-model", "prompt": "Hello there", "max_tokens": 5}
 
-    with serving(installed, deadline=60) as (address, process):
+    with serving(installed, deadline=120) as (address, process):
         request = urllib.request.Request(
             f"{address}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )

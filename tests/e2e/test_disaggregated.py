@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_testing.ports import free_port
 
 from tests.e2e.asking import text_of
 
@@ -43,7 +44,7 @@ workers:
     engine: {use: mocker, fixed_itl_ms: 1}
 """
 
-MEET = ", bootstrap_host: 127.0.0.1, bootstrap_port: 40404"
+MEET = ", bootstrap_host: 127.0.0.1, bootstrap_port: %d"
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def two_halves(serve: Any, tmp_path: Path) -> Callable[..., Any]:
     """Starts a frontend, a prefill worker and a decode worker, each in its own process."""
 
     def start(*, itl: float = 5, meet: bool = False) -> Any:
-        values = {"itl": itl, "meet": MEET if meet else "", "folder": tmp_path / "discovery"}
+        values = {"itl": itl, "meet": MEET % free_port() if meet else "", "folder": tmp_path / "discovery"}
         config = CONFIG % (values | {"second": SECOND % values})
         return serve(config, "--profile", "processes")
 
@@ -120,7 +121,7 @@ def test_a_prefill_worker_that_is_killed_leaves_running_answers_alone(two_halves
 
 def test_a_decode_worker_that_is_killed_takes_only_its_streams_along(two_halves: Any, until_content: Any) -> None:
     server = two_halves(itl=20)
-    stream = server.raw("POST", "/v1/chat/completions", chat(max_tokens=100, stream=True))
+    stream = server.raw("POST", "/v1/chat/completions", chat(max_tokens=4000, stream=True))
     received = until_content(stream)
 
     replaced = killed(server, "second")

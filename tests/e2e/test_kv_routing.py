@@ -139,7 +139,7 @@ def test_two_frontends_see_the_same_load(serve: Any, shared: Server, text: str) 
     body = {
         "model": "mock-model",
         "prompt": prompt_of("load"),
-        "max_tokens": 2000,
+        "max_tokens": 7000,
         "ignore_eos": True,
         "stream": True,
     }

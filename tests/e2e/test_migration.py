@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ def several(serve: Any, tmp_path: Path) -> Callable[..., Any]:
 
 
 def chat(**more: Any) -> dict[str, Any]:
-    wanted = {"max_tokens": 80, "seed": 7, "logprobs": True, "top_logprobs": 2}
-    return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], **wanted, **more}
+    wanted = {"max_tokens": 80, "seed": 7, "logprobs": True, "top_logprobs": 2, **more}
+    return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], **wanted}
 
 
 def served(server: Any, request_id: str | None = None) -> list[str]:
@@ -86,8 +86,15 @@ class Stream:
         self.connection = server.raw("POST", PATH, body | options)
         self.received = b""
 
-    def until(self, tokens: int) -> None:
-        while self.received.count(b'"content"') < tokens:
+    def more(self) -> None:
+        """Returns when some text has come that had not before: one event may hold much of it."""
+        self.connection.setblocking(False)
+        with suppress(BlockingIOError):
+            while self._more():
+                pass
+        self.connection.settimeout(90)
+        known = self.received.count(b'"content"')
+        while self.received.count(b'"content"') == known:
             assert self._more(), self.received
 
     def rest(self) -> None:
@@ -137,10 +144,11 @@ def unary(server: Any, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_stream_goes_on_when_its_worker_is_killed(several: Any, deaths: int) -> None:
     server = several()
-    whole = unary(server, chat())
-    stream = Stream(server, chat())
+    body = chat(max_tokens=40 * (deaths + 1))
+    whole = unary(server, body)
+    stream = Stream(server, body)
     for death in range(1, deaths + 1):
-        stream.until(20 * death)
+        stream.more()
         kill(server, served(server)[-1])
         assert server.until(lambda wanted=death + 1: len(served(server)) == wanted, 10), server.log
     stream.rest()
@@ -167,7 +175,7 @@ def asking(server: Any, body: dict[str, Any]) -> Iterator[Callable[[], dict[str,
     thread.start()
 
     def answer() -> dict[str, Any]:
-        thread.join(30)
+        thread.join(90)
         return answers[0]
 
     try:
@@ -195,8 +203,8 @@ def test_a_whole_answer_is_the_same_when_its_worker_is_killed(several: Any) -> N
 
 def test_with_migration_off_the_client_is_told(several: Any) -> None:
     server = several(limit=0)
-    stream = Stream(server, chat())
-    stream.until(10)
+    stream = Stream(server, chat(max_tokens=4000))
+    stream.more()
     kill(server, served(server)[-1])
     stream.rest()
 
@@ -211,7 +219,7 @@ def test_a_decode_worker_that_is_killed_is_followed_by_another(several: Any) -> 
     assert server.until(lambda: server.request("GET", "/ready")[0] == 200, 10)
     whole = unary(server, chat())
     stream = Stream(server, chat())
-    stream.until(20)
+    stream.more()
     first = served(server)
     kill(server, first[-1])
     stream.rest()

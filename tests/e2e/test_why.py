@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,23 +141,26 @@ def test_a_refused_request_says_by_whom_and_why(house: Any) -> None:
     assert one.ask("r1") == 200
     assert one.ask("r2") == 429
 
-    told = one.why("r2")
     assert one.ended("r2")[1]["event"] == "refused"
+    told = one.why("r2")
     assert "by rate-limit" in told
     assert "the client may try again after" in told
 
 
 def test_a_request_that_waited_says_for_how_long(house: Any) -> None:
     one = house("agg", more="admission: {use: fair-queue, requests_per_worker: 1}\n")
-    first = Stream(one.server, **chat(max_tokens=40))
+    first = Stream(one.server, **chat(max_tokens=4000))
     first.begun()
-
-    assert one.ask("r2", max_tokens=2) == 200
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(one.ask, "r2", max_tokens=2)
+        assert one.server.until(lambda: one.server.metric("dynamo_admission_queue_requests") == 1, 20)
+        time.sleep(0.1)
+        first.close()
+        assert asked.result(90) == 200
 
     admitted = one.ended("r2")[1]
     assert admitted["event"] == "admitted"
     assert admitted["waited"] > 0.1
-    first.close()
 
 
 def test_a_request_whose_worker_dies_shows_both_workers(house: Any) -> None:

@@ -1,12 +1,13 @@
-"""Processes that lead a session, and what is left of it."""
+"""Processes as the system sees them: which are left of a session, and which has a connection."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +41,20 @@ def leading_a_session(command: Sequence[str], **how: Any) -> Iterator[subprocess
             for pid in session(process.pid):
                 os.kill(pid, signal.SIGKILL)
             process.wait(5)
+
+
+def server_of(client: socket.socket, pids: Iterable[int]) -> int:
+    """The one of these processes that serves a connection on the loopback."""
+    ports = client.getpeername()[1], client.getsockname()[1]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ends = {f"socket:[{row[9]}]" for row in rows if (_port(row[1]), _port(row[2])) == ports}
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.readlink(link) in ends:
+                    return pid
+    raise AssertionError("no process serves it")
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import urllib.request
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from dynamo_testing.ports import free_port
 
 from tests.e2e.asking import read_to_end
+from tests.e2e.sessions import server_of
 from tests.e2e.threads import Threads
 
 CONFIG = """
@@ -70,18 +71,6 @@ class Frontends:
         """A metric of each process, scraped where each says that it can be."""
         return [scrape(url, name) for url in self.processes().values()]
 
-    def active(self, total: int) -> dict[int, float]:
-        """Requests that each process is busy with, once they are so many together; metrics are renewed every second."""
-        found: dict[int, float] = {}
-
-        def complete() -> bool:
-            for pid, url in self.processes().items():
-                found[pid] = scrape(url, "dynamo_frontend_active_requests")
-            return sum(found.values()) == total
-
-        assert self.server.until(complete, 10), found
-        return found
-
     def restarted(self, pid: int) -> bool:
         """Whether another process has taken the place of one."""
         return bool(self.server.until(lambda: pid not in (now := self.processes()) and len(now) == 2, 30))
@@ -90,7 +79,7 @@ class Frontends:
 def scrape(url: str, name: str) -> float:
     """The sum of all samples of a metric."""
     host, port = url.removeprefix("http://").split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
@@ -140,36 +129,48 @@ class Load(Threads):
         connection.close()
 
 
-def open_streams(server: Any, until_content: Any, tokens: int, count: int, pause: float = 0.0) -> list[socket.socket]:
-    streams = []
-    for _ in range(count):
-        streams.append(server.raw("POST", "/v1/chat/completions", chat(max_tokens=tokens, stream=True)))
-        until_content(streams[-1])
-        time.sleep(pause)
-    return streams
+def open_stream(server: Any, until_content: Any, tokens: int) -> socket.socket:
+    """A stream of which some text has come."""
+    stream: socket.socket = server.raw("POST", "/v1/chat/completions", chat(max_tokens=tokens, stream=True))
+    until_content(stream)
+    return stream
+
+
+def seen(url: str) -> int:
+    """How many requests one process knows of, its own and those of the others."""
+    question = urllib.request.Request(f"{url}/route/explain", b'{"prompt": "x"}', {"content-type": "application/json"})
+    with urllib.request.urlopen(question, timeout=60) as answer:
+        (route,) = json.load(answer)["routes"]
+    return sum(rank["requests"] for rank in route["ranks"])
 
 
 def test_each_process_answers_on_the_port_and_is_scraped_on_one_of_its_own(frontends: Frontends) -> None:
     before = frontends.metric("dynamo_frontend_requests_total")
 
     statuses = [frontends.server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(30)]
-    after = frontends.metric("dynamo_frontend_requests_total")
+
+    def counted() -> float:
+        return sum(frontends.metric("dynamo_frontend_requests_total")) - sum(before)
 
     assert statuses == [200] * 30
-    assert sum(after) - sum(before) == 30
-    assert all(now > 0 for now in after), "both had a part"
+    assert frontends.server.until(lambda: counted() == 30, 5), counted()
+    assert all(now > 0 for now in frontends.metric("dynamo_frontend_requests_total")), "both had a part"
 
 
 def test_loads_agree_so_that_both_together_fill_the_workers_evenly(frontends: Frontends, until_content: Any) -> None:
     server = frontends.server
-    # One after the other, so that each choice is made with what the other process did before it known.
-    streams = open_streams(server, until_content, tokens=3000, count=12, pause=0.15)
+    urls = frontends.processes().values()
+    streams = []
+    for number in range(1, 13):
+        streams.append(open_stream(server, until_content, tokens=8000))
+        # One after the other, so that each choice is made with what the other process did before it known.
+        assert server.until(lambda: [seen(url) for url in urls] == [number] * 2, 10)  # noqa: B023 - used at once
     per_worker = [scrape(url, "dynamo_component_inflight_requests") for url in worker_urls(frontends.folder)]
     for stream in streams:
         stream.close()
 
     assert per_worker == [6, 6]
-    frontends.active(0)
+    assert server.until(lambda: sum(frontends.metric("dynamo_frontend_active_requests")) == 0, 10)
 
 
 def worker_urls(folder: Path) -> list[str]:
@@ -184,19 +185,18 @@ def worker_urls(folder: Path) -> list[str]:
 
 def test_one_that_is_killed_takes_only_its_own_connections_along(frontends: Frontends, until_content: Any) -> None:
     server = frontends.server
-    streams = open_streams(server, until_content, tokens=800, count=8)
-    pids = list(frontends.processes())
-    held = frontends.active(8)
+    killed, other = frontends.processes()
+    streams = [open_stream(server, until_content, tokens=800) for _ in range(8)]
+    served_by_other = [server_of(stream, (killed, other)) == other for stream in streams]
 
-    os.kill(pids[0], signal.SIGKILL)
-    assert server.until(lambda: not Path(f"/proc/{pids[0]}").exists(), 5)
+    os.kill(killed, signal.SIGKILL)
+    assert server.until(lambda: not Path(f"/proc/{killed}").exists(), 5)
     statuses = [server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(10)]
     answers = [read_to_end(stream) for stream in streams]
 
-    whole = [answer for answer in answers if answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")]
     assert statuses == [200] * 10
-    assert len(whole) == held[pids[1]]
-    assert frontends.restarted(pids[0]), server.log
+    assert [answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for answer in answers] == served_by_other
+    assert frontends.restarted(killed), server.log
 
 
 @pytest.mark.timeout(120)

@@ -33,7 +33,7 @@ DYNAMO_API = 2
 
 class LifeConfig(PluginConfig):
     diary: str
-    start_seconds: float = 0.0
+    start_waits: bool = False
     fail_start: bool = False
     signal_when_made: bool = False
     hang: str = ""
@@ -70,7 +70,8 @@ class LifeEngine(LLMEngine):
     async def start(self, worker_id):
         self.write("start")
         await self.hanging("start")
-        await asyncio.sleep(self.config.start_seconds)
+        while self.config.start_waits and not os.path.exists(self.config.diary + ".go"):
+            await asyncio.sleep(0.01)
         if self.config.fail_start:
             raise BackendError.EngineShutdown("no memory")
         self.write("started")
@@ -90,7 +91,8 @@ class LifeEngine(LLMEngine):
             return
         await self.hanging("generate")
         for number in range(request.stop_conditions.max_tokens or 1):
-            await asyncio.sleep(0 if request.is_probe else self.config.itl)
+            hurries = request.is_probe or os.path.exists(self.config.diary + ".go")
+            await asyncio.sleep(0 if hurries else self.config.itl)
             yield LLMEngineOutput([65 + number % 26])
         yield LLMEngineOutput.length()
 
@@ -160,6 +162,10 @@ class Life:
         while not condition():
             assert time.monotonic() < deadline, f"{self.diary}\n{self.log}"
             time.sleep(0.02)
+
+    def go(self) -> None:
+        """Lets its engine start that waits, and hurry with what it answers."""
+        Path(f"{self.diary_path}.go").touch()
 
     def serving(self) -> Life:
         self.until(lambda: "serving life-model" in self.log)
@@ -244,10 +250,12 @@ def test_an_idle_worker_ends_in_order(live: Any, number: int) -> None:
 
 
 def test_a_signal_while_the_engine_starts_lets_it_finish_and_nothing_is_served(live: Any) -> None:
-    life = live("start_seconds: 1.0", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="15")
+    life = live("start_waits: true", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="60")
     life.until(lambda: life.diary == ["start"])
 
     life.signal(signal.SIGTERM)
+    life.until(lambda: "a second signal cuts" in life.log)
+    life.go()
 
     assert life.end() == 0, life.log
     assert life.diary == WHOLE
@@ -327,11 +335,12 @@ def test_an_engine_that_fails_to_start_is_cleaned_up_and_the_process_fails(live:
 
 
 def test_a_worker_that_cannot_be_registered_goes_down_as_any_other(live: Any) -> None:
-    life = live("start_seconds: 0.5")
+    life = live("start_waits: true")
     life.until(lambda: life.diary == ["start"])
     folder = life.folder / "discovery"
     moved = folder.rename(life.folder / "moved")
     folder.write_text("a file where the folder was")
+    life.go()
 
     code = life.end()
 
@@ -344,7 +353,8 @@ def test_a_worker_that_cannot_be_registered_goes_down_as_any_other(live: Any) ->
 def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(live: Any, serve: Any) -> None:
     life = live("itl: 0.03").serving()
     server = serve(life.config, command="frontend")
-    body = {"model": "life-model", "prompt": "hi", "max_tokens": 60, "stream": True}
+    # At its pace it would take longer than the worker has to end.
+    body = {"model": "life-model", "prompt": "hi", "max_tokens": 600, "stream": True}
     connection = server.raw("POST", "/v1/completions", body)
     received = b""
     while b'"text"' not in received:
@@ -353,13 +363,14 @@ def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(live:
     life.signal()
     gone = server.until(lambda: json.loads(server.request("GET", "/v1/models")[2])["data"] == [], 5)
     ended_before = "cleanup" in life.diary
+    life.go()
     received += read_to_end(connection)
 
     assert gone
     assert not ended_before, "the model was still listed when its worker was done"
     assert b"data: [DONE]" in received
     text = "".join(re.findall(r'"text":"([^"]*)"', received.decode()))
-    assert len(text) == 60
+    assert len(text) == 600
     assert life.end() == 0, life.log
     assert life.diary == ["start", "started", "generate", "drain", "cleanup", "cleaned up"]
 
@@ -413,7 +424,7 @@ def hung(live: Any, serve: Any, where: str) -> tuple[Any, Any]:
     """A worker that hangs in its one request, and the frontend that sent it there."""
     life = live(f"hang: {where}", "stall_exit: 1").serving()
     server = serve(life.config, command="frontend")
-    assert server.until(lambda: len(server.instances()) == 1, 5)
+    assert server.until(lambda: len(server.instances()) == 1, 20)
     ask_once(server)
     return life, server
 
@@ -443,6 +454,7 @@ def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_
     server = serve(life.config, command="frontend")
     system = life.system
     life.until(lambda: "probe" in life.diary)
+    life.until(lambda: life.ask("/health", system)[0] == 200)
     before = life.ask("/health", system)
     silent = Path(f"{life.diary_path}.silent")
 

@@ -41,6 +41,10 @@ def assert_all_is_given_back(server: Any) -> None:
     assert server.until(lambda: not held(server), 3.0), held(server)
 
 
+def assert_counted(server: Any, count: int, name: str, **labels: str) -> None:
+    assert server.until(lambda: server.metric(name, **labels) == count, 3.0), (name, server.metric(name, **labels))
+
+
 @pytest.mark.parametrize("body", [chat(stream=True), chat()], ids=["stream", "unary"])
 def test_before_the_first_token(serve: Any, body: dict[str, Any]) -> None:
     server = serve(SLOW % 60_000)
@@ -50,8 +54,8 @@ def test_before_the_first_token(serve: Any, body: dict[str, Any]) -> None:
     connection.close()
 
     assert_all_is_given_back(server)
-    assert server.metric("dynamo_frontend_model_cancellation_total") == 1
-    assert server.metric("dynamo_mocker_aborted_requests") == 1
+    assert_counted(server, 1, "dynamo_frontend_model_cancellation_total")
+    assert_counted(server, 1, "dynamo_mocker_aborted_requests")
 
 
 def test_in_mid_stream(serve: Any, until_content: Any) -> None:
@@ -62,7 +66,7 @@ def test_in_mid_stream(serve: Any, until_content: Any) -> None:
     connection.close()
 
     assert_all_is_given_back(server)
-    assert server.metric("dynamo_frontend_requests_total", status="error", error_type="cancelled") == 1
+    assert_counted(server, 1, "dynamo_frontend_requests_total", status="error", error_type="cancelled")
 
 
 def test_during_a_unary_call(serve: Any) -> None:
@@ -98,7 +102,7 @@ def test_many_at_once(serve: Any) -> None:
         connection.close()
 
     assert_all_is_given_back(server)
-    assert server.metric("dynamo_frontend_disconnected_clients") == 40
+    assert_counted(server, 40, "dynamo_frontend_disconnected_clients")
 
 
 def test_a_server_at_capacity_answers_503_and_says_when_to_come_back(serve: Any) -> None:
@@ -114,5 +118,5 @@ def test_a_server_at_capacity_answers_503_and_says_when_to_come_back(serve: Any)
     for connection in waiting:
         connection.close()
     assert_all_is_given_back(server)
-    assert server.metric("dynamo_frontend_model_rejection_total", endpoint="chat_completions") == 1
-    assert server.metric("dynamo_rejection_request_total") == 1
+    assert_counted(server, 1, "dynamo_frontend_model_rejection_total", endpoint="chat_completions")
+    assert_counted(server, 1, "dynamo_rejection_request_total")

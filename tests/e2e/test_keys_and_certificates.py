@@ -109,7 +109,7 @@ def test_the_log_names_the_key_and_does_not_hold_it(guarded: Guarded) -> None:
     guarded.ask("/v1/chat/completions", BODY, authorization=f"Bearer {KEY}")
 
     assert guarded.ask("/health")[0] == 200
-    assert "key_id=team" in guarded.server.log
+    assert guarded.server.until(lambda: "key_id=team" in guarded.server.log, 5)
     assert KEY not in guarded.server.log
     assert TOKEN not in guarded.server.log
 

@@ -92,7 +92,9 @@ def test_workers_and_frontend_of_a_supervisor_load_it(serve: Any, tmp_path: Path
 
     assert (status, b"Pieces of eight!" in body) == (200, True), body
     workers = set(server.instances().values())
-    assert processes_that_say("heard by a file", server) == workers
+    # What a process has said comes a moment later.
+    assert server.until(lambda: processes_that_say("heard by a file", server) == workers, 5)
+    assert server.until(lambda: bool(processes_that_say("routed by a file", server)), 5)
     routed = processes_that_say("routed by a file", server)
     assert len(routed) == 1
     assert not routed & workers

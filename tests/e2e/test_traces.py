@@ -194,8 +194,11 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(traced: Any, colle
     assert http_request.attributes["x_request_id"] == "client-1"
     ids = {span.attributes["request_id"] for span in (http_request, router, payload, generate)}
     assert len(ids) == 1
+    # A line of the log may come after its span.
+    assert server.until(lambda: len(lines(server, "request finished")) == 1, 5)
     (line,) = lines(server, "request finished")
     assert (line["trace_id"], line["span_id"]) == (TRACE, http_request.span_id)
+    assert server.until(lambda: len(lines(server, "a request goes to engine")) == 1, 5)
     (line,) = lines(server, "a request goes to engine")
     assert line["process"] == "workers.mock-0"
     assert (line["trace_id"], line["span_id"]) == (TRACE, generate.span_id)
@@ -254,7 +257,7 @@ def test_a_trace_that_the_client_does_not_sample_is_not_exported(traced: Any, co
     spans = collector.spans_until(whole)
 
     assert TRACE not in {span.trace_id for span in spans}
-    assert TRACE in {line["trace_id"] for line in lines(server, "request finished")}
+    assert server.until(lambda: TRACE in {line["trace_id"] for line in lines(server, "request finished")}, 5)
 
 
 def test_what_was_recorded_last_is_sent_before_a_process_ends(traced: Any, collector: Collector) -> None:

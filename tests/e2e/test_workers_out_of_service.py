@@ -131,7 +131,9 @@ def test_a_cordoned_worker_gets_nothing_new_from_any_frontend_and_finishes_what_
     assert len(set(texts)) == 1
     assert ends[0] == ends[1] != ""
     now = listed(server)
-    assert {name: served(entry) - before[name] for name, entry in now.items()} == {"mock-0": 1, "mock-1": 13}
+    # /metrics is cached for a second.
+    counted = {"mock-0": 1, "mock-1": 13}
+    assert server.until(lambda: {name: served(entry) - before[name] for name, entry in now.items()} == counted, 5)
     assert server.until(lambda: listed(server)["mock-0"]["drained"], 10)
 
     assert change(third, now["mock-0"]["id"], "uncordon")["state"] == "serving"
@@ -160,6 +162,7 @@ def test_a_worker_that_was_killed_and_started_again_is_in_service(server: Any) -
 def test_requests_are_refused_in_words_while_all_workers_are_cordoned(server: Any) -> None:
     for worker in ("mock-0", "mock-1"):
         change(server, worker, "cordon")
+    assert server.until(lambda: set(states(server).values()) == {"cordoned"}, 10)
 
     status, headers, body = server.request(
         "POST", "/v1/chat/completions", {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}]}

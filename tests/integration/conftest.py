@@ -142,13 +142,13 @@ class House:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Returns once the condition holds, looked at after every change of the models."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not condition():
                 await self.models.changed()
 
     async def eventually(self, condition: Callable[[], bool]) -> None:
         """Returns once something holds that no event tells of."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.005)
 

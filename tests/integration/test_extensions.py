@@ -102,7 +102,7 @@ async def chat(application: Application, **more: Any) -> int:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Returns once something holds that no event tells of."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 

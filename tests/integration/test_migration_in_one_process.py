@@ -213,7 +213,7 @@ async def test_no_more_workers_are_tried_than_allowed(make_house: Callable[..., 
 async def test_a_new_request_does_not_wait_for_workers_that_are_not_there(house: Any) -> None:
     await workers(house, 1, (0, LOST))
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(Unavailable):
             await read(await house.ask(request()))
 
@@ -598,7 +598,7 @@ async def test_a_client_that_gives_up_ends_the_wait(make_house: Callable[..., An
     reading = asyncio.ensure_future(read(stream))
     await house.eventually(lambda: metric(house, "total") == 1)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         if how == "runs out of time":
             with pytest.raises(DeadlineExceeded):
                 await reading
@@ -666,7 +666,7 @@ async def test_a_worker_that_hangs_after_a_move_is_replaced_as_soon_as_any(make_
     house = make_house(deadlines=Deadlines(stall=0.05))
     await workers(house, 3, (3, LOST), (0, "hangs"))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert tokens(await read(await house.ask(request()))) == answer(8)
 
 
@@ -690,7 +690,7 @@ async def test_a_worker_that_hangs_is_found_while_the_answer_is_collected_whole(
     # As a reader does that wants the whole: what has arrived rests in the stream until much has, or all.
     stream.on_ready(lambda: ended.set() if stream.ended else None, coalesce=128)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await ended.wait()
     items = stream.take()
     await stream.aclose()
@@ -712,13 +712,13 @@ async def test_workers_that_many_requests_lose_are_warned_of_once(house: Any, ca
 
 
 async def test_a_reader_that_pauses_is_no_fault_of_the_worker(make_house: Callable[..., Any]) -> None:
-    house = make_house(deadlines=Deadlines(stall=0.004))
+    house = make_house(deadlines=Deadlines(stall=0.02))
     await workers(house, 2)
     stream = await house.ask(request(400))
     await anext(stream)
     stream.pause()
     looked = asyncio.Event()
-    for _ in range(8):
+    for _ in range(4):
         # As long as the alarms that look at the stream.
         looked.clear()
         house.pipeline._timeouts.stall.timeouts.set(looked.set)

@@ -542,7 +542,7 @@ async def test_a_prefilled_request_waits_for_a_decode_worker_while_all_are_busy(
     asked: list[str] = []
     watched(house, lambda instance, ctx: asked.append(ctx.attempt_id))
     waiting = asyncio.ensure_future(house.generate([2], ctx=EngineContext("r")))
-    await house.eventually(lambda: len(asked) == 8)
+    await house.eventually(lambda: len(asked) >= 8)
     early = waiting.done()
 
     assert len(set(asked)) == len(asked)
@@ -728,7 +728,7 @@ async def test_a_client_that_leaves_stops_whoever_works_for_it(
         prefiller.gate.clear()
     stream = await house.begun([1, 2])
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await stream.aclose()
 
     assert decoder.aborted == 1
@@ -1000,7 +1000,7 @@ async def test_nothing_is_kept_whichever_way_a_request_goes(
         prefiller.behave, decoder.behave = first, second
         for engine in (prefiller, decoder):
             engine.gate.set() if engine.behave != "waits" else engine.gate.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await request(client, delay, EngineContext(f"r{number}"))
         await house.eventually(lambda: not house.pipeline._prefill._tasks)
         way = f"prefill {first}, decode {second}, client {client} after {delay}"

@@ -16,7 +16,7 @@ CONFIG = f"""
 frontend: {{port: 0}}
 admin: {{port: 0}}
 auth: {{keys: [{", ".join(f"{{id: {name}, hash: '{hash_of(key)}'}}" for name, key in KEYS.items())}]}}
-workers: {{w: {{model: {{name: m}}, engine: {{use: mocker}}, grace_period: 0}}}}
+workers: {{w: {{model: {{name: m}}, engine: {{use: mocker, fixed_itl_ms: 10}}, grace_period: 0}}}}
 admission: """
 HI: Any = [{"role": "user", "content": "Hi"}]
 
@@ -78,11 +78,15 @@ async def test_official_sdks_raise_a_rate_limit_error(api: str, serve: Serve) ->
 
 
 async def test_official_sdks_retry_after_the_time_that_they_are_told_and_are_let_in(serve: Serve) -> None:
-    url = await serve("{use: rate-limit, requests_per_minute: 120, burst_requests: 1}")
+    url = await serve("{use: rate-limit, requests_per_minute: 60, burst_requests: 1}")
     clients = [Client(api, url) for api in KEYS]
     try:
-        await asyncio.gather(*(client.ask() for client in clients))
-        await asyncio.gather(*(client.ask() for client in clients))
+        again = []
+        for client in clients:
+            await client.ask()
+            # At once: within a second from the first it is refused.
+            again.append(asyncio.create_task(client.ask()))
+        await asyncio.gather(*again)
     finally:
         await asyncio.gather(*(client.sdk.close() for client in clients))
 
@@ -98,15 +102,15 @@ async def test_tokens_of_answers_count_and_places_come_back_however_a_request_en
     url = await serve("{use: rate-limit, by: [], tokens_per_minute: 100, concurrent_requests: 1}")
     client = Client("chat", url, max_retries=0)
     async with client.sdk:
-        stream = await client.sdk.chat.completions.create(model="m", messages=HI, max_tokens=30, stream=True)
+        stream = await client.sdk.chat.completions.create(model="m", messages=HI, max_tokens=60, stream=True)
         with pytest.raises(openai.RateLimitError, match="1 concurrent requests"):
             await client.ask()
         async for _ in stream:
             pass
         with pytest.raises(openai.BadRequestError):
             await client.sdk.chat.completions.create(model="m", messages=HI, temperature=99)
-        used = (await client.sdk.chat.completions.create(model="m", messages=HI, max_tokens=80)).usage
-        assert used.completion_tokens == 80
+        used = (await client.sdk.chat.completions.create(model="m", messages=HI, max_tokens=50)).usage
+        assert used.completion_tokens == 50
 
         with pytest.raises(openai.RateLimitError, match="100 tokens per minute for all clients together") as refused:
             await client.ask()

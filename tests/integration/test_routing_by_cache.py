@@ -14,6 +14,7 @@ from dynamo_core import (
     PluginConfig,
     PreprocessedRequest,
     Publisher,
+    Route,
     RouterConfigOverride,
     RouterServices,
     RoutingHints,
@@ -22,7 +23,7 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.dispatch.load.tracker import LoadTracker
+from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol import Instance
 from dynamo_plugin_engine_mocker.config import MockerConfig
@@ -318,7 +319,7 @@ async def test_a_token_that_is_none_is_the_callers_fault(make_house: MakeHouse) 
 
 
 async def test_without_events_it_goes_by_where_prompts_went(make_house: MakeHouse) -> None:
-    routers = Routers(kv_events=False, ttl_secs=0.2)
+    routers = Routers(kv_events=False, ttl_secs=0.6)
     house = make_house(router=routers)
     for _ in range(3):
         await house.run(Mocker)
@@ -378,17 +379,26 @@ class Slow(Mocker):
         MockerEngine.__init__(self, settings, worker)
 
 
+def other_load(house: House, worker: Any, tokens: int) -> Reservation:
+    """So many tokens that the worker has to prefill, until they are released."""
+    route = Route(Instance(instance_id=worker.instance.instance_id))
+    reservation: Reservation = house.tracker.reserve(route, "other", prompt_tokens=tokens, block_size=4, hashes=[])
+    return reservation
+
+
 async def test_with_a_threshold_requests_wait_while_all_workers_have_too_much_to_prefill(make_house: MakeHouse) -> None:
     routers = Routers(queue_threshold=0.5)
     house = make_house(router=routers)
-    await house.run(Slow)
+    worker = await house.run(Slow)
     router = routers.of("aggregated")
+    reservation = other_load(house, worker, 40)
 
     prompts = [list(range(n * 50, n * 50 + 40)) for n in range(6)]
     asking = [asyncio.create_task(answer(house, request(prompt))) for prompt in prompts]
-    await house.eventually(lambda: len(router._queue) == 5)
+    await house.eventually(lambda: len(router._queue) == 6)
     asking[-1].cancel()
-    await house.eventually(lambda: len(router._queue) < 5)
+    await house.eventually(lambda: len(router._queue) == 5)
+    reservation.release()
     await asyncio.gather(*asking[:-1])
 
     assert len(router._queue) == 0
@@ -401,14 +411,11 @@ async def test_with_a_threshold_requests_wait_while_all_workers_have_too_much_to
 async def test_who_waits_too_long_for_room_is_refused(make_house: MakeHouse) -> None:
     house = make_house(router=Routers(queue_threshold=0.0, queue_timeout=0.01), deadlines=short())
     worker = await house.run(Slow)
-    tracker, instance = house.tracker, Instance(instance_id=worker.instance.instance_id)
-    from dynamo_core import Route
-
-    reservation = tracker.reserve(Route(instance), "other", prompt_tokens=10, block_size=4, hashes=[])
+    reservation = other_load(house, worker, 10)
     with pytest.raises(ServiceOverloaded):
         await house.ask(request(PROMPT))
     reservation.release()
-    assert_nothing_is_counted(tracker)
+    assert_nothing_is_counted(house.tracker)
 
 
 def short() -> Any:

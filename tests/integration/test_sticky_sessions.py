@@ -93,7 +93,7 @@ def serve(serve_config: Serve) -> Serve:
 
     async def start(inner: str) -> str:
         url = await serve_config(CONFIG % inner)
-        async with aiohttp.ClientSession() as http, asyncio.timeout(20):
+        async with aiohttp.ClientSession() as http, asyncio.timeout(60):
             # A frontend is ready with the first of them.
             while True:
                 async with http.get(f"{url}/admin/workers") as reply:

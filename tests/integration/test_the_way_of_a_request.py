@@ -487,7 +487,7 @@ async def test_on_ready_is_called_once_for_all_that_arrived_in_a_turn(house: Any
             done.set()
 
     stream.on_ready(ready)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await done.wait()
     await stream.aclose()
 

@@ -60,7 +60,7 @@ class Subscription:
                 self._changed.set()
 
     async def until(self, condition: Callable[[list[Any]], bool]) -> None:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not condition(self.items):
                 self._changed.clear()
                 await self._changed.wait()

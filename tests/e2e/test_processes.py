@@ -70,12 +70,12 @@ class Readers:
         self._threads = [threading.Thread(target=self._read, args=(server, body, event)) for event in opened]
         for thread in self._threads:
             thread.start()
-        assert all(event.wait(10) for event in opened)
+        assert all(event.wait(60) for event in opened)
 
     def streams(self) -> list[bytes]:
         """What came, once nothing more does; those that broke come first."""
         for thread in self._threads:
-            thread.join(20)
+            thread.join(90)
         received = [self._results.get(timeout=1) for _ in self._threads]
         return sorted(received, key=lambda data: b"[DONE]" in data)
 
@@ -140,6 +140,10 @@ def test_a_worker_that_is_told_to_end_finishes_its_streams(processes: Any) -> No
     assert all(b"data: [DONE]" in stream for stream in readers.streams())
 
 
+#: Seconds for which a frontend that ends still takes requests.
+DRAIN_GRACE = 0.5
+
+
 class Load(Threads):
     """Clients that ask without pause, each request on whichever of several frontends says that it is ready."""
 
@@ -153,6 +157,7 @@ class Load(Threads):
         turn = number
         while not self.over.is_set():
             turn += 1
+            looked = time.monotonic()
             server = self._ready(turn)
             if server is None:
                 continue
@@ -162,7 +167,9 @@ class Load(Threads):
                 if status != 200 or (stream and not body.endswith(b"data: [DONE]\n\n")):
                     self.failures.append(f"{status} {body[-200:]!r}")
             except (OSError, http.client.HTTPException) as error:
-                self.failures.append(repr(error))
+                # A client that was held up for longer than the grace comes to a frontend that has gone in order.
+                if not isinstance(error, ConnectionRefusedError) or time.monotonic() - looked < DRAIN_GRACE:
+                    self.failures.append(repr(error))
             self.done += 1
 
     def _ready(self, turn: int) -> Any:
@@ -239,6 +246,8 @@ def test_ctrl_c_while_a_worker_starts_ends_every_process_soon_and_says_what_was_
     late = "  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 600}}\nclient:"
     server = serve(config(tmp_path).replace("client:", late, 1), "--profile", "processes", ready="listening")
     assert server.until(lambda: len(server.instances()) == 2, 15)
+    # The third worker takes a lease, too, and then its engine starts.
+    assert server.until(lambda: len(list((tmp_path / "discovery" / "leases").iterdir())) == 3, 15)
 
     os.killpg(server.process.pid, signal.SIGINT)
 
@@ -287,7 +296,7 @@ def test_a_worker_process_tells_its_own_health_and_metrics(serve: Any, tmp_path:
 
     answers = []
     for path in ("/health", "/metrics"):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", path)
         answers.append(connection.getresponse().read().decode())
         connection.close()
@@ -343,7 +352,7 @@ def test_while_all_workers_are_dead_requests_are_told_to_come_back(processes: An
 def test_a_model_of_the_config_is_unavailable_and_not_unknown_while_its_workers_start(
     serve: Any, tmp_path: Path
 ) -> None:
-    late = "  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 30}}\nclient:"
+    late = "  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 600}}\nclient:"
     text = config(tmp_path).replace("client:", late, 1)
     server = serve(text, "--profile", "processes", ready="listening")
     assert server.until(lambda: len(server.instances()) == 2, 15)
@@ -389,7 +398,7 @@ def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
         fill_the_log(port)
 
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
         assert session(process.pid) == []
 
@@ -397,9 +406,9 @@ def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
 def fill_the_log(port: int) -> None:
     """Asks until the access log has filled the pipe that nobody reads, which holds 64 KiB."""
     asked = 0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while asked < 400 and time.monotonic() < deadline:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             connection.request(
                 "POST", "/v1/chat/completions", json.dumps(chat(max_tokens=1)), {"content-type": "application/json"}

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -25,23 +24,23 @@ BUSY = "Service temporarily unavailable: All workers are busy, please retry late
 REJECTIONS = "dynamo_frontend_model_rejection_total"
 BLOCKS = "dynamo_frontend_worker_kv_blocks_active"
 
-# Steps of 0.7 s, so that a prompt holds the blocks it has for ten seconds; `stuck` never ends a step.
+# Steps of 0.7 s, so that a prompt holds the blocks it has for forty seconds; `stuck` never ends a step.
 CONFIG = """
 admission: {use: token-capacity}
 workers:
   one:
     model: {name: one}
-    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 64, num_gpu_blocks: 100}
   other:
     model: {name: other}
-    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 64, num_gpu_blocks: 100}
   pair:
     model: {name: pair}
-    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 64, num_gpu_blocks: 100}
     replicas: 2
   ranks:
     model: {name: ranks}
-    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100, data_parallel_size: 2}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 64, num_gpu_blocks: 100, data_parallel_size: 2}
   stuck:
     model: {name: stuck}
     engine:
@@ -53,8 +52,8 @@ workers:
       max_num_batched_tokens: 500
 """
 
-#: Fill 87 and 50 blocks of 16 tokens, with room for 15 more in the last one.
-PROMPT_87, PROMPT_50 = "a" * (86 * 16 + 1), "a" * (49 * 16 + 1)
+#: Fill 87 and 50 blocks of 64 tokens, with room for 63 more in the last one.
+PROMPT_87, PROMPT_50 = "a" * (86 * 64 + 1), "a" * (49 * 64 + 1)
 
 
 def completion(model: str, prompt: str = "a", **more: Any) -> dict[str, Any]:
@@ -458,11 +457,11 @@ admission: {use: token-capacity}
 workers:
   first:
     model: {name: d}
-    engine: {use: mocker, fixed_itl_ms: %s, block_size: 16, num_gpu_blocks: 200, kv_transfer_bandwidth: 0}
+    engine: {use: mocker, fixed_itl_ms: %s, block_size: 64, num_gpu_blocks: 200, kv_transfer_bandwidth: 0}
     disaggregation_mode: prefill
   second:
     model: {name: d}
-    engine: {use: mocker, fixed_itl_ms: 700, block_size: 16, num_gpu_blocks: 100, kv_transfer_bandwidth: 0}
+    engine: {use: mocker, fixed_itl_ms: 700, block_size: 64, num_gpu_blocks: 100, kv_transfer_bandwidth: 0}
     disaggregation_mode: decode
 """
 
@@ -526,20 +525,17 @@ def test_a_change_at_either_frontend_counts_at_both_under_load_and_loses_nothing
                 changed, other = both[turn % 2], both[(turn + 1) % 2]
                 tight = turn % 2 == 0
                 wanted = changed.set("m", blocks=0 if tight else 0.9, tokens=turn)
-                began = time.monotonic()
                 assert other.server.until(lambda: other.set("m") == wanted, 5)  # noqa: B023 - used in this turn only
-                took = time.monotonic() - began
                 assert changed.set("m") == wanted
                 before = [house.server.metric(REJECTIONS) for house in both]
                 if tight:
                     # Each of them refuses, whoever was told.
                     for house, count in zip(both, before, strict=True):
                         assert house.server.until(lambda: house.server.metric(REJECTIONS) > count, 10)  # noqa: B023
-                assert took < 5
         finally:
             stop.set()
         for client in clients:
-            client.result(30)
+            client.result(90)
 
     assert {status for status, _ in bodies} == {200, 503}
     whole = [json.loads(answer) for status, answer in bodies if status == 200]
@@ -563,11 +559,11 @@ def together(server: Any, count: int, model: str = "m", **more: Any) -> list[int
     ready = threading.Barrier(count)
 
     def ask(_: int) -> int:
-        connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=120)
         with connection:
             data = json.dumps(body).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
-            ready.wait(20)
+            ready.wait(90)
             connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + data)
             return int(connection.recv(65536).split()[1])
 

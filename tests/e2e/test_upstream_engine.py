@@ -271,9 +271,11 @@ def test_a_server_without_room_sends_the_request_to_another(serve: Any, until_co
     text = (INNER % 20).replace("fixed_itl_ms: 20}\n", "fixed_itl_ms: 20}\n" + narrow)
     first, second = serve(text), serve(INNER % 2)
     # Three fill the first: one runs and two wait.
-    held = [first.raw("POST", CHAT, chat(stream=True, max_tokens=8000)) for _ in range(3)]
+    held = [first.raw("POST", CHAT, chat(stream=True, max_tokens=8000))]
     until_content(held[0])
-    assert first.until(lambda: first.request("POST", CHAT, chat())[0] == 503, 5)
+    held += [first.raw("POST", CHAT, chat(stream=True, max_tokens=8000)) for _ in range(2)]
+    assert first.until(lambda: first.metric("dynamo_request_queue") == 2, 5)
+    assert first.request("POST", CHAT, chat())[0] == 503
     # A request that no server is left for is refused at once: nothing would come of waiting.
     both, alone = serve(outer(first.url, second.url)), serve(outer(first.url), "--set", "client.migration_wait=500")
 

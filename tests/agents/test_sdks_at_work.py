@@ -15,7 +15,7 @@ from tests.agents.models import config, model_name
 from tests.clients.conftest import HERE
 from tests.clients.programs_of import NODE, command, printed
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 MOVES = task.Moves(
     lambda path: ("read_file", {"path": path.name}),

@@ -18,7 +18,7 @@ from tests.chaos.processes import until
 from tests.chaos.scenarios import QUIET, TROUBLES, Trouble, one_worker_in_trouble, requests, trouble_all_the_time
 from tests.chaos.wire import is_rows
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 MIGRATION_LIMIT = 3
 

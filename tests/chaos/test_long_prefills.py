@@ -102,7 +102,7 @@ async def ask(fleet: Fleet, model: str, seconds: float) -> Any:
     "seconds",
     [
         # Longer than any lease lives, and a sample of the next one.
-        pytest.param(20.0, marks=pytest.mark.timeout(180)),
+        pytest.param(20.0, marks=pytest.mark.timeout(300)),
         pytest.param(120.0, marks=pytest.mark.timeout(360)),
     ],
 )

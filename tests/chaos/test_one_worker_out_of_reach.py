@@ -13,7 +13,7 @@ from tests.chaos.history import check
 from tests.chaos.processes import ProxiedWorkers
 from tests.chaos.scenarios import QUIET, requests
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 #: Streams that run at once, and unary requests beside them.
 STREAMS, UNARY = 12, 4

@@ -28,7 +28,7 @@ from tests.chaos.hanging import (
 )
 from tests.chaos.history import History, Outcome, check
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 #: Seconds beyond the promise for a machine that is busy with ten processes.
 ROOM = 5.0

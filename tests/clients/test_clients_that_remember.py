@@ -39,7 +39,7 @@ def test_the_official_sdk_sends_what_is_new_only(store: str, serve: Any, tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "program", [Program("ai_openai.js", NODE), Program("openai_agents_remembered.py", "sdks")], ids=str
 )

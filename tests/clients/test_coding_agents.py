@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.coding_agents import AGENTS, WORDS, Agent, asked
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 MODEL = "scripted"
 DONE = "The file is there."

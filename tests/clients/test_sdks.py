@@ -109,7 +109,7 @@ def test_an_official_sdk_gets_its_answers(program: Program, server: Any, tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", OTHERS, ids=str)
 def test_an_sdk_or_framework_gets_its_answers(program: Program, server: Any, tmp_path: Path, recorded: Any) -> None:
     is_answered(program, recorded(str(program), server), tmp_path)

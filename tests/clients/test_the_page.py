@@ -109,14 +109,14 @@ def test_a_snippet_for_an_official_sdk_says_hello(heading: str, environment: str
 
 
 @pytest.mark.full
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("heading", "environment"), OTHERS.items())
 def test_a_snippet_for_another_client_says_hello(heading: str, environment: str, server: Any, tmp_path: Path) -> None:
     says_hello(heading, environment, server, tmp_path)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_llm_knows_the_model_from_its_file(server: Any, tmp_path: Path) -> None:
     llm = command("sdks", "llm")
     folder = Path(printed(llm, "logs", "path", home=tmp_path).strip()).parent

@@ -394,7 +394,7 @@ def test_the_rules_of_these_tests_are_the_real_ones_but_for_their_durations() ->
 
 
 @pytest.mark.full
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FAULTS)
 def test_it_fires_while_the_fault_lasts_and_not_before_or_after(
     name: str, deployment: Deployment, prometheus: Prometheus

@@ -188,7 +188,7 @@ def test_a_pod_that_ends_says_so_first_and_needs_no_kill(pods: Callable[[str], P
 
     frontend.process.send_signal(signal.SIGTERM)
     # The grace in which it goes on serving those who have not noticed yet.
-    assert becomes(503, frontend.probes["readiness"], 5)
+    assert becomes(503, frontend.probes["readiness"])
 
     assert frontend.process.wait(frontend.seconds) == 0
     assert worker.end() == 0

@@ -184,7 +184,7 @@ class Load(Threads):
         return None
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_rolling_restart_of_workers_and_of_a_frontend_fails_no_request(
     serve: Any, processes: Any, tmp_path: Path
 ) -> None:

@@ -306,7 +306,7 @@ def test_the_command_shows_a_dry_run_and_applies(site: Site) -> None:
     assert json.loads(again.stdout)["status"] == "unchanged"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_watched_file_is_read_when_its_mount_changes_and_a_hang_up_reads_it_too(serve: Any, tmp_path: Path) -> None:
     site = Site(tmp_path, serve, "--set", "reload=watch")
 

@@ -199,7 +199,7 @@ def test_one_that_is_killed_takes_only_its_own_connections_along(frontends: Fron
     assert frontends.restarted(killed), server.log
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_ending_one_after_the_other_fails_no_request(frontends: Frontends) -> None:
     with Load(frontends.server.port) as load:
         for pid in list(frontends.processes()):

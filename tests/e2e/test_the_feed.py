@@ -136,7 +136,7 @@ client: {drain_grace: 0}
 
 
 @pytest.mark.full
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_two_deployments_of_processes_are_one_and_one_that_stops_is_named_within_two_seconds(
     serve: Any, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ async def ask_many(watcher: Watcher, requests: int) -> Counter[int]:
     return Counter(watcher.answered) - before
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("discovery", ["memory", "file"])
 async def test_all_are_known_and_served_in_turn_while_some_come_and_go(
@@ -99,7 +99,7 @@ async def leave_but(fleet: Fleet, number: int) -> set[int]:
     return set(ids[-number:])
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize("router", ROUTERS)
 async def test_every_router_finds_the_workers_that_are_there(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 # How much of what can be generated is tried: a little in every run, more in the long lanes, which choose it by option.
-settings.register_profile("brief", max_examples=40, deadline=None)
+settings.register_profile("brief", max_examples=25, deadline=None)
 settings.register_profile("thorough", max_examples=150, deadline=None)
 settings.load_profile("brief")
 

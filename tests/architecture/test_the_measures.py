@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {
-    "statements of core": 15_298,
+    "statements of core": 15_310,
     "small modules of core": 5,
     "small __init__ files of core": 17,
     "lines of the longest function": 59,

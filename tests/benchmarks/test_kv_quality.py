@@ -32,6 +32,7 @@ def test_where_prompts_are_shared_the_first_token_comes_in_half_of_the_time() ->
     assert kv.request_imbalance < 1.5
 
 
+@pytest.mark.full
 def test_where_nothing_is_shared_it_does_no_worse() -> None:
     kv, base = quality(SMALL_UNSHARED, "kv"), quality(SMALL_UNSHARED, "round-robin")
 
@@ -41,6 +42,7 @@ def test_where_nothing_is_shared_it_does_no_worse() -> None:
     assert kv.request_imbalance < 1.25
 
 
+@pytest.mark.full
 def test_sessions_that_stay_with_their_workers_do_no_worse() -> None:
     sticky, base = quality(SMALL_UNSHARED, "affinity, kv"), quality(SMALL_UNSHARED, "kv")
 
@@ -48,6 +50,7 @@ def test_sessions_that_stay_with_their_workers_do_no_worse() -> None:
     assert sticky.request_imbalance < 1.25
 
 
+@pytest.mark.full
 def test_sessions_that_stay_with_their_workers_find_more_in_caches_that_tell_nothing() -> None:
     sticky = quality(SMALL_SHARED, "affinity, kv without events")
 

@@ -26,12 +26,9 @@ TRUSTED = {
     "dynamo_core.runtime.supervised_reload:_requests msgspec.json.Decoder": "over that pair, from the same version",
     "dynamo_core.runtime.supervised_reload:_replies msgspec.json.Decoder": "over that pair, from the same version",
     "dynamo_core.runtime.supervised_reload:_reports msgspec.json.Decoder": "over that pair, from the same version",
-    "dynamo_plugin_frontend_openai.schema_check:SchemaChecker._ask msgspec.json.decode": (
-        "the answer of a process that this one started"
-    ),
     "dynamo_plugin_frontend_openai.template_child:_violation json.loads": "the text of a model, whose faults are told",
     "dynamo_plugin_frontend_openai.template_child:main msgspec.json.decode": "a pipe that only its parent writes to",
-    "dynamo_plugin_frontend_openai.template_process:TemplateProcesses._exchange msgspec.json.decode": (
+    "dynamo_plugin_frontend_openai.template_process:LimitedProcess._exchange msgspec.json.decode": (
         "a pipe of a process that runs our own code, and templates in a sandbox"
     ),
 }

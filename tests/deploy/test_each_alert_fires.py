@@ -52,6 +52,10 @@ workers:
     model: {name: slow}
     engine: {use: mocker, speedup_ratio: 0.0015}
     grace_period: 0
+  hanging:
+    model: {name: hanging}
+    engine: {use: mocker, fixed_itl_ms: 3600000}
+    grace_period: 0
   silent:
     model: {name: silent}
     engine: {use: mocker, fixed_itl_ms: 1}
@@ -59,7 +63,7 @@ workers:
     grace_period: 0
 """
 #: How many workers each model has.
-MODELS = {"moving": 2, "fixed": 1, "full": 1, "slow": 1, "silent": 1}
+MODELS = {"moving": 2, "fixed": 1, "full": 1, "slow": 1, "hanging": 1, "silent": 1}
 
 EXTENSION = '''
 import time
@@ -233,6 +237,14 @@ def slow(deployment: Deployment) -> Iterator[Again]:
 
 
 @contextmanager
+def hanging(deployment: Deployment) -> Iterator[Again]:
+    """An engine takes a request, and gives nothing."""
+    stream = Stream(deployment.server, model="hanging")
+    yield nothing
+    stream.close()
+
+
+@contextmanager
 def cordoned(deployment: Deployment) -> Iterator[Again]:
     """An operator forgets a worker."""
     deployment.act("/admin/workers/full-0/cordon")
@@ -313,6 +325,9 @@ FAULTS = {
     ),
     "DynamoFirstTokenSlow": Fault(
         slow, {"model": "slow"}, r"One request in twenty for slow waits [12]\d(\.\d+)?s for its first token"
+    ),
+    "DynamoModelStandsStill": Fault(
+        hanging, {"model": "hanging"}, "1 requests for hanging run, and nothing comes of them"
     ),
     "DynamoWorkersBusy": Fault(
         partial(filled, False),

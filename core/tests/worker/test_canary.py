@@ -24,6 +24,8 @@ from dynamo_core.worker.probe import probe_request
 from dynamo_core.worker.worker import Worker, WorkerLimits
 
 CHECK = HealthCheck(wait=0.04, timeout=0.05)
+#: For engines that answer: no machine is so busy that a probe takes longer.
+PATIENT = HealthCheck(wait=0.04, timeout=60)
 
 
 class Moody(LLMEngine):
@@ -167,7 +169,7 @@ async def test_a_verdict_that_comes_while_the_worker_stops_changes_nothing(groun
 
 async def test_a_full_worker_is_probed_past_its_queue_and_the_probe_counts_nowhere(ground: Any) -> None:
     limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
-    worker = ground.worker(Moody, limits=limits, health_check=CHECK)
+    worker = ground.worker(Moody, limits=limits, health_check=PATIENT)
     await worker.start()
     call = Caller(ground.transport)
     running = asyncio.ensure_future(call(worker.instance, GENERATE, ask(), timeout=10))
@@ -203,7 +205,7 @@ async def test_the_engine_is_not_told_to_abort_a_probe_that_it_answers(ground: A
         async def abort(self, ctx: Any) -> None:
             aborted.append(ctx.id)
 
-    worker = ground.worker(Listening, health_check=CHECK)
+    worker = ground.worker(Listening, health_check=PATIENT)
     await worker.start()
     await eventually(lambda: len(engine_of(worker).probes) >= 3)
     # The last one may be under way, and be taken back by the stop.
@@ -349,10 +351,17 @@ async def test_items_are_counted_when_they_have_been_delivered_and_only_then() -
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "kind"),
-    [("nothing", StreamIncomplete), ("error", DynamoError), ("raise", BackendError), ("hang", ResponseTimeout)],
+    ("behaviour", "kind", "timeout"),
+    [
+        ("nothing", StreamIncomplete, 60),
+        ("error", DynamoError, 60),
+        ("raise", BackendError, 60),
+        ("hang", ResponseTimeout, 0.05),
+    ],
 )
-async def test_an_answer_that_is_none_is_an_error(ground: Any, behaviour: str, kind: type[Exception]) -> None:
+async def test_an_answer_that_is_none_is_an_error(
+    ground: Any, behaviour: str, kind: type[Exception], timeout: float
+) -> None:
     async def handler(request: Any, ctx: Any) -> Any:
         return answer(ctx)
 
@@ -368,7 +377,7 @@ async def test_an_answer_that_is_none_is_an_error(ground: Any, behaviour: str, k
     served = await ground.transport.serve(lease.id, GENERATE, handler)
 
     with pytest.raises(kind):
-        await probe(ground.transport, Instance(instance_id=lease.id), GENERATE, ask(), 0.05)
+        await probe(ground.transport, Instance(instance_id=lease.id), GENERATE, ask(), timeout)
 
     await served.aclose()
 

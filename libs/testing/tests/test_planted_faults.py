@@ -27,8 +27,9 @@ from dynamo_core import (
 )
 from dynamo_testing import ConformanceFailure, run_conformance
 
-#: For faults that only show when time has run out, in seconds.
+#: For faults that only show when time has run out, in seconds. Other engines have plenty, as on a busy machine.
 HURRY: dict[str, Any] = {"cancel_timeout": 0.4}
+PLENTY: dict[str, Any] = {"cancel_timeout": 20.0}
 
 Items = AsyncIterator[LLMEngineOutput]
 
@@ -482,6 +483,9 @@ class SpeaksWhenItIsClosed(Sound):
                 yield LLMEngineOutput.cancelled()
 
 
+#: Those for which time has to run out.
+LATE = (NeverLooks, WaitsForAPlaceWhateverHappens)
+
 PLANTED = [cls for cls in list(vars().values()) if isinstance(cls, type) and issubclass(cls, Sound) and cls.FAILURE]
 
 
@@ -503,7 +507,7 @@ def test_there_are_many_of_them() -> None:
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
 async def test_a_planted_fault_is_named_with_its_line_or_the_right_remedy(planted: Any) -> None:
     with pytest.raises(ConformanceFailure) as caught:
-        await run_conformance(planted, **HURRY)
+        await run_conformance(planted, **(HURRY if planted in LATE else PLENTY))
 
     said, line = str(caught.value), line_of(planted)
     assert caught.value.name == planted.FAILURE, said

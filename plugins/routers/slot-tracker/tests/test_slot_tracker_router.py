@@ -521,13 +521,20 @@ async def placed(house: House, router: SlotTrackerRouter, number: int) -> list[A
     return reservations
 
 
+async def hurry(router: SlotTrackerRouter) -> None:
+    """From now on the service is given up soon. Before, it has the time that a busy machine may need."""
+    router._client._timeout = aiohttp.ClientTimeout(total=0.2)
+    await router._client.aclose()
+
+
 async def left_while_it_hangs(house: House, number: int, *, pause: float) -> tuple[FaultProxy, SlotTrackerRouter]:
     """Requests that end while the service does not answer: the network before it, and their router."""
     house.worker(1)
     proxy = await house.proxied()
-    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=pause)
+    router = await house.router(f"http://127.0.0.1:{proxy.port}", pause=pause)
     await house.known()
     reservations = await placed(house, router, number)
+    await hurry(router)
     hang = proxy.plan.inject(BlackHole(), direction=Direction.UP, times=None)
     for reservation in reservations:
         reservation.release()
@@ -550,10 +557,11 @@ async def test_requests_that_end_while_the_service_hangs_are_freed_afterwards(ho
 async def test_a_request_whose_add_was_not_answered_is_freed_all_the_same(house: House) -> None:
     house.worker(1)
     proxy = await house.proxied()
-    router = await house.router(f"http://127.0.0.1:{proxy.port}", timeout=0.2, pause=0.2)
+    router = await house.router(f"http://127.0.0.1:{proxy.port}", pause=0.2)
     await house.known()
     prompt = list(range(8))
     route = await router.route(ask(prompt), house.pool)
+    await hurry(router)
     proxy.plan.inject(HalfOpen(), direction=Direction.DOWN)
     reservation = house.reserve(route, "r", prompt)
     await until(lambda: house.loads[1, 0] == (8, 2) and not router._client.present)
@@ -571,10 +579,12 @@ async def test_an_add_that_its_free_has_overtaken_is_freed_again(house: House) -
     service = await house.serve()
     overtaken = asyncio.Event()
     async with LateAdd(service.listener.url, overtaken) as late:
-        router = await house.router(late.url, timeout=0.2, pause=0)
+        router = await house.router(late.url, pause=0)
         await house.known()
         prompt = list(range(8))
-        reservation = house.reserve(await router.route(ask(prompt), house.pool), "r", prompt)
+        route = await router.route(ask(prompt), house.pool)
+        await hurry(router)
+        reservation = house.reserve(route, "r", prompt)
         await until(lambda: not router._client.present)
         reservation.release()
         await until(lambda: late.freed == 1)

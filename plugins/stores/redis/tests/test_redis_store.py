@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 
 def make(server: RedisServer, namespace: str = "tests", **settings: object) -> RedisStore:
-    config = RedisStoreConfig.model_validate({"url": server.url, "timeout": 1.0, **settings})
+    config = RedisStoreConfig.model_validate({"url": server.url, "timeout": 5.0, **settings})
     return RedisStore(config, ResponseStoreServices(Metrics(), namespace))
 
 
@@ -27,7 +27,7 @@ class TestContract(ResponseStoreKit):
     @pytest.fixture
     def make_store(self, server: RedisServer) -> ResponseStoreFactory:
         self.server = server
-        config = RedisStoreConfig(url=server.url, timeout=1.0)
+        config = RedisStoreConfig(url=server.url, timeout=5.0)
         return lambda services: RedisStore(config, services)
 
     async def take_away(self, store: ResponseStore) -> None:

@@ -36,7 +36,7 @@ class TestContract(ResponseStoreKit):
 
     @pytest.fixture
     def make_store(self, path: Path) -> ResponseStoreFactory:
-        return lambda services: SQLiteStore(SQLiteStoreConfig(path=path, max_mb=1, timeout=0.3), services)
+        return lambda services: SQLiteStore(SQLiteStoreConfig(path=path, max_mb=1, timeout=5.0), services)
 
     async def take_away(self, store: ResponseStore) -> None:
         assert isinstance(store, SQLiteStore)

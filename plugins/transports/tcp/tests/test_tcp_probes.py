@@ -102,19 +102,22 @@ def test_no_byte_of_an_answer_can_be_changed_and_it_answers_one_probe_only(busy:
 async def test_a_blocked_event_loop_is_told_with_the_time_that_it_has_been_so(make_transport: Make) -> None:
     there = await place(make_transport())
     key = ProbeKey(None, there.nonce)
-    blocked = threading.Event()
+    blocked, asked = threading.Event(), threading.Event()
 
     def ask() -> list[float | None]:
         async def twice() -> list[float | None]:
             return [await probe(there.host, there.port, key) for _ in range(2)]
 
         blocked.wait(WAIT)
-        return asyncio.run(twice())
+        try:
+            return asyncio.run(twice())
+        finally:
+            asked.set()
 
     asking = asyncio.create_task(asyncio.to_thread(ask))
     await asyncio.sleep(0)
     blocked.set()
-    time.sleep(0.8)  # noqa: ASYNC251 - this is the blocked loop
+    asked.wait(WAIT)  # This is the blocked loop.
     first, second = await asking
 
     assert first is not None

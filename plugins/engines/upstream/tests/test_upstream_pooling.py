@@ -223,7 +223,7 @@ async def test_a_client_that_leaves_closes_the_connection_to_the_server(
     ctx.stop_generating()
 
     with pytest.raises(BackendError.Cancelled):
-        await asyncio.wait_for(asking, 2)
+        await asyncio.wait_for(asking, 5)
     await asyncio.wait_for(everything.left.wait(), 5)
 
 

@@ -531,7 +531,7 @@ async def test_a_worker_whose_process_answers_no_probes_is_judged_as_the_version
     office: Any, make_transport: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "WITHOUT_PROBES", 0.4)
-    server, client = await make_transport(), await make_transport(heartbeat=0.05)
+    server, client = await make_transport(), await make_transport(heartbeat=0.1)
     served, sink = await server.serve(7, ECHO, endless), recorder()
     instance = Instance(instance_id=7, address=served.address, lease_ttl=60.0)
     await client.call(instance, ECHO, b"", EngineContext("r"), sink)
@@ -546,7 +546,7 @@ async def test_a_worker_whose_process_answers_no_probes_is_judged_as_the_version
 async def test_that_its_event_loop_is_busy_keeps_a_worker_and_that_it_answers_does_not_keep_a_link(
     office: Any, make_transport: Any, recorder: Any, caplog: pytest.LogCaptureFixture, busy: float
 ) -> None:
-    server, client = await make_transport(), await make_transport(heartbeat=0.05, silence=0.4)
+    server, client = await make_transport(), await make_transport(heartbeat=0.1, silence=0.4)
     instance, sink = at(await server.serve(7, ECHO, endless)), recorder()
     await client.call(instance, ECHO, b"", EngineContext("r"), sink)
     await sink.until(lambda: sink.items)
@@ -560,7 +560,7 @@ async def test_that_its_event_loop_is_busy_keeps_a_worker_and_that_it_answers_do
         return message.address.startswith("test.cl.")
 
     office.loses = loses
-    await until(lambda: len(probed) >= 20 if busy else sink.ends)
+    await until(lambda: len(probed) >= 10 if busy else sink.ends)
 
     assert probed
     assert {message.link for message in probed} == {link.name}

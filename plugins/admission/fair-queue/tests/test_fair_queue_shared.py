@@ -23,7 +23,7 @@ from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_testing.certificates import make_certificates
 from pydantic import ValidationError
 
-DEADLINE = 15.0
+DEADLINE = 30.0
 LIMITS = {"a": {"concurrency": 2}}
 README = Path(__file__).parents[1] / "README.md"
 

@@ -33,10 +33,10 @@ async def test_the_records_of_a_process_that_is_killed_vanish_and_those_of_other
 
 
 async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(make: Make) -> None:
-    discovery = make(ttl=0.8, poll=0.05)
+    discovery = make(ttl=1.2, poll=0.05)
     lease = await discovery.lease()
     await lease.put("a", b"1")
-    other = Scanner(Folder(discovery.path, SYSTEM), ttl=0.8, clock=SYSTEM)
+    other = Scanner(Folder(discovery.path, SYSTEM), ttl=1.2, clock=SYSTEM)
     blocked = threading.Event()
 
     def look_from_elsewhere() -> list[WatchKind]:

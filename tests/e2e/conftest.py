@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from click.testing import CliRunner, Result
+from dynamo_core.cli.main import cli
 
 START_DEADLINE = 90.0
 STOP_DEADLINE = 40.0
@@ -232,3 +234,28 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def serve_for_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """Starts servers that live as long as the module's tests."""
     yield from _servers(tmp_path_factory.mktemp("servers"))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs here finds no settings in the environment, and fails the test where it has begun to serve.
+
+    A process that ends is watched, and killed if that takes long: this one goes on.
+    """
+
+    def refuse(watchdog: object, *, hurried: bool = False) -> None:
+        pytest.fail("it had begun to serve: that takes a process of its own")
+
+    for name in [name for name in os.environ if name.startswith("DYN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("dynamo_core.runtime.watchdog.Watchdog.expect_end", refuse)
+
+
+@pytest.fixture
+def dynamo(in_this_process: None) -> Callable[..., Result]:
+    """Runs a command that starts nothing in this process: to start another takes the longest part of it."""
+
+    def run(*words: object, env: dict[str, str] | None = None) -> Result:
+        return CliRunner().invoke(cli, [str(word) for word in words], env=env, catch_exceptions=False)
+
+    return run

@@ -16,11 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from contextlib import ExitStack, contextmanager
+from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from dynamo_testing.ports import free_port
 
 DEADLINE = 60.0
@@ -164,9 +166,8 @@ def _trackers() -> Iterator[Start]:
         return running[-1]
 
     yield start
-    for tracker in running:
-        if tracker.process.poll() is None:
-            tracker.end()
+    codes = [tracker.end() for tracker in running if tracker.process.poll() is None]
+    assert not any(codes), [tracker.log for tracker in running]
 
 
 @pytest.fixture
@@ -182,11 +183,33 @@ def tracker() -> Iterator[Tracker]:
         yield start()
 
 
+#: What the service `synced` is told at its start, in another order.
+PEERS = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+
+
 @pytest.fixture(scope="module")
 def synced() -> Iterator[Tracker]:
-    """One service with synchronization and no peer."""
+    """One service with synchronization, two peers that are not there, and no worker."""
     for start in _trackers():
-        yield start(*local(*SYNC, "--replica-sync-advertise", "tcp://slot-tracker-a:8092"))
+        yield start(
+            *local(*SYNC, "--replica-sync-advertise", "tcp://slot-tracker-a:8092"),
+            *("--replica-sync-peers", ", ".join(reversed(PEERS))),
+        )
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[Tracker]]:
+    """Three services with synchronization, which do not listen to each other but within a test."""
+    for start in _trackers():
+        yield [start(*local(*SYNC, "--metrics")) for _ in range(3)]
+
+
+@pytest.fixture
+def pair(three: list[Tracker]) -> Iterator[tuple[Tracker, Tracker]]:
+    """A service that tells, and one that listens to it."""
+    teller, listener, _ = three
+    with listening(listener, teller):
+        yield teller, listener
 
 
 @pytest.fixture
@@ -216,6 +239,24 @@ def listens(listener: Tracker, teller: Tracker) -> None:
         return listener.load(probe) != (0, 0)
 
     until(heard)
+
+
+def known_to(*trackers: Tracker) -> str:
+    """A model with worker 7 at each of these services."""
+    model = next(names)
+    for tracker in trackers:
+        assert tracker.register(model) == (201, OK)
+    return model
+
+
+@contextmanager
+def listening(listener: Tracker, teller: Tracker) -> Iterator[None]:
+    """What the one tells arrives at the other within the block."""
+    listens(listener, teller)
+    try:
+        yield
+    finally:
+        listener.post("/deregister_peer", url=teller.sync)
 
 
 # The process.
@@ -261,38 +302,31 @@ def test_the_port_can_be_chosen_and_a_taken_one_is_told_in_one_line(tracker: Tra
     assert "Traceback" not in done.stderr
 
 
-def test_it_is_a_command_of_dynamo_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "slot-tracker", "--help"],
-        capture_output=True, text=True, timeout=DEADLINE,
-    )  # fmt: skip
+def test_it_is_a_command_of_dynamo_too(dynamo: Callable[..., Result]) -> None:
+    done = dynamo("slot-tracker", "--help")
 
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert all(f"--replica-sync-{name}" in done.stdout for name in ("bind", "advertise", "peers"))
 
 
-def test_health_has_an_empty_body_and_is_about_liveness_only(start: Start) -> None:
-    status, _, body = start().exchange("GET", "/health")
+def test_health_has_an_empty_body_and_is_about_liveness_only(synced: Tracker) -> None:
+    status, _, body = synced.exchange("GET", "/health")
 
-    # Nothing is registered.
+    assert synced.get("/workers") == []
     assert (status, body) == (200, b"")
 
 
-def test_the_registry_is_empty_after_a_restart(start: Start) -> None:
+def test_ctrl_c_ends_it_in_order_and_the_registry_is_empty_after_a_restart(start: Start) -> None:
     place = ("--host", "127.0.0.1", "--port", str(free_port()))
     first = start(*place)
     assert first.register("m") == (201, OK)
     assert first.add("m") == (201, OK)
-    assert first.end() == 0
+    assert first.end(signal.SIGINT) == 0
 
     second = start(*place)
 
     assert second.get("/workers") == []
     assert second.get("/loads") == []
-
-
-def test_ctrl_c_ends_it_in_order(start: Start) -> None:
-    assert start().end(signal.SIGINT) == 0
 
 
 def test_a_request_that_nobody_frees_expires(start: Start) -> None:
@@ -423,41 +457,52 @@ def test_unregistering_who_is_not_there_is_404(tracker: Tracker, model: str) -> 
         )
 
 
-def test_workers_have_the_documented_fields_and_are_sorted(start: Start) -> None:
-    tracker = start()
-    for name, tenant, worker in (("b", "t", 1), ("b", "a", 2), ("a", "t", 10), ("a", "t", 9)):
+def test_workers_have_the_documented_fields_and_are_sorted(tracker: Tracker) -> None:
+    a, b = (next(names) for _ in range(2))
+    # As texts are sorted, whatever their numbers.
+    a, b = sorted((a, b))
+    for name, tenant, worker in ((b, "t", 1), (b, "a", 2), (a, "t", 10), (a, "t", 9)):
         assert tracker.register(name, worker, tenant_id=tenant, dp_size=2)[0] == 201
 
-    workers = tracker.get("/workers")
+    def rows(path: str, *fields: str) -> list[tuple[Any, ...]]:
+        """Those of all models, and of these two."""
+        listed = tracker.get(path)
+        everything = [tuple(one[field] for field in fields) for one in listed]
+        assert everything == sorted(everything)
+        return [row for row in everything if row[0] in (a, b)]
 
-    assert workers[0] == {
-        "worker_id": 9, "model_name": "a", "tenant_id": "t", "block_size": 16, "dp_start": 0, "dp_size": 2,
-    }  # fmt: skip
-    assert [(one["model_name"], one["tenant_id"], one["worker_id"]) for one in workers] == [
-        ("a", "t", 9), ("a", "t", 10), ("b", "a", 2), ("b", "t", 1),
+    assert {
+        "worker_id": 9, "model_name": a, "tenant_id": "t", "block_size": 16, "dp_start": 0, "dp_size": 2,
+    } in tracker.get("/workers")  # fmt: skip
+    assert rows("/workers", "model_name", "tenant_id", "worker_id") == [
+        (a, "t", 9), (a, "t", 10), (b, "a", 2), (b, "t", 1),
     ]  # fmt: skip
-    loads = tracker.get("/loads")
-    assert [(one["model_name"], one["tenant_id"], one["worker_id"], one["dp_rank"]) for one in loads] == [
-        ("a", "t", 9, 0), ("a", "t", 9, 1), ("a", "t", 10, 0), ("a", "t", 10, 1),
-        ("b", "a", 2, 0), ("b", "a", 2, 1), ("b", "t", 1, 0), ("b", "t", 1, 1),
+    assert rows("/loads", "model_name", "tenant_id", "worker_id", "dp_rank") == [
+        (a, "t", 9, 0), (a, "t", 9, 1), (a, "t", 10, 0), (a, "t", 10, 1),
+        (b, "a", 2, 0), (b, "a", 2, 1), (b, "t", 1, 0), (b, "t", 1, 1),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["/workers", "/loads"])
-def test_filters_are_independent(start: Start, path: str) -> None:
-    tracker = start()
+def test_filters_are_independent(tracker: Tracker, path: str) -> None:
+    own = next(names)
     for name in ("a", "b"):
         for tenant in ("x", "y"):
-            tracker.register(name, tenant_id=tenant)
+            tracker.register(f"{own}-{name}", tenant_id=f"{own}-{tenant}")
 
     def listed(query: str) -> list[str]:
-        return [one["model_name"] + one["tenant_id"] for one in tracker.get(path + query)]
+        """Model and tenant of the workers of this test."""
+        return [
+            one["model_name"][-1] + one["tenant_id"][-1]
+            for one in tracker.get(path + query.replace("=", f"={own}-"))
+            if one["model_name"].startswith(f"{own}-")
+        ]
 
     assert listed("") == ["ax", "ay", "bx", "by"]
     assert listed("?model_name=a") == ["ax", "ay"]
     assert listed("?tenant_id=y") == ["ay", "by"]
     assert listed("?model_name=b&tenant_id=x&other=1") == ["bx"]
-    assert listed("?model_name=nope") == []
+    assert tracker.get(f"{path}?model_name=nope") == []
     assert tracker.ask("GET", f"{path}?tenant_id=x&tenant_id=y") == (
         400,
         {"error": "Failed to deserialize query string: duplicate field `tenant_id`"},
@@ -781,165 +826,157 @@ def test_unknown_routes_are_404_and_wrong_methods_405(tracker: Tracker) -> None:
 # Replicas.
 
 
-def test_lifecycle_events_reach_a_replica(start: Start) -> None:
-    teller, listener = start(*local(*SYNC)), start(*local(*SYNC))
-    listens(listener, teller)
-    for one in (teller, listener):
-        one.register("m")
+def test_lifecycle_events_reach_a_replica(pair: tuple[Tracker, Tracker]) -> None:
+    teller, listener = pair
+    model = known_to(teller, listener)
 
-    teller.add("m", "r", [101, -22, 303], new_isl_tokens=48)
-    until(lambda: listener.load("m") == (48, 3))
-    assert listener.blocks("m", [101, -22, 303, 404]) == 4
-    teller.post("/prefill_complete", model_name="m", request_id="r")
-    until(lambda: listener.load("m") == (0, 3))
-    teller.post("/free", model_name="m", request_id="r")
-    until(lambda: listener.load("m") == (0, 0))
+    teller.add(model, "r", [101, -22, 303], new_isl_tokens=48)
+    until(lambda: listener.load(model) == (48, 3))
+    assert listener.blocks(model, [101, -22, 303, 404]) == 4
+    teller.post("/prefill_complete", model_name=model, request_id="r")
+    until(lambda: listener.load(model) == (0, 3))
+    teller.post("/free", model_name=model, request_id="r")
+    until(lambda: listener.load(model) == (0, 0))
 
 
-def test_peers_are_directional(start: Start) -> None:
-    teller, listener = start(*local(*SYNC)), start(*local(*SYNC))
-    listens(listener, teller)
-    for one in (teller, listener):
-        one.register("m")
+def test_peers_are_directional(pair: tuple[Tracker, Tracker]) -> None:
+    teller, listener = pair
+    model = known_to(teller, listener)
 
-    listener.add("m", "here", [1, 2])
-    teller.add("m", "there", [3])
-    until(lambda: listener.load("m") == (0, 3))
+    listener.add(model, "here", [1, 2])
+    teller.add(model, "there", [3])
+    until(lambda: listener.load(model) == (0, 3))
 
-    assert teller.load("m") == (0, 1)
+    assert teller.load(model) == (0, 1)
     assert teller.get("/peers") == []
     assert listener.get("/peers") == [teller.sync]
 
 
-def test_three_replicas_that_all_listen_agree(start: Start) -> None:
-    three = [start(*local(*SYNC)) for _ in range(3)]
-    for one in three:
-        for other in three:
-            if one is not other:
-                listens(one, other)
+def test_three_replicas_that_all_listen_agree(three: list[Tracker]) -> None:
+    with ExitStack() as stack:
+        for one, other in permutations(three, 2):
+            stack.enter_context(listening(one, other))
+        agree_on_random_calls(three)
+
+
+def agree_on_random_calls(three: Sequence[Tracker]) -> None:
+    model = next(names)
     for one in three:
         for worker in range(4):
-            assert one.register("m", worker)[0] == 201
+            assert one.register(model, worker)[0] == 201
     drawn = random.Random(8)
     active: list[tuple[Tracker, str]] = []
     for number in range(300):
         # Calls for one request stay with the replica that took it.
         if active and drawn.random() < 0.45:
             one, request_id = active.pop(drawn.randrange(len(active)))
-            one.post("/free", model_name="m", request_id=request_id)
+            one.post("/free", model_name=model, request_id=request_id)
             continue
         one, request_id = drawn.choice(three), f"r{number}"
         hashes = list(range(drawn.randrange(8)))
-        assert (
-            one.add("m", request_id, hashes, worker_id=drawn.randrange(4), new_isl_tokens=drawn.randrange(50))[0] == 201
-        )
+        facts = {"worker_id": drawn.randrange(4), "new_isl_tokens": drawn.randrange(50)}
+        assert one.add(model, request_id, hashes, **facts)[0] == 201
         active.append((one, request_id))
         if drawn.random() < 0.5:
-            one.post("/prefill_complete", model_name="m", request_id=request_id)
+            one.post("/prefill_complete", model_name=model, request_id=request_id)
 
     def loads(one: Tracker) -> Any:
-        return one.get("/loads?model_name=m")
+        return one.get(f"/loads?model_name={model}")
 
     until(lambda: loads(three[0]) == loads(three[1]) == loads(three[2]))
     for one, request_id in active:
-        one.post("/free", model_name="m", request_id=request_id)
+        one.post("/free", model_name=model, request_id=request_id)
     for one in three:
         until(lambda one=one: all(load["active_decode_blocks"] == 0 for load in loads(one)))  # type: ignore[misc]
 
 
-def test_replicas_never_make_workers_and_drop_what_does_not_fit(start: Start) -> None:
-    teller, listener = start(*local(*SYNC)), start(*local(*SYNC))
-    listens(listener, teller)
+def test_replicas_never_make_workers_and_drop_what_does_not_fit(pair: tuple[Tracker, Tracker]) -> None:
+    teller, listener = pair
     # Unknown model; another block size; unknown worker; unknown rank; and one that fits, which comes last.
-    teller.register("unknown")
-    teller.register("sizes")
-    listener.register("sizes", block_size=32)
-    teller.register("workers")
-    listener.register("workers", 8)
-    teller.register("ranks", dp_size=2)
-    listener.register("ranks")
-    teller.register("fits")
-    listener.register("fits")
-    for name in ("unknown", "sizes", "workers"):
+    unknown, sizes, workers, ranks, fits = (next(names) for _ in range(5))
+    teller.register(unknown)
+    teller.register(sizes)
+    listener.register(sizes, block_size=32)
+    teller.register(workers)
+    listener.register(workers, 8)
+    teller.register(ranks, dp_size=2)
+    listener.register(ranks)
+    teller.register(fits)
+    listener.register(fits)
+    for name in (unknown, sizes, workers):
         assert teller.add(name, "r", [1])[0] == 201
-    assert teller.add("ranks", "r", [1], dp_rank=1)[0] == 201
-    assert teller.add("fits", "r", [1])[0] == 201
+    assert teller.add(ranks, "r", [1], dp_rank=1)[0] == 201
+    assert teller.add(fits, "r", [1])[0] == 201
 
-    until(lambda: listener.load("fits") == (0, 1))
+    until(lambda: listener.load(fits) == (0, 1))
 
-    assert listener.get("/workers?model_name=unknown") == []
-    for name in ("sizes", "workers", "ranks"):
+    assert listener.get(f"/workers?model_name={unknown}") == []
+    for name in (sizes, workers, ranks):
         assert listener.load(name) == (0, 0)
 
 
-def test_what_was_told_before_a_replica_listens_does_not_come(start: Start) -> None:
-    teller, listener = start(*local(*SYNC)), start(*local(*SYNC))
-    for one in (teller, listener):
-        one.register("m")
-    teller.add("m", "early", [1, 2])
-    listens(listener, teller)
+def test_what_was_told_before_a_replica_listens_does_not_come(three: list[Tracker]) -> None:
+    teller, listener, _ = three
+    model = known_to(teller, listener)
+    teller.add(model, "early", [1, 2])
+    with listening(listener, teller):
+        teller.add(model, "late", [3])
+        until(lambda: listener.load(model) != (0, 0))
 
-    teller.add("m", "late", [3])
-    until(lambda: listener.load("m") != (0, 0))
-
-    assert listener.load("m") == (0, 1)
+    assert listener.load(model) == (0, 1)
 
 
-def test_calls_belong_to_the_replica_that_took_the_add(start: Start) -> None:
-    teller, listener = start(*local(*SYNC)), start(*local(*SYNC))
-    listens(listener, teller)
-    for one in (teller, listener):
-        one.register("m")
-    teller.add("m", "r", [1])
-    until(lambda: listener.load("m") == (0, 1))
+def test_calls_belong_to_the_replica_that_took_the_add(pair: tuple[Tracker, Tracker]) -> None:
+    teller, listener = pair
+    model = known_to(teller, listener)
+    teller.add(model, "r", [1])
+    until(lambda: listener.load(model) == (0, 1))
 
     # The other one forgets its own view of it; the first one is not told, as it does not listen.
-    assert listener.post("/free", model_name="m", request_id="r") == (200, OK)
+    assert listener.post("/free", model_name=model, request_id="r") == (200, OK)
 
-    assert listener.load("m") == (0, 0)
-    assert teller.load("m") == (0, 1)
+    assert listener.load(model) == (0, 0)
+    assert teller.load(model) == (0, 1)
 
 
-def test_a_replica_that_does_not_read_slows_nobody(start: Start) -> None:
-    teller, listener = start(*local(*SYNC)), start(*local(*SYNC))
-    listens(listener, teller)
-    teller.register("m")
+def test_a_replica_that_does_not_read_slows_nobody(pair: tuple[Tracker, Tracker]) -> None:
+    teller, listener = pair
+    model = next(names)
+    teller.register(model)
     listener.process.send_signal(signal.SIGSTOP)
     try:
         for number in range(500):
-            assert teller.add("m", f"r{number}", range(200)) == (201, OK)
-        assert teller.potential("m", [])[7, 0]["active_requests"] == 500
+            assert teller.add(model, f"r{number}", range(200)) == (201, OK)
+        assert teller.potential(model, [])[7, 0]["active_requests"] == 500
     finally:
         listener.process.send_signal(signal.SIGCONT)
 
 
-def test_peers_are_managed_while_it_runs(start: Start) -> None:
-    tracker = start(*local(*SYNC, "--replica-sync-advertise", "tcp://slot-tracker-a:8092"))
+def test_peers_are_managed_while_it_runs(synced: Tracker) -> None:
+    mine, other = "tcp://127.0.0.1:3", "tcp://slot-tracker-c:8092"
 
     # Nobody needs to be there.
-    assert tracker.post("/register_peer", url="tcp://slot-tracker-c:8092") == (201, OK)
-    assert tracker.post("/register_peer", url="tcp://127.0.0.1:1") == (201, OK)
-    assert tracker.post("/register_peer", url="tcp://127.0.0.1:1") == (200, OK)
-    assert tracker.get("/peers") == ["tcp://127.0.0.1:1", "tcp://slot-tracker-c:8092"]
-    assert tracker.post("/deregister_peer", url="tcp://127.0.0.1:1") == (200, OK)
-    assert tracker.post("/deregister_peer", url="tcp://127.0.0.1:1") == (404, {"error": "peer not found"})
-    assert tracker.get("/peers") == ["tcp://slot-tracker-c:8092"]
+    assert synced.post("/register_peer", url=other) == (201, OK)
+    assert synced.post("/register_peer", url=mine) == (201, OK)
+    assert synced.post("/register_peer", url=mine) == (200, OK)
+    assert synced.get("/peers") == [*PEERS, mine, other]
+    assert synced.post("/deregister_peer", url=mine) == (200, OK)
+    assert synced.post("/deregister_peer", url=mine) == (404, {"error": "peer not found"})
+    assert synced.get("/peers") == [*PEERS, other]
+    assert synced.post("/deregister_peer", url=other) == (200, OK)
 
 
-def test_a_peer_that_was_dropped_is_not_heard_any_more(start: Start) -> None:
-    teller, listener = start(*local(*SYNC)), start(*local(*SYNC))
-    listens(listener, teller)
-    listens(teller, listener)
-    for one in (teller, listener):
-        one.register("m")
+def test_a_peer_that_was_dropped_is_not_heard_any_more(pair: tuple[Tracker, Tracker]) -> None:
+    teller, listener = pair
+    model = known_to(teller, listener)
+    with listening(teller, listener):
+        assert listener.post("/deregister_peer", url=teller.sync) == (200, OK)
+        teller.add(model, "r", [1])
+        # What goes the other way shows that time has passed.
+        listener.add(model, "s", [2, 3])
+        until(lambda: teller.load(model) == (0, 3))
 
-    assert listener.post("/deregister_peer", url=teller.sync) == (200, OK)
-    teller.add("m", "r", [1])
-    # What goes the other way shows that time has passed.
-    listener.add("m", "s", [2, 3])
-    until(lambda: teller.load("m") == (0, 3))
-
-    assert listener.load("m") == (0, 2)
+    assert listener.load(model) == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -958,7 +995,7 @@ def test_a_peer_that_was_dropped_is_not_heard_any_more(start: Start) -> None:
 )
 def test_an_endpoint_that_cannot_be_a_peers_is_400(synced: Tracker, url: str, text: str) -> None:
     assert synced.post("/register_peer", url=url) == (400, {"error": text})
-    assert synced.get("/peers") == []
+    assert synced.get("/peers") == PEERS
 
 
 def test_without_synchronization_there_are_no_peers(tracker: Tracker) -> None:
@@ -969,10 +1006,8 @@ def test_without_synchronization_there_are_no_peers(tracker: Tracker) -> None:
     assert tracker.get("/peers") == []
 
 
-def test_peers_can_be_given_at_the_start(start: Start) -> None:
-    tracker = start(*local(*SYNC, "--replica-sync-peers", "tcp://127.0.0.1:2, tcp://127.0.0.1:1"))
-
-    assert tracker.get("/peers") == ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+def test_peers_can_be_given_at_the_start(synced: Tracker) -> None:
+    assert synced.get("/peers") == PEERS
 
 
 @pytest.mark.parametrize(
@@ -992,14 +1027,13 @@ def test_peers_can_be_given_at_the_start(start: Start) -> None:
         (("--token", "short"), "--token: has fewer than 16 characters"),
     ],
 )
-def test_what_cannot_work_is_told_in_one_line(options: tuple[str, ...], text: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", MODULE, *local(*options)], capture_output=True, text=True, timeout=DEADLINE
-    )
+def test_what_cannot_work_is_told_in_one_line(
+    dynamo: Callable[..., Result], options: tuple[str, ...], text: str
+) -> None:
+    done = dynamo("slot-tracker", *local(*options))
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert f"dynamo: {text}" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 # Beyond the document.
@@ -1017,19 +1051,26 @@ def test_with_a_token_only_health_is_open(start: Start) -> None:
     assert tracker.ask("GET", "/loads", authorization=f"Bearer {TOKEN}") == (200, [])
 
 
-def test_metrics_and_snapshots_are_off_unless_asked_for(tracker: Tracker, start: Start) -> None:
+def test_metrics_and_snapshots_are_off_unless_asked_for(tracker: Tracker, three: list[Tracker]) -> None:
     assert tracker.ask("GET", "/metrics") == (404, {"error": "route not found"})
     assert tracker.ask("GET", "/snapshot") == (404, {"error": "route not found"})
-    other = start(*local("--metrics", *SYNC))
-    other.register("m")
-    other.add("m", "r", [1, 2], new_isl_tokens=7)
+    other, model = three[0], next(names)
+    other.register(model)
+    counted = ('calls_total{route="/add",status="201"}', 'replica_events{kind="published"}')
 
-    text = other.exchange("GET", "/metrics")[2].decode()
+    def numbers() -> dict[str, float]:
+        text = other.exchange("GET", "/metrics")[2].decode()
+        found = re.findall(r"^dynamo_slot_tracker_(\S+) (\S+)$", text, re.MULTILINE)
+        return {name: float(value) for name, value in found}
 
-    assert 'dynamo_slot_tracker_active_decode_blocks{model="m",tenant_id="default"} 2' in text
-    assert 'dynamo_slot_tracker_active_prefill_tokens{model="m",tenant_id="default"} 7' in text
-    assert 'dynamo_slot_tracker_calls_total{route="/add",status="201"} 1' in text
-    assert 'dynamo_slot_tracker_replica_events{kind="published"} 1' in text
+    before = numbers()
+    other.add(model, "r", [1, 2], new_isl_tokens=7)
+    # They are made anew after a second.
+    until(lambda: numbers().get(f'active_decode_blocks{{model="{model}",tenant_id="default"}}') == 2)
+    after = numbers()
+
+    assert after[f'active_prefill_tokens{{model="{model}",tenant_id="default"}}'] == 7
+    assert [after[name] - before.get(name, 0) for name in counted] == [1, 1]
 
 
 def test_over_tls_with_a_snapshot_of_a_peer(start: Start, tmp_path: Path) -> None:
@@ -1136,19 +1177,19 @@ workers:
     )
 
 
-def test_requests_that_end_while_the_service_hangs_leave_nothing_there(start: Start, serve: Any) -> None:
-    tracker = start(*local())
+def test_requests_that_end_while_the_service_hangs_leave_nothing_there(tracker: Tracker, serve: Any) -> None:
+    model = next(names)
     config = f"""
 frontend: {{use: openai}}
 router: {{use: slot-tracker, url: "http://127.0.0.1:{tracker.port}", pause: 2}}
 workers:
-  mock: {{model: {{name: mock-model}}, engine: {{use: mocker, fixed_itl_ms: 50}}, grace_period: 0}}
+  mock: {{model: {{name: {model}}}, engine: {{use: mocker, fixed_itl_ms: 50}}, grace_period: 0}}
 """
     server = serve(config)
-    until(lambda: len(tracker.get("/workers")) == 1)
-    body = {"model": "mock-model", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 4000}
+    until(lambda: len(tracker.get(f"/workers?model_name={model}")) == 1)
+    body = {"model": model, "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 4000}
     streams = [server.raw("POST", "/v1/chat/completions", body | {"stream": True}) for _ in range(8)]
-    until(lambda: tracker.potential("mock-model", []).popitem()[1]["active_requests"] == 8)
+    until(lambda: tracker.potential(model, []).popitem()[1]["active_requests"] == 8)
 
     tracker.process.send_signal(signal.SIGSTOP)
     try:
@@ -1162,8 +1203,8 @@ workers:
     finally:
         tracker.process.send_signal(signal.SIGCONT)
 
-    until(lambda: tracker.potential("mock-model", []).popitem()[1]["active_requests"] == 0)
-    assert {(load["active_prefill_tokens"], load["active_decode_blocks"]) for load in tracker.get("/loads")} == {(0, 0)}
+    until(lambda: tracker.potential(model, []).popitem()[1]["active_requests"] == 0)
+    assert tracker.load(model) == (0, 0)
 
 
 # Many calls.

@@ -21,7 +21,7 @@ import pytest
 from dynamo_testing.ports import free_port
 
 from tests.e2e.asking import text_of
-from tests.e2e.sessions import leading_a_session, session
+from tests.e2e.sessions import alive, leading_a_session, session
 from tests.e2e.threads import Threads
 
 CONFIG = """
@@ -29,7 +29,7 @@ workers:
   mock:
     model: {name: mock-model}
     engine: {use: mocker, fixed_itl_ms: %(itl)s}
-    replicas: 2
+    replicas: %(replicas)s
     grace_period: 0.5
 client: {drain_grace: 0.5, write_stall: %(stall)s}
 frontend: {write_buffer: 65536}
@@ -40,8 +40,8 @@ profiles:
 """
 
 
-def config(folder: Path, *, itl: float = 5, stall: float = 30) -> str:
-    return CONFIG % {"folder": folder / "discovery", "itl": itl, "stall": stall}
+def config(folder: Path, *, itl: float = 5, stall: float = 30, replicas: int = 1) -> str:
+    return CONFIG % {"folder": folder / "discovery", "itl": itl, "stall": stall, "replicas": replicas}
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -50,14 +50,38 @@ def chat(**more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def processes(serve: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Starts the example under the profile, and returns when both workers are seen."""
+    """Starts a supervisor, a worker and a frontend, and returns when the worker is seen."""
 
     def start(**settings: Any) -> Any:
         server = serve(config(tmp_path, **settings), "--profile", "processes")
-        assert server.until(lambda: len(server.instances()) == 2, 15), server.log
+        assert server.until(lambda: len(server.instances()) == 1, 15), server.log
         return server
 
     return start
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the discovery of `deployment` is."""
+    return tmp_path_factory.mktemp("deployment")
+
+
+@pytest.fixture(scope="module")
+def running(serve_for_module: Any, folder: Path) -> Any:
+    return serve_for_module(config(folder, itl=10, replicas=2), "--profile", "processes")
+
+
+@pytest.fixture
+def deployment(running: Any) -> Any:
+    """A frontend with two workers, all of which are alive, whatever became of those before them."""
+    assert running.until(lambda: whole(running), 15), running.log
+    return running
+
+
+def whole(server: Any) -> bool:
+    """Whether it sees two workers, and both are there: one that was killed is seen until its lease ends."""
+    pids = server.instances().values()
+    return len(pids) == 2 and all(map(alive, pids))
 
 
 class Readers:
@@ -94,9 +118,9 @@ class Readers:
         self._results.put(received)
 
 
-def test_a_worker_that_is_killed_takes_only_its_own_streams_along(processes: Any) -> None:
-    server = processes(itl=20)
-    readers = Readers(server, 2, max_tokens=150)
+def test_a_worker_that_is_killed_takes_only_its_own_streams_along(deployment: Any) -> None:
+    server = deployment
+    readers = Readers(server, 2, max_tokens=300)
     instance, pid = next(iter(server.instances().items()))
 
     os.kill(pid, signal.SIGKILL)
@@ -105,9 +129,9 @@ def test_a_worker_that_is_killed_takes_only_its_own_streams_along(processes: Any
     gone = server.until(lambda: instance not in server.instances(), 6)
     back = server.until(lambda: len(server.instances()) == 2, 15)
 
-    broken, whole = readers.streams()
-    assert whole.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert len(text_of(whole)) == 150
+    broken, complete = readers.streams()
+    assert complete.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert len(text_of(complete)) == 300
     assert b'data: {"error":' in broken
     assert b"[DONE]" not in broken
     assert not broken.endswith(b"0\r\n\r\n")
@@ -116,21 +140,20 @@ def test_a_worker_that_is_killed_takes_only_its_own_streams_along(processes: Any
     assert back, "the supervisor starts it again"
 
 
-def test_answers_are_equal_in_one_process_and_in_several(serve: Any, processes: Any, tmp_path: Path) -> None:
-    several = processes(itl=1)
-    one = serve(config(tmp_path, itl=1))
+def test_answers_are_equal_in_one_process_and_in_several(serve: Any, deployment: Any, tmp_path: Path) -> None:
+    one = serve(config(tmp_path, itl=1, replicas=2))
 
     for seed in range(5):
         body = chat(seed=seed, max_tokens=40)
         texts = [
             json.loads(server.request("POST", "/v1/chat/completions", body)[2])["choices"][0]["message"]["content"]
-            for server in (one, several)
+            for server in (one, deployment)
         ]
         assert texts[0] == texts[1]
 
 
-def test_a_worker_that_is_told_to_end_finishes_its_streams(processes: Any) -> None:
-    server = processes(itl=10)
+def test_a_worker_that_is_told_to_end_finishes_its_streams(deployment: Any) -> None:
+    server = deployment
     readers = Readers(server, 2, max_tokens=100)
     instance, pid = next(iter(server.instances().items()))
 
@@ -163,7 +186,7 @@ class Load(Threads):
                 continue
             stream = turn % 2 == 0
             try:
-                status, _, body = server.request("POST", "/v1/chat/completions", chat(stream=stream))
+                status, _, body = server.request("POST", "/v1/chat/completions", chat(stream=stream, max_tokens=4))
                 if status != 200 or (stream and not body.endswith(b"data: [DONE]\n\n")):
                     self.failures.append(f"{status} {body[-200:]!r}")
             except (OSError, http.client.HTTPException) as error:
@@ -186,10 +209,10 @@ class Load(Threads):
 
 @pytest.mark.timeout(300)
 def test_a_rolling_restart_of_workers_and_of_a_frontend_fails_no_request(
-    serve: Any, processes: Any, tmp_path: Path
+    serve: Any, deployment: Any, folder: Path
 ) -> None:
-    first = processes(itl=2)
-    second = serve(config(tmp_path, itl=2), "--profile", "processes", command="frontend")
+    first = deployment
+    second = serve(config(folder), "--profile", "processes", command="frontend")
     assert second.until(lambda: len(second.instances()) == 2, 10)
 
     with Load([first, second]) as load:
@@ -208,36 +231,36 @@ def test_a_rolling_restart_of_workers_and_of_a_frontend_fails_no_request(
     assert load.done > 50
 
 
+#: What a system that ends waits for.
+WAITS = ["(client.drain_grace)", "(grace_period)"]
+
+
 def test_killing_the_supervisor_leaves_no_process(processes: Any) -> None:
     server = processes()
     leader = server.process.pid
-    assert len(session(leader)) == 4
+    assert len(session(leader)) == 3
 
     os.kill(leader, signal.SIGKILL)
 
     assert server.until(lambda: not session(leader), 5), session(leader)
 
 
-def test_a_stop_of_an_idle_system_says_what_it_waits_for_and_ctrl_c_does_not_wait(processes: Any) -> None:
-    waits = ["(client.drain_grace)", "(grace_period)"]
-    for number, told in ((signal.SIGTERM, waits), (signal.SIGINT, [])):
-        server = processes()
-
-        server.signal(number)
-
-        assert server.wait() == 0
-        assert [wait for wait in waits if wait in server.log] == told
-
-
-def test_ctrl_c_ends_every_process_in_order(processes: Any) -> None:
+def test_a_stop_of_an_idle_system_says_what_it_waits_for(processes: Any) -> None:
     server = processes()
-    leader = server.process.pid
 
-    os.killpg(leader, signal.SIGINT)
+    server.signal(signal.SIGTERM)
 
     assert server.wait() == 0
-    assert session(leader) == []
-    assert "killed" not in server.log
+    assert [wait for wait in WAITS if wait in server.log] == WAITS
+
+
+def test_ctrl_c_that_only_the_supervisor_hears_ends_an_idle_system_without_waiting(processes: Any) -> None:
+    server = processes()
+
+    server.signal(signal.SIGINT)
+
+    assert server.wait() == 0
+    assert [wait for wait in WAITS if wait in server.log] == []
 
 
 def test_ctrl_c_while_a_worker_starts_ends_every_process_soon_and_says_what_was_waited_for(
@@ -245,9 +268,9 @@ def test_ctrl_c_while_a_worker_starts_ends_every_process_soon_and_says_what_was_
 ) -> None:
     late = "  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 600}}\nclient:"
     server = serve(config(tmp_path).replace("client:", late, 1), "--profile", "processes", ready="listening")
-    assert server.until(lambda: len(server.instances()) == 2, 15)
-    # The third worker takes a lease, too, and then its engine starts.
-    assert server.until(lambda: len(list((tmp_path / "discovery" / "leases").iterdir())) == 3, 15)
+    assert server.until(lambda: len(server.instances()) == 1, 15)
+    # The other worker takes a lease, too, and then its engine starts.
+    assert server.until(lambda: len(list((tmp_path / "discovery" / "leases").iterdir())) == 2, 15)
 
     os.killpg(server.process.pid, signal.SIGINT)
 
@@ -280,23 +303,27 @@ def test_a_taken_port_is_told_before_any_process_starts(tmp_path: Path, serve: A
     assert "runs as pid" not in str(raised.value)
 
 
-def test_a_worker_process_tells_its_own_health_and_metrics(serve: Any, tmp_path: Path) -> None:
-    port = free_port()
-    options = [
-        "--profile",
-        "processes",
-        "--set",
-        f"workers.mock.system_port={port}",
-        "--set",
-        "workers.mock.replicas=1",
-    ]
-    server = serve(config(tmp_path), *options)
-    assert server.until(lambda: len(server.instances()) == 1, 15)
-    server.request("POST", "/v1/chat/completions", chat())
+@pytest.fixture(scope="module")
+def system_port() -> int:
+    """Where the worker of `quick` tells its own health."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def quick(serve_for_module: Any, system_port: int, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A frontend with one worker, whose answers come at once, and which no test ends."""
+    text = config(tmp_path_factory.mktemp("quick"), itl=0.2, stall=2)
+    server = serve_for_module(text, "--profile", "processes", "--set", f"workers.mock.system_port={system_port}")
+    assert server.until(lambda: len(server.instances()) == 1, 15), server.log
+    return server
+
+
+def test_a_worker_process_tells_its_own_health_and_metrics(quick: Any, system_port: int) -> None:
+    quick.request("POST", "/v1/chat/completions", chat())
 
     answers = []
     for path in ("/health", "/metrics"):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", system_port, timeout=60)
         connection.request("GET", path)
         answers.append(connection.getresponse().read().decode())
         connection.close()
@@ -308,8 +335,9 @@ def test_a_worker_process_tells_its_own_health_and_metrics(serve: Any, tmp_path:
     assert "dynamo_frontend" not in answers[1]
 
 
-def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(processes: Any) -> None:
-    server = processes(itl=0.2, stall=2)
+def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(quick: Any) -> None:
+    server, name = quick, "dynamo_frontend_disconnected_clients"
+    before = server.metric(name)
     long = chat(max_tokens=8000, stream=True, logprobs=True, top_logprobs=20)
     slow = server.raw("POST", "/v1/chat/completions", long, receive_buffer=4096)
     slow.recv(1024)
@@ -319,7 +347,7 @@ def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(processes: Any) -> N
         begun = time.monotonic()
         assert server.request("POST", "/v1/chat/completions", chat())[0] == 200
         times.append(time.monotonic() - begun)
-    cut = server.until(lambda: server.metric("dynamo_frontend_disconnected_clients") == 1, 15)
+    cut = server.until(lambda: server.metric(name) == before + 1, 15)
     slow.close()
 
     assert cut, "the reader was not cut off"
@@ -327,7 +355,7 @@ def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(processes: Any) -> N
     assert server.until(lambda: server.metric("dynamo_frontend_active_requests") == 0, 5)
 
 
-def test_ctrl_c_lets_running_streams_finish(processes: Any) -> None:
+def test_ctrl_c_lets_running_streams_finish_and_ends_every_process_in_order(processes: Any) -> None:
     server = processes(itl=10)
     readers = Readers(server, 1, max_tokens=100)
 
@@ -335,32 +363,37 @@ def test_ctrl_c_lets_running_streams_finish(processes: Any) -> None:
 
     assert all(b"data: [DONE]" in stream for stream in readers.streams())
     assert server.wait() == 0
+    assert session(server.process.pid) == []
+    assert "killed" not in server.log
 
 
-def test_while_all_workers_are_dead_requests_are_told_to_come_back(processes: Any) -> None:
-    server = processes()
+def test_while_all_workers_are_dead_of_whatever_signal_requests_are_told_to_come_back(deployment: Any) -> None:
+    server = deployment
 
-    for pid in server.instances().values():
-        os.kill(pid, signal.SIGKILL)
+    # One of them has a name.
+    for pid, number in zip(server.instances().values(), (signal.SIGKILL, 36), strict=True):
+        os.kill(pid, number)
     statuses = {server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(10)}
-    back = server.until(lambda: server.request("POST", "/v1/chat/completions", chat())[0] == 200, 15)
 
     assert statuses <= {503, 200}
-    assert back
+    assert server.until(lambda: server.request("POST", "/v1/chat/completions", chat())[0] == 200, 15)
+    assert server.until(lambda: whole(server), 15), "both are started again"
 
 
 def test_a_model_of_the_config_is_unavailable_and_not_unknown_while_its_workers_start(
-    serve: Any, tmp_path: Path
+    serve: Any, deployment: Any, folder: Path
 ) -> None:
     late = "  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 600}}\nclient:"
-    text = config(tmp_path).replace("client:", late, 1)
-    server = serve(text, "--profile", "processes", ready="listening")
+    text = config(folder).replace("client:", late, 1)
+    server = serve(text, "--profile", "processes", command="frontend", ready="listening")
     assert server.until(lambda: len(server.instances()) == 2, 15)
 
-    late_status = server.request("POST", "/v1/chat/completions", chat() | {"model": "late-model"})[0]
-    unknown_status = server.request("POST", "/v1/chat/completions", chat() | {"model": "nobody"})[0]
+    statuses = [
+        server.request("POST", "/v1/chat/completions", chat() | {"model": model})[0]
+        for model in ("mock-model", "late-model", "nobody")
+    ]
 
-    assert (late_status, unknown_status) == (503, 404)
+    assert statuses == [200, 503, 404]
     assert server.request("GET", "/ready")[0] == 503
 
 
@@ -375,18 +408,8 @@ def test_a_config_that_is_broken_while_running_does_not_take_the_whole_down(proc
     assert server.until(lambda: "ended with exit code 2" in server.log, 15), server.log
     path.write_text(good)
 
-    assert server.until(lambda: len(server.instances()) == 2, 20)
+    assert server.until(lambda: [*map(alive, server.instances().values())] == [True], 20)
     assert server.request("POST", "/v1/chat/completions", chat())[0] == 200
-
-
-def test_a_worker_that_dies_of_an_unnamed_signal_is_started_again(processes: Any) -> None:
-    server = processes()
-    instance, pid = next(iter(server.instances().items()))
-
-    os.kill(pid, 36)
-
-    assert server.until(lambda: instance not in server.instances(), 10)
-    assert server.until(lambda: len(server.instances()) == 2, 15)
 
 
 def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:

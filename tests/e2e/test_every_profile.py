@@ -21,15 +21,11 @@ from tests.e2e.brokers import PROFILES, Servers
 
 CONFIG = (Path(__file__).parents[2] / "examples" / "profiles" / "dynamo.yaml").read_text()
 
-#: Where one part can die and the others go on.
-WITH_PROCESSES = pytest.mark.parametrize("house", PROFILES[:-1], indirect=True)
+#: Each half of the profile that is left to the long lanes is half of another one, too.
+EVERY = [pytest.param(name, marks=pytest.mark.full if name == "tcp-redis" else ()) for name in PROFILES]
 
-#: The same; of the profiles that differ in one half from two others, those others are enough for every run.
-RESTARTED = pytest.mark.parametrize(
-    "house",
-    [pytest.param(name, marks=pytest.mark.full if name == "tcp-redis" else ()) for name in PROFILES[:-1]],
-    indirect=True,
-)
+#: Where one part can die and the others go on.
+WITH_PROCESSES = pytest.mark.parametrize("house", EVERY[:-1], indirect=True)
 
 #: What is held while a request runs, or waits for a place.
 GAUGES = (
@@ -98,7 +94,7 @@ def alone(serve_for_module: Any) -> Any:
     return serve_for_module(CONFIG, *options(QUICK), "--profile", "inproc")
 
 
-@pytest.fixture(scope="module", params=PROFILES)
+@pytest.fixture(scope="module", params=EVERY)
 def house(
     request: pytest.FixtureRequest, serve_for_module: Any, alone: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[House]:
@@ -225,7 +221,7 @@ def test_workers_that_are_killed_break_only_answers_that_may_not_move(house: Hou
     assert house.quiet(), house.held()
 
 
-@RESTARTED
+@WITH_PROCESSES
 def test_workers_that_are_restarted_one_after_the_other_fail_nobody(house: House, alone: Any) -> None:
     # Longer than the grace of a worker that ends.
     expected = ask(alone, max_tokens=200)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_core import engine_main
+from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_testing.ports import free_port
 
 from tests.e2e.asking import read_to_end
@@ -117,8 +119,14 @@ class Alone:
 Start = Callable[..., Alone]
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the frontend finds the engines of all tests."""
+    return tmp_path_factory.mktemp("records")
+
+
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Start]:
+def alone(tmp_path: Path, records: Path) -> Iterator[Start]:
     """Starts engines that live as long as the test, from a module or from the text of a script."""
     started: list[Alone] = []
 
@@ -128,7 +136,7 @@ def alone(tmp_path: Path) -> Iterator[Start]:
             path.write_text(script)
             words = (str(path), *words)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
-        place = {"DYN_DISCOVERY__PATH": str(tmp_path / "discovery"), "PYTHONUNBUFFERED": "1"}
+        place = {"DYN_DISCOVERY__PATH": str(records), "PYTHONUNBUFFERED": "1"}
         engine = Alone(list(words), kept | place | env)
         started.append(engine)
         return engine
@@ -138,10 +146,10 @@ def alone(tmp_path: Path) -> Iterator[Start]:
         engine.close()
 
 
-@pytest.fixture
-def frontend(serve: Any, tmp_path: Path) -> Any:
-    """A frontend over tcp and the folder in which the engines of the test are found."""
-    return serve(FRONTEND % (tmp_path / "discovery"), command="frontend")
+@pytest.fixture(scope="module")
+def frontend(serve_for_module: Any, records: Path) -> Any:
+    """A frontend over tcp."""
+    return serve_for_module(FRONTEND % records, command="frontend")
 
 
 def ask(frontend: Any, model: str, prompt: Any, **more: Any) -> tuple[int, Any]:
@@ -155,9 +163,11 @@ def chat(frontend: Any, text: str) -> Any:
     return frontend.raw("POST", "/v1/chat/completions", body)
 
 
-def served(frontend: Any, model: str) -> bool:
+def served(frontend: Any, model: str, engine: Alone) -> bool:
+    """Whether the model is listed, and the frontend sees this engine alone: that of another test has gone."""
     listed = json.loads(frontend.request("GET", "/v1/models")[2])
-    return model in [entry["id"] for entry in listed["data"]]
+    there = list(frontend.instances().values())
+    return model in [entry["id"] for entry in listed["data"]] and there == [engine.process.pid]
 
 
 def parrot(delay: float = 0.0, main: str = MAIN) -> str:
@@ -168,7 +178,7 @@ def served_parrot(frontend: Any, alone: Start, delay: float = 0.0) -> Any:
     """An engine that repeats what it is asked, once the frontend lists its model."""
     engine = alone(script=parrot(delay))
     engine.until("serving parrot")
-    assert frontend.until(lambda: served(frontend, "parrot"), 10)
+    assert frontend.until(lambda: served(frontend, "parrot", engine), 10)
     return engine
 
 
@@ -184,7 +194,7 @@ def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend:
     assert code == 0, engine.log
     # The id that the engine was started with is the one in discovery; cleanup is called once, after drain.
     assert engine.said == [f"start {int(health[0]['instance_id'], 16)}", "drain", "cleanup"]
-    assert frontend.until(lambda: not served(frontend, "parrot"), 10)
+    assert frontend.until(lambda: b"parrot" not in frontend.request("GET", "/v1/models")[2], 10)
 
 
 Streaming = Callable[..., AbstractContextManager[tuple[Any, Any]]]
@@ -256,7 +266,7 @@ def test_the_mocker_runs_by_its_module_with_flags_over_variables(frontend: Any, 
         DYN_WORKERS__MOCKER__ENGINE__OUTPUT="random",
     )
     engine.until("serving by-flag")
-    assert frontend.until(lambda: served(frontend, "by-flag"), 10)
+    assert frontend.until(lambda: served(frontend, "by-flag", engine), 10)
 
     status, answer = ask(frontend, "by-flag", "again", max_tokens=20)
 
@@ -275,7 +285,7 @@ def test_the_program_of_the_documentation_runs_as_it_stands(frontend: Any, alone
         script=files["my_engine.py"],
     )
     engine.until("serving echo")
-    assert frontend.until(lambda: served(frontend, "echo"), 10)
+    assert frontend.until(lambda: served(frontend, "echo", engine), 10)
     status, answer = ask(frontend, "echo", "Hello")
 
     assert (status, answer["choices"][0]["text"]) == (200, "Hello")
@@ -329,11 +339,30 @@ def test_an_engine_that_does_not_start_is_cleaned_up_once_and_its_reason_is_told
         (["--discovery-backend", "memory"], "set discovery.use to one that all processes see"),
         (["--block-size", "none"], "flag --block-size: workers.mocker.engine.block_size: expected an integer"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
+    ],
+)
+@pytest.mark.usefixtures("in_this_process")
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        engine_main(MockerEngine, words)
+
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    [told] = [line for line in said.splitlines() if line.startswith("dynamo: ")]
+    assert complaint in told
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
         (["--model-path", "/nowhere"], "model folder /nowhere does not exist"),
         (["--custom-jinja-template", "/nowhere.jinja"], "chat template /nowhere.jinja does not exist"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_code_2(alone: Start, words: list[str], complaint: str) -> None:
+def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(alone: Start, words: list[str], complaint: str) -> None:
     engine = alone("-m", "dynamo_plugin_engine_mocker", *words)
 
     assert engine.wait() == 2
@@ -353,7 +382,7 @@ def test_a_template_given_by_flag_is_the_one_that_chats_are_made_with(
         *("--set", "workers.mocker.grace_period=0"),
     )
     engine.until("serving mocker-model")
-    assert frontend.until(lambda: served(frontend, "mocker-model"), 10)
+    assert frontend.until(lambda: served(frontend, "mocker-model", engine), 10)
 
     body = {"model": "mocker-model", "messages": [{"role": "user", "content": "hi"}]}
     status, _, answer = frontend.request("POST", "/v1/chat/completions", body)

@@ -8,12 +8,23 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-WORKERS = ("first", "second", "third", "fourth")
+from tests.e2e.sessions import alive
+
+#: What a worker is called: its model, its role, and how often answers of the model may move.
+WORKERS = {
+    "first": ("mock-model", "agg", 3),
+    "second": ("mock-model", "agg", 3),
+    "third": ("mock-model", "agg", 3),
+    "stays": ("still-model", "agg", 0),
+    "waits": ("still-model", "agg", 0),
+    "prefill": ("split-model", "prefill", 3),
+    "decode": ("split-model", "decode", 3),
+    "spare": ("split-model", "decode", 3),
+}
 
 CONFIG = """
 transport: {use: tcp}
@@ -25,34 +36,34 @@ client: {drain_grace: 0}
 """
 
 WORKER = """
-  %(name)s:
-    model: {name: mock-model, migration_limit: %(limit)s}
-    engine: {use: mocker, fixed_itl_ms: %(itl)s}
-    disaggregation_mode: %(mode)s
+  %s:
+    model: {name: %s, migration_limit: %s}
+    engine: {use: mocker, fixed_itl_ms: 15}
+    disaggregation_mode: %s
     grace_period: 0
 """
 
 PATH = "/v1/chat/completions"
 
 
-def config(folder: Path, *, limit: int = 3, itl: float = 15, roles: tuple[str, ...] = ("agg",) * 4) -> str:
-    workers = [
-        WORKER % {"name": name, "limit": limit, "itl": itl, "mode": mode}
-        for name, mode in zip(WORKERS, roles, strict=False)
-    ]
-    return CONFIG % {"folder": folder / "discovery", "workers": "".join(workers)}
+@pytest.fixture(scope="module")
+def running(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    workers = [WORKER % (name, model, limit, mode) for name, (model, mode, limit) in WORKERS.items()]
+    folder = tmp_path_factory.mktemp("migration")
+    return serve_for_module(CONFIG % {"folder": folder / "discovery", "workers": "".join(workers)})
 
 
 @pytest.fixture
-def several(serve: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Starts a frontend and four workers, each in its own process, and returns when all are seen."""
+def server(running: Any) -> Any:
+    """A frontend and the workers, each in its own process and alive, whatever became of those before them."""
 
-    def start(**settings: Any) -> Any:
-        server = serve(config(tmp_path, **settings))
-        assert server.until(lambda: len(server.instances()) == len(WORKERS), 20), server.log
-        return server
+    def whole() -> bool:
+        # One that was killed is seen until its lease ends.
+        pids = running.instances().values()
+        return len(pids) == len(WORKERS) and all(map(alive, pids)) and running.request("GET", "/ready")[0] == 200
 
-    return start
+    assert running.until(whole, 20), running.log
+    return running
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -141,10 +152,20 @@ def unary(server: Any, body: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("deaths", [1, 2])
-def test_a_stream_goes_on_when_its_worker_is_killed(several: Any, deaths: int) -> None:
-    server = several()
+def migrated(server: Any, model: str = "mock-model", **labels: str) -> float:
+    """How many answers of a model have moved."""
+    count: float = server.metric("dynamo_frontend_model_migration_total", model=model, **labels)
+    return count
+
+
+@pytest.mark.parametrize("deaths", [pytest.param(1, marks=pytest.mark.full), 2])
+def test_a_stream_goes_on_when_its_worker_is_killed(server: Any, deaths: int) -> None:
+    successes = {"model": "mock-model", "status": "success"}
+    durations = {"model": "mock-model", "outcome": "success"}
     body = chat(max_tokens=40 * (deaths + 1))
+    moved = migrated(server, migration_type="ongoing_request")
+    timed = server.metric("dynamo_frontend_model_migration_duration_seconds_count", **durations)
+    succeeded = server.metric("dynamo_frontend_requests_total", **successes)
     whole = unary(server, body)
     stream = Stream(server, body)
     for death in range(1, deaths + 1):
@@ -161,10 +182,10 @@ def test_a_stream_goes_on_when_its_worker_is_killed(several: Any, deaths: int) -
     assert stream.received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert b"error" not in stream.received
     assert len(set(served(server))) == deaths + 1
-    name = "dynamo_frontend_model_migration"
-    assert server.until(lambda: server.metric(f"{name}_total", migration_type="ongoing_request") == deaths, 5)
-    assert server.metric(f"{name}_duration_seconds_count", model="mock-model", outcome="success") == deaths
-    assert server.metric("dynamo_frontend_requests_total", status="success") == 2
+    assert server.until(lambda: migrated(server, migration_type="ongoing_request") == moved + deaths, 5)
+    name = "dynamo_frontend_model_migration_duration_seconds_count"
+    assert server.metric(name, **durations) == timed + deaths
+    assert server.metric("dynamo_frontend_requests_total", **successes) == succeeded + 2
 
 
 @contextmanager
@@ -184,8 +205,8 @@ def asking(server: Any, body: dict[str, Any]) -> Iterator[Callable[[], dict[str,
         thread.join(30)
 
 
-def test_a_whole_answer_is_the_same_when_its_worker_is_killed(several: Any) -> None:
-    server = several()
+def test_a_whole_answer_is_the_same_when_its_worker_is_killed(server: Any) -> None:
+    moved = migrated(server)
     whole = unary(server, chat(n=2))
     before = len([line for line in server.lines if "a request goes to engine" in line])
     with asking(server, chat(n=2)) as answer:
@@ -198,12 +219,11 @@ def test_a_whole_answer_is_the_same_when_its_worker_is_killed(several: Any) -> N
 
     assert answer()["choices"] == whole["choices"]
     assert counts(answer()["usage"]) == counts(whole["usage"])
-    assert server.until(lambda: server.metric("dynamo_frontend_model_migration_total") >= 1, 5)
+    assert server.until(lambda: migrated(server) > moved, 5)
 
 
-def test_with_migration_off_the_client_is_told(several: Any) -> None:
-    server = several(limit=0)
-    stream = Stream(server, chat(max_tokens=4000))
+def test_with_migration_off_the_client_is_told(server: Any) -> None:
+    stream = Stream(server, chat(model="still-model", max_tokens=4000))
     stream.more()
     kill(server, served(server)[-1])
     stream.rest()
@@ -211,14 +231,13 @@ def test_with_migration_off_the_client_is_told(several: Any) -> None:
     assert b'data: {"error":' in stream.received
     assert b"[DONE]" not in stream.received
     assert not stream.received.endswith(b"0\r\n\r\n")
-    assert unary(server, chat(max_tokens=5))["choices"][0]["finish_reason"] == "length"
+    assert unary(server, chat(model="still-model", max_tokens=5))["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_decode_worker_that_is_killed_is_followed_by_another(several: Any) -> None:
-    server = several(roles=("prefill", "decode", "decode", "prefill"))
-    assert server.until(lambda: server.request("GET", "/ready")[0] == 200, 10)
-    whole = unary(server, chat())
-    stream = Stream(server, chat())
+def test_a_decode_worker_that_is_killed_is_followed_by_another(server: Any) -> None:
+    body = chat(model="split-model")
+    whole = unary(server, body)
+    stream = Stream(server, body)
     stream.more()
     first = served(server)
     kill(server, first[-1])
@@ -228,5 +247,5 @@ def test_a_decode_worker_that_is_killed_is_followed_by_another(several: Any) -> 
     assert stream.usage == counts(whole["usage"])
     assert stream.received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     prefill, decode, again, other = served(server)
-    assert {prefill, again} <= {"first", "fourth"}
-    assert {decode, other} == {"second", "third"}
+    assert prefill == again == "prefill"
+    assert {decode, other} == {"decode", "spare"}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.redis_server import MakeServer, RedisServer, make_server, redis_binary, server
+from dynamo_testing.redis_server import RedisServer, redis_binary
+from dynamo_testing.server_process import starting
 
-__all__ = ["make_server", "redis_binary", "server"]
+__all__ = ["redis_binary"]
 
 CONFIG = """
 frontend: {processes: %d, response_store: %s, response_store_timeout: 4}
@@ -70,9 +73,25 @@ def test_processes_of_a_host_share_what_is_in_a_file_and_a_restart_keeps_it(serv
     assert chain(Client(second)) != made
 
 
-def test_frontends_of_two_servers_share_what_is_in_redis(serve_for_module: Any, server: RedisServer) -> None:
-    config = CONFIG % (1, f"{{use: redis, url: '{server.url}', timeout: 2}}")
-    one, other = (Client(serve_for_module(config, env=KEYS)) for _ in range(2))
+@pytest.fixture(scope="module")
+def redis(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """The store of the servers of all tests; one that was killed runs again at the end of its test."""
+    with starting(tmp_path_factory.mktemp("redis"), partial(RedisServer, redis_binary)) as make:
+        yield make()
+
+
+@pytest.fixture(scope="module")
+def clients(serve_for_module: Any, redis: RedisServer) -> dict[str, Client]:
+    """A client of a server that fails without its store, and one of a server that goes on."""
+    config = CONFIG % (1, f"{{use: redis, url: '{redis.url}', timeout: 1}}")
+    return {
+        policy: Client(serve_for_module(config, "--set", f"frontend.response_store_policy={policy}", env=KEYS))
+        for policy in ("fail", "pass")
+    }
+
+
+def test_frontends_of_two_servers_share_what_is_in_redis(clients: dict[str, Client]) -> None:
+    one, other = clients.values()
 
     made = chain(one, other, one, other)
 
@@ -81,27 +100,26 @@ def test_frontends_of_two_servers_share_what_is_in_redis(serve_for_module: Any, 
     assert other.ask("GET", f"{PATH}/{made}")[0] == 404
 
 
-@pytest.mark.parametrize(("policy", "status"), [("fail", 503), ("pass", 200)])
-def test_a_store_that_dies_is_told_as_configured_and_used_again(
-    policy: str, status: int, serve_for_module: Any, make_server: MakeServer
-) -> None:
-    redis = make_server()
-    config = CONFIG % (1, f"{{use: redis, url: '{redis.url}', timeout: 1}}")
-    client = Client(serve_for_module(config, "--set", f"frontend.response_store_policy={policy}", env=KEYS))
-    chain(client)
+def test_a_store_that_dies_is_told_as_configured_and_used_again(clients: dict[str, Client], redis: RedisServer) -> None:
+    chain(*clients.values())
     redis.kill()
 
-    answered, body = client.ask()
-    assert answered == status, body
-    assert body["store"] is False if status == 200 else body["error"]["code"] == "response_store_unavailable"
+    answers = {policy: client.ask() for policy, client in clients.items()}
     redis.start()
 
-    assert client.server.until(lambda: client.ask()[1].get("store") is True, 10)
+    assert [status for status, _ in answers.values()] == [503, 200], answers
+    assert answers["fail"][1]["error"]["code"] == "response_store_unavailable"
+    assert answers["pass"][1]["store"] is False
+    for client in clients.values():
+        assert client.server.until(lambda client=client: client.ask()[1].get("store") is True, 10)
 
 
 def test_a_store_of_each_process_is_warned_of(serve: Any, tmp_path: Path) -> None:
     planes = f"\ntransport: {{use: tcp}}\ndiscovery: {{use: file, path: {tmp_path / 'found'}}}\n"
 
-    running = serve(CONFIG % (2, "{use: memory}") + planes, env=KEYS)
+    # As the supervisor of both starts it.
+    own = ["--only", "frontend", "--replica", "0"]
+    one_of_two = serve(CONFIG % (2, "{use: memory}") + planes, *own, env=KEYS, ready="listening")
 
-    assert "each of the 2 frontend processes has a response store 'memory' of its own" in running.log
+    told = "each of the 2 frontend processes has a response store 'memory' of its own"
+    assert one_of_two.until(lambda: told in one_of_two.log, 5), one_of_two.log

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo_testing.ports import free_port
 
 from tests.e2e.asking import PATH, Stream, ask, chat
 from tests.e2e.brokers import Nats, Redis
@@ -32,6 +33,7 @@ workers:
     model: {name: mock-model, migration_limit: 3}
     engine: {use: mocker, fixed_itl_ms: 10}
     replicas: 2
+    system_port: %(port)s
     grace_period: 0
 client: {drain_grace: 0}
 """
@@ -57,13 +59,17 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def config(broker: Nats | Redis, folder: Path) -> str:
     head = NATS if isinstance(broker, Nats) else REDIS
-    return head % {"url": broker.url} + CONFIG % {"folder": folder / "discovery"}
+    return head % {"url": broker.url} + CONFIG % {"folder": folder / "discovery", "port": free_port(2)}
 
 
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any, broker: Nats | Redis, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A frontend and two workers, which are seen."""
-    server = serve_for_module(config(broker, tmp_path_factory.mktemp("records")), env={"TEST_PASSWORD": PASSWORD})
+    """A frontend and two workers, which are seen, each in a process of its own."""
+    text, env = config(broker, tmp_path_factory.mktemp("records")), {"TEST_PASSWORD": PASSWORD}
+    for replica in ("0", "1"):
+        own = ["--only", "workers.mock", "--replica", replica]
+        serve_for_module(text, *own, env=env, ready="health and metrics of this process are")
+    server = serve_for_module(text, env=env, command="frontend")
     assert server.until(lambda: len(server.instances()) == 2, 20), server.log
     return server
 

@@ -1,10 +1,15 @@
-"""How the tests of transports and stores ask a server: whole answers, and streams that are read as they come."""
+"""How tests ask a server: whole answers, streams that are read as they come, and the commands that ask it."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 from typing import Any
+
+from click.testing import CliRunner, Result
+from dynamo_core.cli.main import cli
 
 PATH = "/v1/chat/completions"
 
@@ -25,6 +30,12 @@ def ask(server: Any, **more: Any) -> str:
     """The text of a whole answer."""
     text: str = answer(server, **more)["choices"][0]["message"]["content"]
     return text
+
+
+def dynamo(*words: str, **env: str) -> Result:
+    """Runs a command that only asks, in this process, whose own settings it does not see."""
+    others: dict[str, str | None] = {name: None for name in os.environ if name.startswith("DYN_")}
+    return CliRunner().invoke(cli, words, prog_name="dynamo", env=others | env, catch_exceptions=False)
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -64,6 +75,13 @@ class Stream:
         """Returns when there is some text: of a busy frontend one event may hold much of it."""
         while b'"content"' not in self.received:
             assert self._more(), self.received
+
+    @property
+    def request_id(self) -> str:
+        """The server's id of the request, once the stream has begun."""
+        found = re.search(rb"x-request-id: (\S+)", self.received, re.IGNORECASE)
+        assert found, self.received
+        return found[1].decode()
 
     def close(self) -> None:
         """The client goes away."""

@@ -6,15 +6,15 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.asking import Stream, answer, ask, chat
+from tests.e2e.asking import Stream, answer, ask, chat, dynamo
 from tests.e2e.sessions import server_of
 
 CONFIG = """
@@ -25,7 +25,7 @@ workers:
   mock:
     model: {name: mock-model}
     engine: {use: mocker, fixed_itl_ms: 5}
-    replicas: 2
+    replicas: %d
     grace_period: 0
 transport: {use: tcp}
 discovery: {use: file, path: "%s", ttl: 2}
@@ -33,11 +33,38 @@ client: {drain_grace: 0}
 """
 
 
+@pytest.fixture(scope="module")
+def deployed(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Any]:
+    """Two frontends and so many workers, which tests share: all there, and at rest."""
+
+    @cache
+    def start(workers: int) -> Any:
+        return serve_for_module(CONFIG % (workers, tmp_path_factory.mktemp("discovery")))
+
+    def settled(workers: int) -> Any:
+        server = start(workers)
+        assert server.until(lambda: whole(state(server), workers), 20), state(server)
+        return server
+
+    return settled
+
+
 @pytest.fixture
-def server(serve: Any, tmp_path: Path) -> Any:
-    started = serve(CONFIG % (tmp_path / "discovery"))
-    assert started.until(lambda: len(state(started)["frontends"]) == 2 and len(state(started)["workers"]) == 2, 20)
-    return started
+def server(deployed: Callable[[int], Any]) -> Any:
+    """For tests that only ask."""
+    return deployed(2)
+
+
+@pytest.fixture
+def to_be_halted(deployed: Callable[[int], Any]) -> Any:
+    """For tests in which a process stands still for a while."""
+    return deployed(1)
+
+
+def whole(told: dict[str, Any], workers: int) -> bool:
+    """Whether all processes are there, and at rest."""
+    frontends = [one["missing"] for one in told["frontends"]]
+    return frontends == [None] * 2 and [one["requests"] for one in told["workers"]] == [0] * workers
 
 
 def state(server: Any) -> dict[str, Any]:
@@ -45,79 +72,85 @@ def state(server: Any) -> dict[str, Any]:
     return told
 
 
-def why(server: Any, request_id: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dynamo_core.cli.main", "why", request_id, "--url", server.url, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90)
-
-
-def counted(server: Any) -> int:
-    return sum(model["last_15_minutes"]["requests"] for model in state(server)["models"] if model["last_15_minutes"])
+def counted(told: dict[str, Any]) -> int:
+    """The requests of the last minutes."""
+    return sum(model["last_15_minutes"]["requests"] for model in told["models"] if model["last_15_minutes"])
 
 
 def test_a_state_sums_the_requests_of_all_frontends_and_finds_each(server: Any) -> None:
     # Each has a connection of its own, and the kernel chooses the process.
+    before = state(server)
+    known = {line["id"] for line in before["recent"]}
+    number = counted(before)
     ids = [server.request("POST", "/v1/chat/completions", body(number))[1]["x-request-id"] for number in range(24)]
-    assert server.until(lambda: counted(server) == 24, 10)
+    assert server.until(lambda: counted(state(server)) == number + 24, 10)
 
     told = state(server)
-    assert sorted(line["id"] for line in told["recent"]) == sorted(ids)
-    assert len({line["frontend"] for line in told["recent"]}) == 2
-    assert sum(row["requests"] for row in told["history"]) == 24
+    lines = [line for line in told["recent"] if line["id"] not in known]
+    assert sorted(line["id"] for line in lines) == sorted(ids)
+    assert len({line["frontend"] for line in lines}) == 2
+    assert sum(row["requests"] for row in told["history"]) == number + 24
     assert {worker["status"] for worker in told["workers"]} == {"free"}
     (model,) = told["models"]
     assert model["workers"] == {"aggregated": 2}
     assert model["last_15_minutes"]["time_to_first_token"]["p50"] > 0
     for request_id in ids[:6]:
-        found = why(server, request_id, "--json")
+        found = dynamo("why", request_id, "--url", server.url, "--json")
         assert json.loads(found.stdout)["request"]["id"] == request_id
 
 
 def test_a_running_request_counts_once_although_frontends_tell_each_other_of_it(server: Any) -> None:
+    before = counted(state(server))
     streams = [Stream(server, **chat(max_tokens=8000)) for _ in range(4)]
     for stream in streams:
         stream.begun()
-    counted: list[int] = []
+    running: list[int] = []
 
     def count() -> bool:
-        counted.append(sum(worker["requests"] for worker in state(server)["workers"]))
-        return counted[-10:] == [4] * 10
+        running.append(sum(worker["requests"] for worker in state(server)["workers"]))
+        return running[-10:] == [4] * 10
 
     # A frontend may have yet to hear of the other.
-    assert server.until(count, 5), counted
-    assert max(counted) == 4
+    assert server.until(count, 5), running
+    assert max(running) == 4
     for stream in streams:
         stream.close()
+    # They count as requests of the last minutes once they have ended, and do so before another test counts.
+    assert server.until(lambda: counted(state(server)) == before + 4, 10)
 
 
-def test_a_model_that_lost_its_workers_is_an_alarm_and_requests_for_it_are_told(serve: Any, tmp_path: Path) -> None:
-    server = serve(CONFIG.replace("replicas: 2", "replicas: 1") % (tmp_path / "discovery"))
-    assert server.until(lambda: len(state(server)["workers"]) == 1, 20)
+def test_a_model_that_lost_its_workers_is_an_alarm_and_requests_for_it_are_told(to_be_halted: Any) -> None:
+    server = to_be_halted
     (worker,) = state(server)["workers"]
     os.kill(worker["pid"], signal.SIGSTOP)
     try:
         assert server.until(lambda: not state(server)["workers"], 20)
         # Either frontend is asked, and each finds it out for itself.
-        assert server.until(lambda: bool(state(server)["alarms"]), 10)
-        (alarm,) = state(server)["alarms"]
-        assert alarm["level"] == "critical"
-        assert "model mock-model: no frontend can serve it" in alarm["text"]
+        assert server.until(lambda: bool(critical(server)), 10)
+        (alarm,) = critical(server)
+        assert "model mock-model: no frontend can serve it" in alarm
 
         status, headers, _ = server.request("POST", "/v1/chat/completions", body(1))
 
         assert status == 503
-        told = why(server, headers["x-request-id"]).stdout
+        told = dynamo("why", headers["x-request-id"], "--url", server.url).stdout
         assert "error: unavailable, HTTP 503: Unavailable: no worker serves the model 'mock-model' now" in told
         assert server.until(lambda: "model mock-model has lost its last worker" in server.log, 5)
     finally:
         os.kill(worker["pid"], signal.SIGCONT)
 
 
-def test_commands_say_what_is_missing_where_there_is_no_feed(serve: Any, tmp_path: Path) -> None:
-    server = serve((CONFIG % (tmp_path / "discovery")).replace("extensions: [{use: feed, interval: 0.2}]\n", ""))
+def critical(server: Any) -> list[str]:
+    """The gravest alarms."""
+    return [one["text"] for one in state(server)["alarms"] if one["level"] == "critical"]
 
-    asked = why(server, "any")
 
-    assert asked.returncode == 2
+def test_commands_say_what_is_missing_where_there_is_no_feed(serve: Any) -> None:
+    server = serve()
+
+    asked = dynamo("why", "any", "--url", server.url)
+
+    assert asked.exit_code == 2
     assert "does not run the extension feed, or this is not its admin listener" in asked.stderr
 
 
@@ -141,7 +174,7 @@ def test_two_deployments_of_processes_are_one_and_one_that_stops_is_named_within
     serve: Any, tmp_path: Path
 ) -> None:
     folder = tmp_path / "discovery"
-    first = serve(CONFIG.replace("processes: 2", "processes: 4") % folder)
+    first = serve(CONFIG.replace("processes: 2", "processes: 4") % (2, folder))
     second = serve(SECOND % folder, command="frontend")
     servers = [first, second]
     assert first.until(lambda: [len(state(one)["frontends"]) for one in servers] == [6, 6], 30)
@@ -153,11 +186,12 @@ def test_two_deployments_of_processes_are_one_and_one_that_stops_is_named_within
     ]
 
     for one in servers:
-        assert one.until(lambda one=one: counted(one) == 40, 10)
+        assert one.until(lambda one=one: counted(state(one)) == 40, 10)
         assert sorted(line["id"] for line in state(one)["recent"]) == sorted(ids)
     assert len({line["frontend"] for line in state(first)["recent"]}) >= 4
     for request_id in ids[:6]:
-        assert json.loads(why(second, request_id, "--json").stdout)["request"]["id"] == request_id
+        found = dynamo("why", request_id, "--url", second.url, "--json")
+        assert json.loads(found.stdout)["request"]["id"] == request_id
 
     silent = next(one["pid"] for one in state(first)["frontends"] if one["pid"] not in answering(second))
     os.kill(silent, signal.SIGSTOP)
@@ -180,11 +214,12 @@ def answering(server: Any) -> set[int]:
 
 
 def test_why_tells_each_step_of_an_answered_request(server: Any) -> None:
+    before = counted(state(server))
     headers = server.request("POST", "/v1/chat/completions", {**body(1), "stream": True}, **{"x-request-id": "mine"})[1]
     assert headers["x-request-id"] == "mine"
-    assert server.until(lambda: counted(server) == 1, 10)
+    assert server.until(lambda: counted(state(server)) == before + 1, 10)
 
-    told = why(server, "mine").stdout
+    told = dynamo("why", "mine", "--url", server.url).stdout
 
     assert "(the client's id: mine)" in told
     words = ["received", "admitted after", "routed by kv", "COST", "accepted", "first token", "success: length"]
@@ -193,13 +228,14 @@ def test_why_tells_each_step_of_an_answered_request(server: Any) -> None:
 
 
 def test_why_says_that_nobody_knows_a_request(server: Any) -> None:
-    found = why(server, "no-such-request")
+    found = dynamo("why", "no-such-request", "--url", server.url)
 
-    assert found.returncode == 1
+    assert found.exit_code == 1
     assert "no frontend knows this request: the last 1000 are kept" in found.stderr
 
 
-def test_a_frontend_that_stands_still_is_named_and_the_feed_goes_on(server: Any) -> None:
+def test_a_frontend_that_stands_still_is_named_and_the_feed_goes_on(to_be_halted: Any) -> None:
+    server = to_be_halted
     answer(server)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/admin/feed")

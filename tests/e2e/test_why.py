@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,22 +12,30 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.asking import Stream
+from tests.e2e.asking import Stream, dynamo
 
 HOUSE = """
 router: {use: kv}
 extensions: [{use: feed}]
-client: {drain_grace: 0, total_timeout: %(total)s}
-transport: {use: tcp}
-discovery: {use: file, path: "%(folder)s", ttl: 2}
+client: {drain_grace: 0, total_timeout: %s}
 workers:
 """
 WORKER = """
   %(name)s:
-    model: {name: mock-model, migration_limit: 3}
+    model: {name: %(model)s, migration_limit: 3}
     engine: {use: "%(engine)s", fixed_itl_ms: 20}
     disaggregation_mode: %(mode)s
     grace_period: 0
+"""
+#: What one process for most tests needs besides its workers: each has a model of its own.
+ADMISSION = """
+admission:
+  - {use: rate-limit, limits: [{by: [], models: [limited], requests_per_minute: 1, burst_requests: 1}]}
+  - {use: fair-queue, requests_per_worker: 1}
+"""
+PROCESSES = """
+transport: {use: tcp}
+discovery: {use: file, path: "%s", ttl: 2}
 """
 
 #: An engine of a file: of all workers the first request waits for long, or every one fails.
@@ -64,18 +70,9 @@ class Fails(MockerEngine):
 class House:
     """A server with workers in these roles, and what it says of requests."""
 
-    def __init__(
-        self, serve: Any, folder: Path, *modes: str, total: float = 60, more: str = "", prefills: str = "mocker"
-    ) -> None:
-        (file := folder / "halting.py").write_text(HALTING)
-        file.chmod(0o644)
-        config = HOUSE % {"folder": folder / "discovery", "total": total}
-        for number, mode in enumerate(modes):
-            engine = f"{file}:{prefills}" if mode == "prefill" and prefills != "mocker" else "mocker"
-            config += WORKER % {"name": f"w{number}", "mode": mode, "engine": engine}
-        config += more
-        self.server = serve(config)
-        assert self.server.until(lambda: len(self.state()["workers"]) == len(modes), 20), self.server.log
+    def __init__(self, serve: Any, workers: list[str], more: str = "", total: float = 60) -> None:
+        self.server = serve(HOUSE % total + "".join(workers) + more)
+        assert self.server.until(lambda: len(self.state()["workers"]) == len(workers), 20), self.server.log
 
     def state(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self.server.request("GET", "/admin/state")[2])
@@ -104,25 +101,56 @@ class House:
         return self.events(request_id)
 
     def why(self, request_id: str) -> str:
-        command = [sys.executable, "-m", "dynamo_core.cli.main", "why", request_id, "--url", self.server.url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
+        asked = dynamo("why", request_id, "--url", self.server.url)
+        assert asked.exit_code == 0, asked.stderr
+        return asked.stdout
 
 
 def chat(**more: Any) -> dict[str, Any]:
     return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, **more}
 
 
+def halting(folder: Path, name: str) -> str:
+    """What a config calls an engine of the file."""
+    (file := folder / "halting.py").write_text(HALTING)
+    file.chmod(0o644)
+    return f"{file}:{name}"
+
+
+def worker(name: str, mode: str = "agg", engine: str = "mocker", model: str = "mock-model") -> str:
+    """The part of a config."""
+    return WORKER % {"name": name, "mode": mode, "engine": engine, "model": model}
+
+
+@pytest.fixture(scope="module")
+def shared(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> House:
+    """One process, for requests whose workers live."""
+    workers = [
+        *(worker(name) for name in ("one", "other")),
+        *(worker(model, model=model) for model in ("limited", "queued")),
+        worker("fails", "prefill", halting(tmp_path_factory.mktemp("engine"), "Fails"), model="failing"),
+        worker("decodes", "decode", model="failing"),
+    ]
+    return House(serve_for_module, workers, ADMISSION)
+
+
 @pytest.fixture
 def house(serve: Any, tmp_path: Path) -> Any:
-    return lambda *modes, **more: House(serve, tmp_path, *modes, **more)
+    """Starts workers in these roles, each in a process."""
+
+    def start(*modes: str, prefills: str = "mocker") -> House:
+        workers = [
+            worker(f"w{number}", mode, prefills if mode == "prefill" else "mocker") for number, mode in enumerate(modes)
+        ]
+        return House(serve, workers, PROCESSES % (tmp_path / "discovery"))
+
+    return start
 
 
-def test_an_answered_request_shows_candidates_and_times(house: Any) -> None:
-    one = house("agg", "agg")
+def test_an_answered_request_shows_candidates_and_times(shared: House) -> None:
+    assert shared.ask("answered") == 200
 
-    assert one.ask("r1") == 200
-
-    events = one.ended("r1")
+    events = shared.ended("answered")
     assert [event["event"] for event in events] == [
         "received",
         "admitted",
@@ -132,33 +160,30 @@ def test_an_answered_request_shows_candidates_and_times(house: Any) -> None:
         "finished",
     ]
     assert len(events[2]["candidates"]) == 2
-    assert "HTTP 200" in one.why("r1")
+    assert "HTTP 200" in shared.why("answered")
 
 
-def test_a_refused_request_says_by_whom_and_why(house: Any) -> None:
-    one = house("agg", more="admission: {use: rate-limit, by: [], requests_per_minute: 1, burst_requests: 1}\n")
+def test_a_refused_request_says_by_whom_and_why(shared: House) -> None:
+    assert shared.ask("let in", model="limited") == 200
+    assert shared.ask("refused", model="limited") == 429
 
-    assert one.ask("r1") == 200
-    assert one.ask("r2") == 429
-
-    assert one.ended("r2")[1]["event"] == "refused"
-    told = one.why("r2")
+    assert shared.ended("refused")[1]["event"] == "refused"
+    told = shared.why("refused")
     assert "by rate-limit" in told
     assert "the client may try again after" in told
 
 
-def test_a_request_that_waited_says_for_how_long(house: Any) -> None:
-    one = house("agg", more="admission: {use: fair-queue, requests_per_worker: 1}\n")
-    first = Stream(one.server, **chat(max_tokens=4000))
+def test_a_request_that_waited_says_for_how_long(shared: House) -> None:
+    first = Stream(shared.server, **chat(model="queued", max_tokens=4000))
     first.begun()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(one.ask, "r2", max_tokens=2)
-        assert one.server.until(lambda: one.server.metric("dynamo_admission_queue_requests") == 1, 20)
+        asked = pool.submit(shared.ask, "waited", model="queued", max_tokens=2)
+        assert shared.server.until(lambda: shared.server.metric("dynamo_admission_queue_requests") == 1, 20)
         time.sleep(0.1)
         first.close()
         assert asked.result(90) == 200
 
-    admitted = one.ended("r2")[1]
+    admitted = shared.ended("waited")[1]
     assert admitted["event"] == "admitted"
     assert admitted["waited"] > 0.1
 
@@ -183,20 +208,17 @@ def test_a_request_whose_worker_dies_shows_both_workers(house: Any) -> None:
     assert "another is sought" in one.why(line["id"])
 
 
-def test_a_request_whose_client_has_left_says_so(house: Any) -> None:
-    one = house("agg")
-    stream = Stream(one.server, **chat(max_tokens=1000))
+def test_a_request_whose_client_has_left_says_so(shared: House) -> None:
+    stream = Stream(shared.server, **chat(max_tokens=1000))
     stream.begun()
     stream.close()
 
-    assert one.server.until(lambda: bool(one.state()["recent"]), 20)
-    (line,) = one.state()["recent"]
-    assert line["error_type"] == "cancelled"
-    assert "cancelled" in one.why(line["id"])
+    assert shared.ended(stream.request_id)[-1]["error_type"] == "cancelled"
+    assert "cancelled" in shared.why(stream.request_id)
 
 
-def test_a_request_that_took_too_long_says_so(house: Any) -> None:
-    one = house("agg", total=0.5)
+def test_a_request_that_took_too_long_says_so(serve: Any) -> None:
+    one = House(serve, [worker("one")], total=0.5)
 
     assert one.ask("r1", max_tokens=1000) == 504
 
@@ -219,8 +241,8 @@ def test_a_prefill_hop_that_failed_is_there(house: Any) -> None:
         os.kill(prefill["pid"], signal.SIGCONT)
 
 
-def test_a_prefill_worker_that_dies_at_work_is_named_and_so_is_the_next(house: Any) -> None:
-    one = house("prefill", "prefill", "decode", prefills="Waits")
+def test_a_prefill_worker_that_dies_at_work_is_named_and_so_is_the_next(house: Any, tmp_path: Path) -> None:
+    one = house("prefill", "prefill", "decode", prefills=halting(tmp_path, "Waits"))
     pids = {worker["id"]: worker["pid"] for worker in one.state()["workers"] if worker["role"] == "prefill"}
     names = {worker["id"]: worker["name"] for worker in one.state()["workers"]}
     stream = Stream(one.server, **chat())
@@ -244,15 +266,13 @@ def test_a_prefill_worker_that_dies_at_work_is_named_and_so_is_the_next(house: A
     assert f"worker {names[failed]} ({failed}) failed after 0 tokens, another is sought" in one.why(line["id"])
 
 
-def test_a_prefill_that_fails_in_its_engine_says_what_the_engine_said(house: Any) -> None:
-    one = house("prefill", "decode", prefills="Fails")
+def test_a_prefill_that_fails_in_its_engine_says_what_the_engine_said(shared: House) -> None:
+    assert shared.ask("failed", model="failing") == 500
 
-    assert one.ask("r1") == 500
-
-    finished = one.ended("r1")[-1]
+    finished = shared.ended("failed")[-1]
     assert finished["reason"].endswith("the prompt did not fit on the moon")
-    assert "HTTP 500: " in one.why("r1")
-    assert "the prompt did not fit on the moon" in one.why("r1")
+    assert "HTTP 500: " in shared.why("failed")
+    assert "the prompt did not fit on the moon" in shared.why("failed")
 
 
 def busy(one: House) -> str | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.e2e.asking import dynamo
 
 CONFIG = """
 frontend: {use: openai}
@@ -24,8 +24,10 @@ workers:
     replicas: 2
     grace_period: 0.5
     enable_kv_routing: %(tells)s
+"""
+PROCESSES = """
 transport: {use: tcp}
-discovery: {use: file, path: "%(folder)s", ttl: 2}
+discovery: {use: file, path: "%s", ttl: 2}
 """
 #: Of byte tokens: so many whole blocks, and a little.
 BLOCKS = 40
@@ -38,14 +40,15 @@ def prompt_of(name: object) -> str:
     return f"{name}: so it goes, and goes".ljust(16 * BLOCKS + 5, "!")
 
 
-def config(folder: Path, *, tells: bool = True, **router: Any) -> str:
-    """The file of two workers with these settings of the router."""
+def config(folder: Path | None, *, tells: bool = True, **router: Any) -> str:
+    """The file of two workers with these settings of the router; all is one process where no folder is shared."""
     settings = "".join(f", {name}: {json.dumps(value)}" for name, value in router.items())
-    return CONFIG % {"router": settings, "tells": json.dumps(tells), "folder": folder / "discovery"}
+    processes = "" if folder is None else PROCESSES % (folder / "discovery")
+    return CONFIG % {"router": settings, "tells": json.dumps(tells)} + processes
 
 
 def started(serve: Any, text: str, **how: Any) -> Server:
-    """A process, once both workers are seen."""
+    """A server, once both workers are seen."""
     server = serve(text, **how)
     assert server.until(lambda: len(server.instances()) == 2, 20), server.log
     return server
@@ -59,7 +62,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def shared(serve_for_module: Any, text: str) -> Server:
-    return started(serve_for_module, text)
+    return started(serve_for_module, text, env={"DYN_LOG": "debug"})
 
 
 def complete(server: Server, name: object) -> int:
@@ -162,8 +165,8 @@ def test_two_frontends_see_the_same_load(serve: Any, shared: Server, text: str) 
     assert shared.until(lambda: agree(0), 10), (loads(shared), loads(second))
 
 
-def test_without_events_a_prompt_goes_where_it_went_before(serve: Any, tmp_path: Path) -> None:
-    server = started(serve, config(tmp_path, tells=False, kv_events=False))
+def test_without_events_a_prompt_goes_where_it_went_before(serve: Any) -> None:
+    server = started(serve, config(None, tells=False, kv_events=False))
 
     assert complete(server, "guess") == 0
     (holder,) = holders(server, "guess")
@@ -193,8 +196,8 @@ def cached_tokens(server: Server, path: str, salt: str | None) -> int:
     return details["cached_tokens"]  # type: ignore[no-any-return]
 
 
-def test_only_requests_of_one_salt_share_what_is_cached(serve: Any, tmp_path: Path) -> None:
-    server = started(serve, config(tmp_path), env={"DYN_LOG": "debug"})
+def test_only_requests_of_one_salt_share_what_is_cached(shared: Server) -> None:
+    server = shared
     chat, *others = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
     for salt in ("salt-of-one", "salt-of-two", None):
@@ -214,8 +217,8 @@ def test_only_requests_of_one_salt_share_what_is_cached(serve: Any, tmp_path: Pa
     assert "salt-of" not in server.log
 
 
-def test_workers_that_tell_nothing_are_noticed(serve: Any, tmp_path: Path) -> None:
-    server = started(serve, config(tmp_path, tells=False, alarm_secs=0.5))
+def test_workers_that_tell_nothing_are_noticed(serve: Any) -> None:
+    server = started(serve, config(None, tells=False, alarm_secs=0.5))
     assert server.metric("dynamo_router_kv_events_silent", model="mock-model") == 0
 
     for number in range(3):
@@ -228,28 +231,28 @@ def test_workers_that_tell_nothing_are_noticed(serve: Any, tmp_path: Path) -> No
 def test_the_command_shows_why(shared: Server) -> None:
     holder = held(shared, "why")
 
-    shown = _dynamo("route", "explain", "--url", shared.url, prompt_of("why"))
+    shown = dynamo("route", "explain", "--url", shared.url, prompt_of("why"))
 
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.stderr
     head, columns, *rows = shown.stdout.splitlines()
     assert head == f"aggregated workers of mock-model, chosen by kv: {16 * BLOCKS + 5} tokens, {BLOCKS} blocks of 16"
     assert columns.split()[:3] == ["WORKER", "NAME", "RANK"]
     (best,) = [row.split() for row in rows if row.startswith("*")]
     assert best[1:5] == [holder, "mock", "0", "free"]
     assert int(best[9]) == BLOCKS
-    listed = json.loads(_dynamo("route", "explain", "--url", shared.url, "--token-ids", "1,2,3", "--json").stdout)
+    listed = json.loads(dynamo("route", "explain", "--url", shared.url, "--token-ids", "1,2,3", "--json").stdout)
     assert listed["routes"][0]["tokens"] == 3
     talk = json.dumps([{"role": "user", "content": "Hi"}])
-    assert _dynamo("route", "explain", "--url", shared.url, "--messages", talk).returncode == 0
+    assert dynamo("route", "explain", "--url", shared.url, "--messages", talk).exit_code == 0
 
 
 def test_the_command_says_what_is_wrong(shared: Server) -> None:
-    refused = _dynamo("route", "explain", "--url", shared.url, "--model", "another", "Hi")
-    away = _dynamo("route", "explain", "--url", "http://127.0.0.1:1", "Hi")
+    refused = dynamo("route", "explain", "--url", shared.url, "--model", "another", "Hi")
+    away = dynamo("route", "explain", "--url", "http://127.0.0.1:1", "Hi")
 
-    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr == "dynamo: Model not found: 'another' (404)\n"
-    assert away.returncode == 2
+    assert away.exit_code == 2
     assert away.stderr.startswith("dynamo: --url http://127.0.0.1:1: cannot be asked: ")
     assert len(away.stderr.splitlines()) == 1
 
@@ -258,16 +261,10 @@ def test_explaining_needs_the_token_of_operators(serve: Any) -> None:
     token = "a-token-of-operators"
     server = serve(None, "--set", f"admin.token={token}")
 
-    without = _dynamo("route", "explain", "--url", server.url, "Hi")
-    shown = _dynamo("route", "explain", "--url", server.url, "Hi", DYN_ADMIN_TOKEN=token)
+    without = dynamo("route", "explain", "--url", server.url, "Hi")
+    shown = dynamo("route", "explain", "--url", server.url, "Hi", DYN_ADMIN_TOKEN=token)
 
-    assert without.returncode == 1
+    assert without.exit_code == 1
     assert "(401)" in without.stderr
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.endswith("round-robin reports no costs.\n")
-
-
-def _dynamo(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
-    command = [sys.executable, "-m", "dynamo_core.cli.main", *words]
-    return subprocess.run(command, env=kept | env, capture_output=True, text=True, timeout=90, check=False)

@@ -150,7 +150,9 @@ class Server:
             time.sleep(0.05)
         return False
 
-    def raw(self, method: str, path: str, body: Any, *, receive_buffer: int | None = None) -> socket.socket:
+    def raw(
+        self, method: str, path: str, body: Any, *, receive_buffer: int | None = None, **headers: str
+    ) -> socket.socket:
         """A connection for one request, which has been sent; the answer is the caller's affair."""
         data = json.dumps(body).encode()
         connection = socket.socket()
@@ -160,8 +162,9 @@ class Server:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.connect(("127.0.0.1", self.port))
         head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-        connection.sendall(head.encode() + data)
+        head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        connection.sendall(head.encode() + b"\r\n" + data)
         return connection
 
     def instances(self) -> dict[str, int]:

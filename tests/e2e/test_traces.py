@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,33 +17,32 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 CONFIG = """
-transport: {use: tcp}
-discovery: {use: file, path: "%(folder)s", ttl: 2}
 log: {json: true, level: debug}
+client: {drain_grace: 0}
 workers:
   mock:
     model: {name: mock-model}
     engine: {use: mocker, fixed_itl_ms: 5, block_size: 16, num_gpu_blocks: 40}
     grace_period: 0
-client: {drain_grace: 0}
 """
-IN_TWO = """
+PROCESSES = """
 transport: {use: tcp}
-discovery: {use: file, path: "%(folder)s", ttl: 2}
-workers:
+discovery: {use: file, path: "%s", ttl: 2}
+"""
+HALVES = """
   prefill:
-    model: {name: mock-model}
+    model: {name: halves}
     engine: {use: mocker}
     disaggregation_mode: prefill
     grace_period: 0
   decode:
-    model: {name: mock-model}
+    model: {name: halves}
     engine: {use: mocker}
     disaggregation_mode: decode
     grace_period: 0
-client: {drain_grace: 0}
 """
-TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+#: The client's own span.
+SPAN = "00f067aa0ba902b7"
 
 
 @dataclass
@@ -73,10 +73,14 @@ class Collector(OtlpReceiver):
                     found += [_span(service, span) for span in scope.spans]
         return found
 
-    def spans_until(self, condition: Callable[[list[Span]], object]) -> list[Span]:
-        """Everything received, once the condition holds."""
-        assert self.until(lambda: condition(self.spans())), [span.name for span in self.spans()]
-        return self.spans()
+    def spans_until(self, condition: Callable[[list[Span]], object], trace: str) -> list[Span]:
+        """Everything received of a trace, once the condition holds."""
+
+        def spans() -> list[Span]:
+            return [span for span in self.spans() if span.trace_id == trace]
+
+        assert self.until(lambda: condition(spans())), [span.name for span in self.spans()]
+        return spans()
 
 
 def _span(service: str, span: WireSpan) -> Span:
@@ -93,25 +97,45 @@ def _span(service: str, span: WireSpan) -> Span:
     )
 
 
+def exporting(collector: Collector, enabled: str = "1", delay: str = "50") -> dict[str, str]:
+    """The environment of a process that exports to the collector, or is told where it is but not to."""
+    return {
+        "OTEL_EXPORT_ENABLED": enabled,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "OTEL_BSP_SCHEDULE_DELAY": delay,
+    }
+
+
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Collector() as collector:
         yield collector
 
 
+@pytest.fixture(scope="module")
+def shared_collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def server(serve_for_module: Any, shared_collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A frontend, a worker and two that share the work of another model, each in a process that exports."""
+    config = CONFIG + HALVES + PROCESSES % tmp_path_factory.mktemp("shared")
+    started = serve_for_module(config, env=exporting(shared_collector))
+    assert started.until(lambda: len(started.instances()) == 3, 20), started.log
+    return started
+
+
 @pytest.fixture
-def traced(serve: Any, collector: Collector, tmp_path: Path) -> Callable[..., Any]:
-    """Starts processes that export to the collector, or are told where it is but not to."""
+def trace() -> str:
+    """The id of a trace of the client's own."""
+    return secrets.token_hex(16)
 
-    def start(enabled: str = "1", config: str = CONFIG, **env: str) -> Any:
-        told = {
-            "OTEL_EXPORT_ENABLED": enabled,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
-            "OTEL_BSP_SCHEDULE_DELAY": "50",
-        }
-        return serve(config % {"folder": tmp_path / "discovery"}, env=told | env)
 
-    return start
+def parent(trace: str, flags: str = "01") -> str:
+    """The header with which the client says so."""
+    return f"00-{trace}-{SPAN}-{flags}"
 
 
 def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
@@ -144,27 +168,24 @@ def ancestors(spans: list[Span], span: Span) -> list[str]:
     return above
 
 
-def lines(server: Any, message: str) -> list[dict[str, Any]]:
+def lines(server: Any, message: str, trace: str) -> list[dict[str, Any]]:
+    """The lines of the log that say this, and are of the trace."""
     rows = [json.loads(line) for line in server.lines if line.startswith("{")]
-    return [row for row in rows if message in row["message"]]
+    return [row for row in rows if message in row["message"] and row.get("trace_id") == trace]
 
 
-def test_a_request_is_one_trace_from_the_client_to_the_engine(traced: Any, collector: Collector) -> None:
-    server = traced()
+def test_a_request_is_one_trace_from_the_client_to_the_engine(
+    server: Any, shared_collector: Collector, trace: str
+) -> None:
     status, _, body = server.request(
-        "POST",
-        "/v1/chat/completions",
-        chat(),
-        traceparent=f"00-{TRACE}-{SPAN}-01",
-        **{"x-request-id": "client-1"},
+        "POST", "/v1/chat/completions", chat(), traceparent=parent(trace), **{"x-request-id": "client-1"}
     )
     assert status == 200
-    spans = collector.spans_until(whole)
+    spans = shared_collector.spans_until(whole, trace)
 
     http_request, router, payload, generate = (
         one(spans, name) for name in ("http-request", "router.route_request", "handle_payload", "engine.generate")
     )
-    assert {span.trace_id for span in spans} == {TRACE}
     assert http_request.parent_id == SPAN
     assert ancestors(spans, payload) == [router.span_id, http_request.span_id, SPAN]
     assert generate.parent_id == payload.span_id
@@ -193,42 +214,49 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(traced: Any, colle
     assert http_request.attributes["status"] == 200
     assert http_request.attributes["x_request_id"] == "client-1"
     ids = {span.attributes["request_id"] for span in (http_request, router, payload, generate)}
-    assert len(ids) == 1
+    (request_id,) = ids
+    own = [span for span in shared_collector.spans() if span.attributes.get("request_id") == request_id]
+    assert {span.trace_id for span in own} == {trace}
     # A line of the log may come after its span.
-    assert server.until(lambda: len(lines(server, "request finished")) == 1, 5)
-    (line,) = lines(server, "request finished")
-    assert (line["trace_id"], line["span_id"]) == (TRACE, http_request.span_id)
-    assert server.until(lambda: len(lines(server, "a request goes to engine")) == 1, 5)
-    (line,) = lines(server, "a request goes to engine")
+    assert server.until(lambda: len(lines(server, "request finished", trace)) == 1, 5)
+    (line,) = lines(server, "request finished", trace)
+    assert line["span_id"] == http_request.span_id
+    assert server.until(lambda: len(lines(server, "a request goes to engine", trace)) == 1, 5)
+    (line,) = lines(server, "a request goes to engine", trace)
     assert line["process"] == "workers.mock-0"
-    assert (line["trace_id"], line["span_id"]) == (TRACE, generate.span_id)
-    assert (line["request_id"], line["x_request_id"]) == (ids.pop(), "client-1")
+    assert line["span_id"] == generate.span_id
+    assert (line["request_id"], line["x_request_id"]) == (request_id, "client-1")
     assert not any(span.failed for span in spans)
 
 
-def test_the_worker_that_decodes_links_to_the_one_that_prefilled(traced: Any, collector: Collector) -> None:
-    server = traced(config=IN_TWO)
-    status, _, _ = server.request("POST", "/v1/chat/completions", chat(), traceparent=f"00-{TRACE}-{SPAN}-01")
+def test_the_worker_that_decodes_links_to_the_one_that_prefilled(
+    server: Any, shared_collector: Collector, trace: str
+) -> None:
+    status, _, _ = server.request("POST", "/v1/chat/completions", chat(model="halves"), traceparent=parent(trace))
     assert status == 200
-    spans = [span for span in collector.spans_until(ended("engine.generate", 2)) if span.name == "engine.generate"]
+    spans = shared_collector.spans_until(ended("engine.generate", 2), trace)
 
-    by_role = {span.attributes["disagg_role"]: span for span in spans}
+    by_role = {span.attributes["disagg_role"]: span for span in spans if span.name == "engine.generate"}
     prefill, decode = by_role["prefill"], by_role["decode"]
     assert (prefill.service, decode.service) == ("dynamo-worker-prefill", "dynamo-worker-decode")
-    assert prefill.trace_id == decode.trace_id == TRACE
-    assert decode.links == [(TRACE, prefill.span_id)]
+    assert decode.links == [(trace, prefill.span_id)]
     assert decode.attributes["migration_span_id"] == prefill.span_id
     assert not prefill.links
 
 
-def test_a_client_that_leaves_is_seen_in_the_trace(traced: Any, collector: Collector, until_content: Any) -> None:
-    server = traced()
+def test_a_client_that_leaves_is_seen_in_the_trace(
+    server: Any, shared_collector: Collector, trace: str, until_content: Any
+) -> None:
     connection: socket.socket = server.raw(
-        "POST", "/v1/chat/completions", chat(stream=True, max_tokens=500), receive_buffer=4096
+        "POST",
+        "/v1/chat/completions",
+        chat(stream=True, max_tokens=500),
+        receive_buffer=4096,
+        traceparent=parent(trace),
     )
     until_content(connection)
     connection.close()
-    spans = collector.spans_until(whole)
+    spans = shared_collector.spans_until(whole, trace)
 
     generate = one(spans, "engine.generate")
     assert generate.attributes["cancelled"] is True
@@ -238,10 +266,11 @@ def test_a_client_that_leaves_is_seen_in_the_trace(traced: Any, collector: Colle
     assert not any(span.failed for span in spans)
 
 
-def test_a_request_that_the_engine_rejects_is_an_error_of_its_kind(traced: Any, collector: Collector) -> None:
-    server = traced()
-    status, _, _ = server.request("POST", "/v1/chat/completions", chat("x" * 2000))
-    spans = collector.spans_until(whole)
+def test_a_request_that_the_engine_rejects_is_an_error_of_its_kind(
+    server: Any, shared_collector: Collector, trace: str
+) -> None:
+    status, _, _ = server.request("POST", "/v1/chat/completions", chat("x" * 2000), traceparent=parent(trace))
+    spans = shared_collector.spans_until(whole, trace)
 
     generate = one(spans, "engine.generate")
     assert status == 400
@@ -250,18 +279,20 @@ def test_a_request_that_the_engine_rejects_is_an_error_of_its_kind(traced: Any, 
     assert one(spans, "http-request").attributes["status"] == 400
 
 
-def test_a_trace_that_the_client_does_not_sample_is_not_exported(traced: Any, collector: Collector) -> None:
-    server = traced()
-    server.request("POST", "/v1/chat/completions", chat(), traceparent=f"00-{TRACE}-{SPAN}-00")
-    server.request("POST", "/v1/chat/completions", chat())
-    spans = collector.spans_until(whole)
+def test_a_trace_that_the_client_does_not_sample_is_not_exported(
+    server: Any, shared_collector: Collector, trace: str
+) -> None:
+    other = secrets.token_hex(16)
+    server.request("POST", "/v1/chat/completions", chat(), traceparent=parent(trace, "00"))
+    server.request("POST", "/v1/chat/completions", chat(), traceparent=parent(other))
+    shared_collector.spans_until(whole, other)
 
-    assert TRACE not in {span.trace_id for span in spans}
-    assert server.until(lambda: TRACE in {line["trace_id"] for line in lines(server, "request finished")}, 5)
+    assert trace not in {span.trace_id for span in shared_collector.spans()}
+    assert server.until(lambda: len(lines(server, "request finished", trace)) == 1, 5)
 
 
-def test_what_was_recorded_last_is_sent_before_a_process_ends(traced: Any, collector: Collector) -> None:
-    server = traced(OTEL_BSP_SCHEDULE_DELAY="600000")
+def test_what_was_recorded_last_is_sent_before_a_process_ends(serve: Any, collector: Collector) -> None:
+    server = serve(CONFIG, env=exporting(collector, delay="600000"))
     server.request("POST", "/v1/chat/completions", chat())
     assert collector.spans() == []
     server.end()
@@ -271,14 +302,13 @@ def test_what_was_recorded_last_is_sent_before_a_process_ends(traced: Any, colle
 
 
 def test_without_export_the_collector_hears_nothing_and_the_logs_carry_the_trace(
-    traced: Any, collector: Collector
+    serve: Any, collector: Collector, trace: str, tmp_path: Path
 ) -> None:
-    server = traced("0")
-    assert server.request("POST", "/v1/chat/completions", chat(), traceparent=f"00-{TRACE}-{SPAN}-01")[0] == 200
+    server = serve(CONFIG + PROCESSES % (tmp_path / "discovery"), env=exporting(collector, enabled="0"))
+    assert server.request("POST", "/v1/chat/completions", chat(), traceparent=parent(trace))[0] == 200
     server.end()
 
     assert collector.received == []
-    told = lines(server, "request finished") + lines(server, "a request goes to engine")
+    told = lines(server, "request finished", trace) + lines(server, "a request goes to engine", trace)
     assert [line["process"] for line in told] == ["frontend", "workers.mock-0"]
-    assert {line["trace_id"] for line in told} == {TRACE}
     assert len({SPAN, *(line["span_id"] for line in told)}) == 3

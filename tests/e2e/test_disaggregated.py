@@ -23,10 +23,11 @@ workers:
     grace_period: 0.5
 %(second)s
 client: {drain_grace: 0.5}
-profiles:
-  processes:
-    transport: {use: tcp}
-    discovery: {use: file, path: "%(folder)s", ttl: 2}
+"""
+
+PROCESSES = """
+transport: {use: tcp}
+discovery: {use: file, path: "%s", ttl: 2}
 """
 
 SECOND = """
@@ -75,21 +76,35 @@ def killed(server: Any, worker: str) -> Callable[[], bool]:
     return lambda: instance not in server.instances() and worker in workers(server) and ready(server)
 
 
+def in_processes(folder: Path, meet: str = "") -> str:
+    """The file of a frontend, a prefill worker and a decode worker, each in its own process."""
+    values = {"itl": 5, "meet": meet}
+    return CONFIG % (values | {"second": SECOND % values}) + PROCESSES % folder
+
+
+@pytest.fixture(scope="module")
+def shared(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return serve_for_module(in_processes(tmp_path_factory.mktemp("discovery")))
+
+
 @pytest.fixture
-def two_halves(serve: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Starts a frontend, a prefill worker and a decode worker, each in its own process."""
+def two_halves(shared: Any) -> Any:
+    """Both workers are there, even if one was killed before: another takes its place."""
+    assert shared.until(lambda: len(shared.instances()) == 2 and ready(shared), 20), shared.log
+    return shared
 
-    def start(*, itl: float = 5, meet: bool = False) -> Any:
-        values = {"itl": itl, "meet": MEET % free_port() if meet else "", "folder": tmp_path / "discovery"}
-        config = CONFIG % (values | {"second": SECOND % values})
-        return serve(config, "--profile", "processes")
 
-    return start
+@pytest.fixture(scope="module")
+def whole(serve_for_module: Any) -> Any:
+    """A worker that does both."""
+    return serve_for_module(WHOLE)
 
 
 @pytest.mark.parametrize("meet", [False, True])
-def test_answers_are_equal_to_those_of_a_worker_that_does_both(serve: Any, two_halves: Any, meet: bool) -> None:
-    halves, whole = two_halves(itl=1, meet=meet), serve(WHOLE)
+def test_answers_are_equal_to_those_of_a_worker_that_does_both(
+    two_halves: Any, whole: Any, serve: Any, tmp_path: Path, meet: bool
+) -> None:
+    halves = serve(in_processes(tmp_path / "discovery", MEET % free_port())) if meet else two_halves
 
     for seed in range(4):
         one, other = (answer(server, seed=seed, max_tokens=40) for server in (halves, whole))
@@ -100,8 +115,8 @@ def test_answers_are_equal_to_those_of_a_worker_that_does_both(serve: Any, two_h
 
 
 def test_a_prefill_worker_that_is_killed_leaves_running_answers_alone(two_halves: Any, until_content: Any) -> None:
-    server = two_halves(itl=20)
-    stream = server.raw("POST", "/v1/chat/completions", chat(max_tokens=100, stream=True))
+    server = two_halves
+    stream = server.raw("POST", "/v1/chat/completions", chat(max_tokens=400, stream=True))
     received = until_content(stream)
 
     replaced = killed(server, "first")
@@ -112,7 +127,7 @@ def test_a_prefill_worker_that_is_killed_leaves_running_answers_alone(two_halves
     back = server.until(replaced, 15)
 
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert len(text_of(received)) == 100
+    assert len(text_of(received)) == 400
     # The supervisor may have been quicker than the request.
     assert status in (200, 503), body
     assert back, "the supervisor starts it again"
@@ -120,8 +135,8 @@ def test_a_prefill_worker_that_is_killed_leaves_running_answers_alone(two_halves
 
 
 def test_a_decode_worker_that_is_killed_takes_only_its_streams_along(two_halves: Any, until_content: Any) -> None:
-    server = two_halves(itl=20)
-    stream = server.raw("POST", "/v1/chat/completions", chat(max_tokens=4000, stream=True))
+    server = two_halves
+    stream = server.raw("POST", "/v1/chat/completions", chat(max_tokens=8000, stream=True))
     received = until_content(stream)
 
     replaced = killed(server, "second")
@@ -136,9 +151,8 @@ def test_a_decode_worker_that_is_killed_takes_only_its_streams_along(two_halves:
     assert answer(server)["choices"][0]["finish_reason"] == "length"
 
 
-def test_with_a_prefill_worker_only_there_is_no_model(serve: Any, tmp_path: Path) -> None:
-    config = CONFIG % {"itl": 1, "meet": "", "second": "", "folder": tmp_path / "discovery"}
-    server = serve(config, "--profile", "processes", ready="listening")
+def test_with_a_prefill_worker_only_there_is_no_model(serve: Any) -> None:
+    server = serve(CONFIG % {"itl": 1, "meet": "", "second": ""}, ready="listening")
     seen = server.until(lambda: len(server.instances()) == 1, 15)
 
     assert seen, server.log

@@ -19,7 +19,10 @@ client: {drain_grace: 0}
 workers:
   mock:
     model: {name: inner-model}
-    engine: {use: mocker, fixed_itl_ms: %s}
+    engine: {use: mocker, fixed_itl_ms: 2}
+  slow:
+    model: {name: slow-model}
+    engine: {use: mocker, fixed_itl_ms: 20}
   tools:
     model: {name: tool-model, tool_call_parser: hermes, reasoning_parser: deepseek_r1}
     engine:
@@ -66,9 +69,12 @@ def told(body: bytes) -> Any:
 class Two:
     """The frontend inside, and the one in front of it."""
 
-    def __init__(self, serve: Callable[..., Any], itl: float = 2) -> None:
-        self.inner = serve(INNER % itl)
-        text = outer(self.inner.url) + WORKER % (9, "tool-model", self.inner.url, "tool-model")
+    def __init__(self, serve: Callable[..., Any]) -> None:
+        self.inner = serve(INNER)
+        text = outer(self.inner.url)
+        text += "".join(
+            WORKER % (at, name, self.inner.url, name) for at, name in ((8, "slow-model"), (9, "tool-model"))
+        )
         text += POOLING % self.inner.url
         self.outer = serve(text)
 
@@ -225,80 +231,74 @@ def test_one_line_puts_a_server_behind_a_frontend(serve: Any, two: Two) -> None:
     assert ([model["id"] for model in listed], status) == (["inner-model"], 200)
 
 
-def test_a_client_that_leaves_is_seen_inside(serve: Any, until_content: Any) -> None:
-    pair = Two(serve, itl=20)
-    connection = pair.outer.raw("POST", CHAT, chat(stream=True, max_tokens=4000))
+def test_a_client_that_leaves_is_seen_inside(two: Two, until_content: Any) -> None:
+    connection = two.outer.raw("POST", CHAT, chat(model="slow-model", stream=True, max_tokens=4000))
     until_content(connection)
 
     def running() -> float:
-        value: float = pair.inner.metric("dynamo_component_inflight_requests")
+        value: float = two.inner.metric("dynamo_component_inflight_requests")
         return value
 
-    seen = pair.inner.until(lambda: running() == 1, 5)
+    seen = two.inner.until(lambda: running() == 1, 5)
     connection.close()
 
     assert seen
-    assert pair.inner.until(lambda: running() == 0, 5), pair.inner.log
+    assert two.inner.until(lambda: running() == 0, 5), two.inner.log
 
 
-def test_a_server_that_is_killed_in_the_middle_breaks_the_stream_and_says_so(serve: Any, until_content: Any) -> None:
-    pair = Two(serve, itl=20)
-    connection = pair.outer.raw("POST", CHAT, chat(stream=True, max_tokens=4000))
+def test_a_server_that_is_killed_breaks_its_stream_and_says_so_and_requests_go_to_another(
+    serve: Any, two: Two, until_content: Any
+) -> None:
+    killed = serve(INNER)
+    front = serve(outer(killed.url, two.inner.url) + WORKER % (9, "slow-model", killed.url, "slow-model"))
+    connection = front.raw("POST", CHAT, chat(model="slow-model", stream=True, max_tokens=4000))
     begun = until_content(connection)
 
-    pair.inner.signal(signal.SIGKILL)
+    killed.signal(signal.SIGKILL)
     rest = begun + read_to_end(connection)
+    answers = [front.request("POST", CHAT, chat())[0] for _ in range(6)]
 
     assert b"[DONE]" not in rest
     error = json.loads(rest.split(b"data: ")[-1].split(b"\r\n")[0])
     assert error["error"]["message"] == "The worker of this request was lost, please retry"
-    status, headers, body = pair.outer.request("POST", CHAT, chat())
+    assert answers == [200] * 6, front.log
+    status, headers, body = front.request("POST", CHAT, chat(model="slow-model"))
     assert (status, "retry-after" in headers) == (503, True), body
 
 
-def test_a_request_that_meets_a_dead_server_is_answered_by_another(serve: Any) -> None:
-    first, second = serve(INNER % 2), serve(INNER % 2)
-    front = serve(outer(first.url, second.url))
-    first.signal(signal.SIGKILL)
-
-    answers = [front.request("POST", CHAT, chat())[0] for _ in range(6)]
-
-    assert answers == [200] * 6, front.log
-
-
-def test_a_server_without_room_sends_the_request_to_another(serve: Any, until_content: Any) -> None:
+def test_a_server_without_room_sends_the_request_to_another(serve: Any, two: Two, until_content: Any) -> None:
     narrow = "    engine_request_limit: 1\n    request_queue_limit: 2\n"
-    text = (INNER % 20).replace("fixed_itl_ms: 20}\n", "fixed_itl_ms: 20}\n" + narrow)
-    first, second = serve(text), serve(INNER % 2)
-    # Three fill the first: one runs and two wait.
-    held = [first.raw("POST", CHAT, chat(stream=True, max_tokens=8000))]
+    first = serve(INNER.replace("fixed_itl_ms: 20}\n", "fixed_itl_ms: 20}\n" + narrow))
+    slow = chat(model="slow-model")
+    # Three fill it: one runs and two wait.
+    held = [first.raw("POST", CHAT, slow | {"stream": True, "max_tokens": 8000})]
     until_content(held[0])
-    held += [first.raw("POST", CHAT, chat(stream=True, max_tokens=8000)) for _ in range(2)]
+    held += [first.raw("POST", CHAT, slow | {"stream": True, "max_tokens": 8000}) for _ in range(2)]
     assert first.until(lambda: first.metric("dynamo_request_queue") == 2, 5)
-    assert first.request("POST", CHAT, chat())[0] == 503
+    assert first.request("POST", CHAT, slow)[0] == 503
     # A request that no server is left for is refused at once: nothing would come of waiting.
-    both, alone = serve(outer(first.url, second.url)), serve(outer(first.url), "--set", "client.migration_wait=500")
+    text = outer(first.url, two.inner.url, name="both", inner="slow-model")
+    front = serve(text + WORKER % (9, "alone", first.url, "slow-model"), "--set", "client.migration_wait=500")
 
-    answers = [both.request("POST", CHAT, chat())[0] for _ in range(4)]
-    status, headers, body = alone.request("POST", CHAT, chat())
+    answers = [front.request("POST", CHAT, chat(model="both"))[0] for _ in range(4)]
+    status, headers, body = front.request("POST", CHAT, chat(model="alone"))
 
-    assert answers == [200] * 4, both.log
+    assert answers == [200] * 4, front.log
     assert (status, "retry-after" in headers) == (503, True), body
     for connection in held:
         connection.close()
 
 
-def test_a_server_that_does_not_answer_its_probe_leaves_discovery_until_it_does(serve: Any) -> None:
-    inner = serve(INNER % 2)
-    text = outer(inner.url).rstrip() + "\n    health_check: {enabled: true, wait: 0.2, timeout: 1}\n"
+def test_a_server_that_does_not_answer_its_probe_leaves_discovery_until_it_does(serve: Any, two: Two) -> None:
+    text = outer(two.inner.url).rstrip() + "\n    health_check: {enabled: true, wait: 0.2, timeout: 1}\n"
     front = serve(text)
     assert front.request("GET", "/ready")[0] == 200
 
-    inner.signal(signal.SIGSTOP)
+    two.inner.signal(signal.SIGSTOP)
     try:
         assert front.until(lambda: front.request("GET", "/ready")[0] == 503, 20), front.log
     finally:
-        inner.signal(signal.SIGCONT)
+        two.inner.signal(signal.SIGCONT)
 
     assert front.until(lambda: front.request("GET", "/ready")[0] == 200, 20), front.log
 
@@ -315,5 +315,5 @@ def test_a_model_that_the_server_does_not_have_is_told_before_anything_is_served
     )
 
     assert done.returncode == 2, done.stderr
-    assert "has no model 'no-such-model'; it lists inner-model, tool-model" in done.stderr
+    assert "has no model 'no-such-model'; it lists inner-model, slow-model, tool-model" in done.stderr
     assert "Traceback" not in done.stderr

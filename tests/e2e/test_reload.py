@@ -10,7 +10,6 @@ import random
 import re
 import signal
 import ssl
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -18,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from dynamo_core.http.auth import hash_of
 from dynamo_testing.certificates import make_certificates
+
+from tests.e2e.asking import dynamo
 
 TOKEN = "operators-token-of-the-test"
 STAYS, *OTHERS = (f"dyn-key-number-{number}-of-the-test" for number in range(4))
@@ -50,9 +52,9 @@ ASKED = {"model": "mock-model", "messages": [{"role": "user", "content": "Hi"}],
 class Site:
     """A server of several processes, its files, and its operators."""
 
-    def __init__(self, folder: Path, serve: Any, *options: str) -> None:
+    def __init__(self, folder: Path, serve: Any, *options: str, **parts: Any) -> None:
         self.folder = folder
-        self.parts: dict[str, Any] = dict(PARTS)
+        self.parts: dict[str, Any] = PARTS | parts
         self.renew()
         (folder / "token").write_text(TOKEN)
         self.server = serve(self.text(), *options)
@@ -282,25 +284,20 @@ def test_a_process_that_stands_still_keeps_all_of_it_from_being_applied(site: Si
 
 
 def test_the_command_shows_a_dry_run_and_applies(site: Site) -> None:
-
-    def command(*words: str) -> subprocess.CompletedProcess[str]:
-        url = f"http://127.0.0.1:{site.admins[0]}"
-        return subprocess.run(
-            [sys.executable, "-m", "dynamo_core.cli.main", "reload", "--url", url, "--token", TOKEN, *words],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+    def command(*words: str) -> Result:
+        return dynamo("reload", "--url", f"http://127.0.0.1:{site.admins[0]}", "--token", TOKEN, *words)
 
     site.write(temperature=0.9, retries=3)
     refused = command("--dry-run")
     site.write(temperature=0.9, retries=2)
     checked, applied, again = command("--dry-run"), command(), command("--json")
 
-    assert refused.returncode == 1
+    assert refused.exit_code == 1
     assert "need a restart" in refused.stderr
     rows = {line.split()[0]: line for line in refused.stdout.splitlines() if line}
     assert re.search(r"router\.temperature +0\.5 +0\.9 +\S+config\.yaml:5 +now", rows["router.temperature"])
     assert re.search(r"client\.retries +2 +3 +\S+config\.yaml:8 +after a restart", rows["client.retries"])
-    assert (checked.returncode, applied.returncode, again.returncode) == (0, 0, 0)
+    assert (checked.exit_code, applied.exit_code, again.exit_code) == (0, 0, 0)
     assert "this was a dry run" in checked.stdout
     assert applied.stdout.rstrip().endswith("Applied.")
     assert json.loads(again.stdout)["status"] == "unchanged"
@@ -308,7 +305,7 @@ def test_the_command_shows_a_dry_run_and_applies(site: Site) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_watched_file_is_read_when_its_mount_changes_and_a_hang_up_reads_it_too(serve: Any, tmp_path: Path) -> None:
-    site = Site(tmp_path, serve, "--set", "reload=watch")
+    site = Site(tmp_path, serve, "--set", "reload=watch", replicas=1)
 
     site.write(keys=(STAYS, OTHERS[2]))
     assert site.server.until(lambda: site.status(OTHERS[2]) == 200, 20)
@@ -345,33 +342,3 @@ def test_without_a_terminal_a_hang_up_reloads_a_server_of_one_process(serve: Any
 
     assert server.until(lambda: "the settings were read again: nothing has changed" in server.log, 10)
     assert server.request("GET", "/v1/models")[0] == 200
-
-
-def test_a_limit_in_a_list_of_admissions_changes_while_it_counts(tmp_path: Path, serve: Any) -> None:
-    def config(rate: float) -> str:
-        return f"""
-admission:
-  - {{use: token-capacity}}
-  - {{use: rate-limit, requests_per_minute: {rate}, burst_requests: 2}}
-workers:
-  mock: {{model: {{name: mock-model}}, engine: {{use: mocker, speedup_ratio: 0}}, grace_period: 0}}
-"""
-
-    server = serve(config(0.001))
-    path = Path(server.process.args[4])
-
-    def asked() -> int:
-        status: int = server.request("POST", "/v1/chat/completions", ASKED)[0]
-        return status
-
-    assert [asked() for _ in range(3)] == [200, 200, 429]
-    path.write_text(config(60000))
-    status, _, body = server.request("POST", "/admin/reload")
-
-    report = json.loads(body)
-    assert (status, report["status"]) == (200, "applied"), report
-    assert [(change["key"], change["old"], change["new"]) for change in report["changes"]] == [
-        ("admission.rate-limit.requests_per_minute", 0.001, 60000)
-    ]
-    # At the old rate that would take 16 hours.
-    assert server.until(lambda: asked() == 200, 10)

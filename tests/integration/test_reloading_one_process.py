@@ -372,6 +372,23 @@ async def test_every_entry_of_a_list_of_admissions_takes_its_own(running: Runnin
     assert await running.ask() == 200
 
 
+async def test_a_limit_in_a_list_of_admissions_changes_while_it_counts(running: Running) -> None:
+    both = "[{{use: token-capacity}}, {{use: rate-limit, requests_per_minute: {0}, burst_requests: 2}}]"
+    await running.start(admission=both.format(0.001))
+    assert [await running.ask() for _ in range(3)] == [200, 200, 429]
+
+    status, report = await running.reload(admission=both.format(60000))
+
+    assert (status, report["status"]) == (200, "applied"), report
+    assert [(change["key"], change["old"], change["new"]) for change in report["changes"]] == [
+        ("admission.rate-limit.requests_per_minute", 0.001, 60000)
+    ]
+    # At the old rate that would take 16 hours.
+    async with asyncio.timeout(60):
+        while await running.ask() != 200:
+            pass
+
+
 async def test_an_engine_takes_what_it_declares(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []
 

@@ -121,24 +121,29 @@ workers:
     %(worker)s
 client: {drain_grace: 0.1}
 transport: {use: tcp}
-discovery: {use: file, path: "%(folder)s/discovery", ttl: 2}
+discovery: {use: file, path: "%(discovery)s", ttl: 2}
 """
+
+
+def config(folder: Path, discovery: Path, engine: str = "itl: 0.02", worker: str = "") -> str:
+    return CONFIG % {"folder": folder, "discovery": discovery, "engine": engine, "worker": worker}
 
 
 class Life:
     """A worker process, its log and the diary of its engine."""
 
-    def __init__(self, folder: Path, plugin: Path, engine: str, worker: str, env: dict[str, str]) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, plugin: Path, *parts: str, discovery: Path | None = None, env: dict[str, str] | None = None
+    ) -> None:
+        self.discovery = discovery or folder / "discovery"
         self.diary_path = folder / "diary"
-        self.config = CONFIG % {"folder": folder, "engine": engine, "worker": worker}
         path = folder / "worker.yaml"
-        path.write_text(self.config)
+        path.write_text(config(folder, self.discovery, *parts))
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
         imports = os.pathsep.join(filter(None, [str(plugin), kept.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--only", "workers.life"],
-            env=kept | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": imports} | env,
+            env=kept | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": imports} | (env or {}),
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -183,8 +188,9 @@ class Life:
     @property
     def system(self) -> str:
         """The address of its own health and metrics, as its record in discovery tells."""
-        for path in (self.folder / "discovery").rglob("*"):
-            if path.is_file() and (found := re.search(rb'"system_url":"([^"]+)"', path.read_bytes())):
+        for path in self.discovery.rglob("*"):
+            record = path.read_bytes() if path.is_file() else b""
+            if b'"pid":%d,' % self.process.pid in record and (found := re.search(rb'"system_url":"([^"]+)"', record)):
                 return found[1].decode()
         raise AssertionError("no record in discovery")
 
@@ -221,13 +227,37 @@ def live(tmp_path: Path, plugin: Path) -> Iterator[Callable[..., Life]]:
     """Starts workers that live as long as the test."""
     lives: list[Life] = []
 
-    def start(engine: str = "itl: 0.02", worker: str = "", **env: str) -> Life:
-        lives.append(Life(tmp_path, plugin, engine, worker, env))
+    def start(*parts: str, discovery: Path | None = None, **env: str) -> Life:
+        lives.append(Life(tmp_path, plugin, *parts, discovery=discovery, env=env))
         return lives[-1]
 
     yield start
     for life in lives:
         life.close()
+
+
+@pytest.fixture(scope="module")
+def shared(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A frontend, and where workers meet it."""
+    folder = tmp_path_factory.mktemp("frontend")
+    discovery = folder / "discovery"
+    return serve_for_module(config(folder, discovery), command="frontend", ready="listening"), discovery
+
+
+@pytest.fixture
+def frontend(shared: tuple[Any, Path], live: Callable[..., Life]) -> Callable[..., tuple[Life, Any]]:
+    """Starts the one worker of a frontend that knows no other, and has no request left for one."""
+    server, discovery = shared
+    idle = server.until(lambda: server.instances() == {} and server.metric("dynamo_frontend_active_requests") == 0, 20)
+    assert idle, server.log
+
+    def start(*parts: str, **env: str) -> tuple[Life, Any]:
+        life = live(*parts, discovery=discovery, **env).serving()
+        assert server.until(lambda: server.request("GET", "/ready")[0] == 200, 20), server.log
+        assert list(server.instances().values()) == [life.process.pid]
+        return life, server
+
+    return start
 
 
 def phases(log: str) -> list[str]:
@@ -287,11 +317,15 @@ def test_ctrl_c_cuts_a_start_at_once_and_cleans_up(live: Any) -> None:
 @pytest.mark.parametrize(
     ("hang", "waits_for"),
     [
-        ("start in C", "the engine of worker life is in start()"),
-        ("start deaf", "the engine of worker life is in start()"),
-        ("start in a thread", "threads that have not ended"),
+        pytest.param("start in C", "the engine of worker life is in start()", id="blocks the loop"),
+        pytest.param(
+            "start deaf",
+            "the engine of worker life is in start()",
+            id="swallows the cancelling",
+            marks=pytest.mark.full,
+        ),
+        pytest.param("start in a thread", "threads that have not ended", id="goes on in a thread"),
     ],
-    ids=["blocks the loop", "swallows the cancelling", "goes on in a thread"],
 )
 def test_ctrl_c_ends_a_start_that_cannot_be_cut_within_seconds_and_says_what_it_was_at(
     live: Any, hang: str, waits_for: str
@@ -337,8 +371,8 @@ def test_an_engine_that_fails_to_start_is_cleaned_up_and_the_process_fails(live:
 def test_a_worker_that_cannot_be_registered_goes_down_as_any_other(live: Any) -> None:
     life = live("start_waits: true")
     life.until(lambda: life.diary == ["start"])
-    folder = life.folder / "discovery"
-    moved = folder.rename(life.folder / "moved")
+    folder = life.discovery
+    moved = folder.rename(folder.with_name("moved"))
     folder.write_text("a file where the folder was")
     life.go()
 
@@ -350,9 +384,8 @@ def test_a_worker_that_cannot_be_registered_goes_down_as_any_other(live: Any) ->
     assert moved.exists()
 
 
-def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(live: Any, serve: Any) -> None:
-    life = live("itl: 0.03").serving()
-    server = serve(life.config, command="frontend")
+def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(frontend: Any) -> None:
+    life, server = frontend("itl: 0.03")
     # At its pace it would take longer than the worker has to end.
     body = {"model": "life-model", "prompt": "hi", "max_tokens": 600, "stream": True}
     connection = server.raw("POST", "/v1/completions", body)
@@ -375,6 +408,7 @@ def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(live:
     assert life.diary == ["start", "started", "generate", "drain", "cleanup", "cleaned up"]
 
 
+@pytest.mark.full
 def test_an_engine_that_does_not_drain_is_cleaned_up_all_the_same(live: Any) -> None:
     life = live("hang: drain", "drain_timeout: 0.5").serving()
 
@@ -385,9 +419,7 @@ def test_an_engine_that_does_not_drain_is_cleaned_up_all_the_same(live: Any) -> 
     assert "could not drain its engine in time" in life.log
 
 
-@pytest.mark.parametrize(
-    "hang", ["cleanup", "cleanup in C", "drain in C"], ids=["cleanup", "cleanup in C", "drain in C"]
-)
+@pytest.mark.parametrize("hang", ["cleanup", pytest.param("cleanup in C", marks=pytest.mark.full), "drain in C"])
 def test_an_engine_that_cannot_be_stopped_takes_the_process_no_longer_than_the_deadline(live: Any, hang: str) -> None:
     life = live(f"hang: {hang}", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="-3")
     life.serving()
@@ -399,6 +431,7 @@ def test_an_engine_that_cannot_be_stopped_takes_the_process_no_longer_than_the_d
     assert "not stopped within" in life.log
 
 
+@pytest.mark.full
 def test_a_failed_start_with_a_cleanup_that_hangs_has_the_deadline_too(live: Any) -> None:
     life = live("fail_start: true, hang: cleanup", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1")
 
@@ -406,6 +439,7 @@ def test_a_failed_start_with_a_cleanup_that_hangs_has_the_deadline_too(live: Any
     assert life.diary == ["start", "cleanup"]
 
 
+@pytest.mark.full
 def test_a_signal_is_heard_by_a_process_whose_loop_stands_still(live: Any) -> None:
     life = live("hang: start in C", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1")
     life.until(lambda: life.diary == ["start"])
@@ -420,17 +454,15 @@ def ask_once(server: Any) -> None:
     threading.Thread(target=server.request, args=("POST", "/v1/completions", body), daemon=True).start()
 
 
-def hung(live: Any, serve: Any, where: str) -> tuple[Any, Any]:
+def hung(frontend: Any, where: str) -> tuple[Life, Any]:
     """A worker that hangs in its one request, and the frontend that sent it there."""
-    life = live(f"hang: {where}", "stall_exit: 1").serving()
-    server = serve(life.config, command="frontend")
-    assert server.until(lambda: len(server.instances()) == 1, 20)
+    life, server = frontend(f"hang: {where}", "stall_exit: 1")
     ask_once(server)
     return life, server
 
 
-def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(live: Any, serve: Any) -> None:
-    life, server = hung(live, serve, "generate in C")
+def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(frontend: Any) -> None:
+    life, server = hung(frontend, "generate in C")
 
     assert life.end() == 70
     assert "the event loop stood still for 1 s" in life.log
@@ -438,20 +470,17 @@ def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(li
     assert server.until(lambda: server.instances() == {}, 10), "its lease runs out"
 
 
-def test_a_loop_that_is_held_by_code_that_keeps_the_interpreters_lock_ends_the_process_too(
-    live: Any, serve: Any
-) -> None:
-    life, _ = hung(live, serve, "generate with the lock")
+def test_a_loop_that_is_held_by_code_that_keeps_the_interpreters_lock_ends_the_process_too(frontend: Any) -> None:
+    life, _ = hung(frontend, "generate with the lock")
 
     assert life.end() == 1
     assert "life_engine.py" in life.log
 
 
-def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_it_does(live: Any, serve: Any) -> None:
-    life = live(
+def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_it_does(frontend: Any) -> None:
+    life, server = frontend(
         DYN_HEALTH_CHECK_ENABLED="true", DYN_CANARY_WAIT_TIME="0.4", DYN_HEALTH_CHECK_REQUEST_TIMEOUT="0.5"
-    ).serving()
-    server = serve(life.config, command="frontend")
+    )
     system = life.system
     life.until(lambda: "probe" in life.diary)
     life.until(lambda: life.ask("/health", system)[0] == 200)
@@ -479,10 +508,8 @@ def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_
     assert life.diary[-3:] == ["drain", "cleanup", "cleaned up"]
 
 
-def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live: Any) -> None:
-    life = live().serving()
-
-    text = life.ask("/metrics")[1]
+def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live_for_module: Life) -> None:
+    text = live_for_module.ask("/metrics")[1]
 
     line = next(line for line in text.splitlines() if line.startswith("life_temperature{"))
     assert line.endswith(" 37.0")
@@ -509,6 +536,6 @@ def test_what_a_worker_does_not_have_is_said(live_for_module: Life, path: str, s
 
 @pytest.fixture(scope="module")
 def live_for_module(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[Life]:
-    life = Life(tmp_path_factory.mktemp("life"), plugin, "itl: 0.02", "", {})
+    life = Life(tmp_path_factory.mktemp("life"), plugin)
     yield life.serving()
     life.close()

@@ -60,9 +60,12 @@ class Site:
         self.server = serve(self.text(), *options)
         self.config = Path(self.server.process.args[4])
         assert self.server.until(lambda: self.server.log.count("ready for requests") == 2, 20), self.server.log
+
+    @property
+    def admins(self) -> list[int]:
+        """The ports of the frontends for operators, by their numbers; one that starts again has another."""
         ports = re.findall(r"\[frontend-(\d)\].* of this process are at http://127\.0\.0\.1:(\d+)", self.server.log)
-        #: The ports of the frontends for operators, in the order of their numbers.
-        self.admins = [int(port) for _, port in sorted(ports)]
+        return [int(port) for _, port in sorted(dict(ports).items())]
 
     def text(self, **parts: Any) -> str:
         self.parts |= parts
@@ -94,6 +97,12 @@ class Site:
         finally:
             connection.close()
 
+    def answers(self, frontend: int) -> bool:
+        try:
+            return self.operator("GET", "/metrics", frontend)[0] == 200
+        except OSError:
+            return False
+
     def status(self, key: str) -> int:
         """That of the model list, on a new connection; new ones go to either frontend."""
         connection = http.client.HTTPSConnection("127.0.0.1", self.server.port, timeout=30, context=self.trust)
@@ -121,6 +130,7 @@ def site(shared: Site) -> Site:
     """A site as it begins, and all of its processes there."""
     assert shared.server.until(lambda: shared.reload(**PARTS)[0] == 200, 20)
     assert shared.server.until(lambda: "absent" not in str(shared.reload()[1]["processes"]), 20)
+    assert shared.server.until(lambda: all(shared.answers(number) for number in (0, 1)), 20)
     return shared
 
 

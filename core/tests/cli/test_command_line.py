@@ -59,6 +59,7 @@ def test_help_and_version_import_no_plugin_and_nothing_heavy(site: Site, argumen
         "dynamo_core.cli",
         "dynamo_core.cli.lazy",
         "dynamo_core.cli.main",
+        "dynamo_core.garbage",
         "dynamo_core.lazy",
     }
     assert "fake_extra" not in imported

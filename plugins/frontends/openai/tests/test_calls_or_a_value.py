@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
 from typing import Any
 
 import pytest
 from dynamo_core import GUIDED, FinishReason, Parsers
+from dynamo_plugin_frontend_openai.schema_check import Claim
+from dynamo_plugin_frontend_openai.template_process import LimitedProcess
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, KimiK2Parser, MistralParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
 
@@ -244,6 +248,30 @@ async def test_the_other_apis_flag_it_too(server: Any, model: Any) -> None:
 
 
 # Which calls are told.
+
+
+async def test_a_check_that_runs_while_the_frontend_ends_leaves_no_process(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    original = LimitedProcess._start
+
+    def start(process: LimitedProcess) -> Any:
+        made = original(process)
+        assert made is not None
+        started.append(made)
+        return made
+
+    monkeypatch.setattr(LimitedProcess, "_start", start)
+    checker = server.frontend._checker
+    checker._timeout = 30.0
+    checking = asyncio.create_task(checker.check([Claim("the answer", "{}", SCHEMA)], "m"))
+    await asyncio.sleep(0)
+
+    await checker.aclose()
+
+    assert (await checking).valid is False
+    assert [process.poll() is None for process in started] == [False]
 
 
 async def test_a_call_of_a_tool_that_is_not_allowed_is_text(server: Any, model: Any) -> None:

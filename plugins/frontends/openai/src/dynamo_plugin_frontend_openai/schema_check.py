@@ -55,6 +55,7 @@ class SchemaChecker:
         self._timeout = timeout
         self._process: LimitedProcess | None = None
         self._turn = asyncio.Lock()
+        self._closed = False
         self._tasks = TaskSet()
         self._count = services.metrics.counter(
             f"{services.metrics_prefix}_structured_output_violations_total",
@@ -99,7 +100,8 @@ class SchemaChecker:
         return verdict
 
     async def aclose(self) -> None:
-        """Ends the process. Safe twice."""
+        """Ends the process; a check that still runs ends its own. Safe twice."""
+        self._closed = True
         await self._tasks.join(_END)
         if self._process is not None:
             await self._process.end()
@@ -107,7 +109,7 @@ class SchemaChecker:
     async def _ask(self, process: LimitedProcess, claims: Sequence[Claim]) -> Checked | None:
         job = SchemaJob([(claim.text, claim.schema) for claim in claims], self._timeout)
         checked = await process.ask(lambda: job, Checked)
-        if checked is None or checked.last:
+        if checked is None or checked.last or self._closed:
             await process.end()
         else:
             self._process = process

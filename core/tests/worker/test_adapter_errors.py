@@ -17,15 +17,17 @@ from dynamo_core import (
     LLMEngineOutput,
     PluginConfig,
     PreprocessedRequest,
+    ServedContext,
     Transport,
     WorkerConfig,
     chunk,
 )
 from dynamo_core.contracts.call import GENERATE
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.errors import BackendUnknown
+from dynamo_core.errors import BackendUnknown, WorkerOverloaded
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import Instance
+from dynamo_core.telemetry import logs, tracing
 from dynamo_core.telemetry.metrics import Metrics
 from dynamo_core.worker.adapter import EngineAdapter
 from dynamo_core.worker.card import make_instance
@@ -84,21 +86,25 @@ async def planes(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Transpor
     await server.aclose()
 
 
+def adapter_over(engine: LLMEngine, limit: int | None = None) -> EngineAdapter:
+    metrics = Metrics()
+    return EngineAdapter(
+        engine,
+        EngineConfig(model="m"),
+        CapacityGate(metrics, limit=limit, queue=0),
+        WorkerMetrics(metrics),
+        config=engine.worker,
+        worker_id=7,
+    )
+
+
 async def answer(
     planes: tuple[Transport, Transport], end: Exception | LLMEngineOutput
 ) -> tuple[list[LLMEngineOutput], DynamoError | None]:
     """What the client's side reads of the stream of a failing engine."""
     server, client = planes
-    engine, metrics = Failing(end), Metrics()
-    adapter = EngineAdapter(
-        engine,
-        EngineConfig(model="m"),
-        CapacityGate(metrics, limit=None, queue=16),
-        WorkerMetrics(metrics),
-        config=engine.worker,
-        worker_id=7,
-    )
-    served = await server.serve(7, GENERATE, adapter.generate)
+    engine = Failing(end)
+    served = await server.serve(7, GENERATE, adapter_over(engine).generate)
     instance: Instance = make_instance(7, engine.worker, served.address, None)
     stream = ResponseStream(None, FlushQueue())
     ctx = EngineContext("r1")
@@ -146,3 +152,78 @@ async def test_the_tokens_before_arrive_and_the_first_says_which_span_made_it(
     # A transport may have merged what waited.
     assert [token for item in items for token in item.token_ids] == [1]
     assert [item.worker_trace_link is not None for item in items] == [True] + [False] * (len(items) - 1)
+
+
+async def test_finish_reason_of_a_wrong_type_is_told_with_engine_and_line(
+    planes: tuple[Transport, Transport], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DYN_STREAM_VALIDATOR", "0")
+    reason: Any = "stop"
+
+    _, error = await answer(planes, LLMEngineOutput(finish_reason=reason))
+
+    assert isinstance(error, BackendUnknown)
+    assert str(error).startswith("Failing.generate: finish_reason is a str, not a FinishReason: end with")
+    assert f"engine Failing of worker w: {error}" in caplog.text
+
+
+class Aborted(Failing):
+    """Waits to be stopped, and notes which request its `abort` and its stop callback ran for."""
+
+    def __init__(self) -> None:
+        super().__init__(LLMEngineOutput.cancelled())
+        self.seen: list[tuple[str, str]] = []
+        self.begun, self.told = asyncio.Event(), asyncio.Event()
+
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        ctx.on_stop(self.note)
+        self.begun.set()
+        await ctx.stopped()
+        yield LLMEngineOutput.cancelled()
+
+    async def abort(self, ctx: EngineContext) -> None:
+        self.note()
+        self.told.set()
+        raise RuntimeError("the engine does not know it")
+
+    def note(self) -> None:
+        scope, trace = logs.context.get(), tracing.current.get()
+        assert scope is not None
+        assert trace is not None
+        self.seen.append((scope.request_id, trace.trace_id))
+
+
+async def test_abort_and_stop_callback_run_with_the_ids_of_their_request(
+    planes: tuple[Transport, Transport], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client = planes
+    engine = Aborted()
+    adapter = adapter_over(engine)
+    served = await server.serve(7, GENERATE, adapter.generate)
+    instance = make_instance(7, engine.worker, served.address, None)
+    stream = ResponseStream(None, FlushQueue())
+    ctx = EngineContext("r1", metadata={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
+    async with asyncio.timeout(10):
+        request = PreprocessedRequest(model="m", token_ids=[1])
+        stream.attach(await client.call(instance, GENERATE, request, ctx, stream.begin()), 7)
+        await engine.begun.wait()
+        ctx.stop_generating()
+        await engine.told.wait()
+        await stream.aclose()
+        await served.aclose()
+        await adapter.aclose()
+
+    assert engine.seen == [("r1", "a" * 32)] * 2
+    assert "engine Aborted of worker w failed to abort request r1" in caplog.text
+
+
+async def test_worker_at_capacity_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = adapter_over(Failing(LLMEngineOutput.stop()), limit=0)
+    for _ in range(2):
+        with pytest.raises(WorkerOverloaded):
+            await adapter.generate(PreprocessedRequest(model="m", token_ids=[1]), ServedContext("r1"))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker w is at capacity and refuses requests: its engine has 0, and 0 wait "
+        "(engine_request_limit and request_queue_limit are the bounds)"
+    ]

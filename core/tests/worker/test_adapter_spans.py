@@ -430,3 +430,16 @@ async def test_embeddings_are_a_served_call_too(record: Record) -> None:
 
     (span,) = recorded.spans
     assert (span.name, span.attributes["endpoint"]) == ("handle_payload", "embed")
+
+
+async def test_error_that_ends_a_stream_marks_both_spans(record: Record) -> None:
+    async def failing(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        yield chunk.token(1)
+        yield LLMEngineOutput.error("out of blocks")
+
+    recorded = record()
+    await run(failing)
+
+    for name in ("handle_payload", "engine.generate"):
+        status = recorded.one(name).status
+        assert (status.status_code, status.description) == (StatusCode.ERROR, "out of blocks")

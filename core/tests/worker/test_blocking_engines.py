@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 from dynamo_core import (
     EngineConfig,
     EngineContext,
@@ -168,3 +170,26 @@ def test_the_files_of_an_engine_are_those_of_its_package_and_of_the_engines_it_i
     assert asyncio.__file__ not in files
     assert inspect.getfile(LLMEngine) not in files
     assert inspect.getfile(PluginConfig) not in files
+
+
+def test_script_that_runs_an_engine_is_not_its_innermost_frame() -> None:
+    files = EngineFiles(WaitsOnce(PluginConfig(), WorkerConfig(model_name="m")))
+    found: list[Any] = []
+    idle: dict[str, Any] = {"look": lambda frame: found.append(files.innermost(frame)), "sys": sys}
+    exec(compile("def wait(): look(sys._getframe())", "selectors.py", "exec"), idle)  # noqa: S102 - a file of no engine
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(idle["wait"])
+        await asyncio.sleep(0)
+
+    idle["wait"]()
+    for factory in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+
+    # Outside of a loop it is this test.
+    assert [frame and frame.f_code.co_name for frame in found] == [
+        "test_script_that_runs_an_engine_is_not_its_innermost_frame",
+        None,
+        None,
+    ]

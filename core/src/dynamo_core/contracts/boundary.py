@@ -5,6 +5,7 @@ Each message addresses the author of the engine: class and method, the value, wh
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,6 +23,8 @@ from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngine
 
 #: Modules that hold no code of an engine.
 _FRAMEWORK_MODULES = ("dynamo_core", "builtins", "abc", "typing")
+#: Functions that run an event loop. A loop that is not written in Python has no frame but that of its runner.
+_LOOPS = frozenset({asyncio.Runner.run.__code__, asyncio.BaseEventLoop.run_forever.__code__})
 
 
 class ContractViolation(BackendUnknown):
@@ -193,6 +196,12 @@ def author_class(engine: LLMEngine) -> type:
     return type(unwrap(engine))
 
 
+def engine_name(engine: LLMEngine) -> str:
+    """Return the name of an engine in logs: its `NAME`, or else the name of its class."""
+    name = getattr(unwrap(engine), "NAME", "")
+    return name if isinstance(name, str) and name else author_class(engine).__qualname__.rpartition("<locals>.")[2]
+
+
 def qualname(engine: LLMEngine, method: str) -> str:
     """The method's full name."""
     return f"{author_class(engine).__qualname__.rpartition('<locals>.')[2]}.{method}"
@@ -239,9 +248,12 @@ class EngineFiles:
         return known
 
     def innermost(self, frame: FrameType | None) -> FrameType | None:
-        """The innermost frame of the engine's code, from this frame outwards."""
+        """Return the innermost frame of the engine's code, from this frame outwards to the event loop.
+
+        Frames outside of the loop only wait for it: the script that runs the engine is one of them.
+        """
         while frame is not None and frame.f_code.co_filename not in self:
-            frame = frame.f_back
+            frame = None if frame.f_code in _LOOPS else frame.f_back
         return frame
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from functools import partial
 
 Callback = Callable[[], None]
 
@@ -107,18 +109,23 @@ class EngineContext:
         self.stop_generating()
 
     def on_stop(self, callback: Callback) -> Callback:
-        """Calls `callback` when the context is stopped. Returns a function that unregisters it."""
+        """Call `callback` when the context is stopped. Return a function that unregisters it.
+
+        The callback runs with the context variables of this call, so that its log lines carry the ids of the request
+        also where a connection stops it.
+        """
         if self._stopped:
             callback()
             return _no_op
         if self._on_stop is None:
             self._on_stop = []
         callbacks = self._on_stop
-        callbacks.append(callback)
+        entry = partial(copy_context().run, callback)
+        callbacks.append(entry)
 
         def remove() -> None:
-            if callback in callbacks:
-                callbacks.remove(callback)
+            if entry in callbacks:
+                callbacks.remove(entry)
 
         return remove
 
@@ -186,7 +193,7 @@ class GenerateContext:
         self._inner.kill()
 
     def on_stop(self, callback: Callback) -> Callback:
-        """Calls `callback` when the request is stopped. Returns a function that unregisters it."""
+        """Call `callback` when the request is stopped; see `EngineContext.on_stop`."""
         return self._inner.on_stop(callback)
 
     def link_child(self, child: EngineContext) -> None:

@@ -13,10 +13,14 @@ from dynamo_core.contracts.boundary import (
     ContractViolation,
     call_async,
     check_stream,
+    content_fault,
     defined_at,
+    engine_name,
     expect_type,
     item_fault,
     location,
+    qualname,
+    suspended_at,
 )
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import GenerateContext
@@ -39,7 +43,7 @@ from dynamo_core.telemetry import logs
 from dynamo_core.telemetry.spans import Span, start_span
 from dynamo_core.telemetry.tracing import TraceContext
 from dynamo_core.worker.gate import CapacityGate, Ticket
-from dynamo_core.worker.generate_span import GenerateSpan, not_empty
+from dynamo_core.worker.generate_span import NO_REASON, GenerateSpan, not_empty
 from dynamo_core.worker.metrics import WorkerMetrics
 from dynamo_core.worker.progress import ProgressReporter
 from dynamo_core.worker.validate import StreamRules, validated, validator_enabled
@@ -73,6 +77,7 @@ class EngineAdapter(AsyncResource):
     ) -> None:
         """`vocabulary` is the number of the model's token ids, for the validator; None: not known."""
         self._engine = engine
+        self._name = engine_name(engine)
         self._vocabulary = vocabulary
         self._text = engine_config.model_input == "text"
         self._progress = progress
@@ -117,7 +122,18 @@ class EngineAdapter(AsyncResource):
     def _enter(self, ctx: ServedContext) -> Ticket:
         if self._closed:
             raise EngineShutdown("the worker is being stopped")
-        ticket = self._gate.enter()
+        try:
+            ticket = self._gate.enter()
+        except WorkerOverloaded:
+            if self._is_news(WorkerOverloaded.kind, ""):
+                log.warning(
+                    "worker %s is at capacity and refuses requests: its engine has %d, and %d wait "
+                    "(engine_request_limit and request_queue_limit are the bounds)",
+                    self._worker,
+                    self._gate.active,
+                    self._gate.queued,
+                )
+            raise
         ctx.defer(ticket.leave)
         ctx.defer(self._metrics.request())
         if self._progress is not None:
@@ -127,12 +143,12 @@ class EngineAdapter(AsyncResource):
     async def _generate(
         self, request: PreprocessedRequest, ctx: ServedContext, ticket: Ticket
     ) -> AsyncGenerator[LLMEngineOutput, None]:
-        with self._scope(ctx), self._payload_span(ctx, self._endpoint):
+        with self._scope(ctx), self._payload_span(ctx, self._endpoint) as payload:
             if not ticket.in_engine and not await self._place(ctx, ticket):
                 yield LLMEngineOutput.cancelled()
                 return
             with start_span("engine.generate") as span:
-                log.debug("a request goes to engine %s of worker %s", self._engine.NAME, self._worker)
+                log.debug("a request goes to engine %s of worker %s", self._name, self._worker)
                 # Without a span that is recorded the clock is not read, and nothing is counted per item.
                 watch = GenerateSpan(span, request, self._mode.value, ctx) if span.recording else None
                 abort = _Abort(self, ctx, held=self._mode is DisaggregationMode.DECODE)
@@ -148,8 +164,7 @@ class EngineAdapter(AsyncResource):
                     items = self._watched(stream, request, ctx, left)
                     async for item in items:
                         if item.finish_reason is not None:
-                            if item.finish_reason is FinishReason.ERROR:
-                                self._warn("error", item.error_message or "without a message", ctx)
+                            self._check_end(item, stream, payload, ctx)
                             left -= 1
                             if not left:
                                 abort.forget()
@@ -183,6 +198,20 @@ class EngineAdapter(AsyncResource):
                     if close is not None:
                         await close()
 
+    def _check_end(self, item: LLMEngineOutput, stream: Any, payload: Span, ctx: ServedContext) -> None:
+        """Check how an answer has ended; tell of an end that is an error.
+
+        Raises:
+            ContractViolation: the reason is none that there is.
+        """
+        if not isinstance(item.finish_reason, FinishReason):
+            raise ContractViolation(
+                f"{qualname(self._engine, 'generate')}: {content_fault(item, None)}{suspended_at(stream)}"
+            )
+        if item.finish_reason is FinishReason.ERROR:
+            payload.set_error(item.error_message or NO_REASON)
+            self._warn("error", item.error_message or "without a message", ctx)
+
     def _watched(self, stream: Any, request: PreprocessedRequest, ctx: ServedContext, terminals: int) -> Any:
         """The items of a stream, checked and followed where that is wanted."""
         check_stream(self._engine, stream)
@@ -210,12 +239,12 @@ class EngineAdapter(AsyncResource):
                 expect_type(self._engine, method, output, kind, expected)
                 yield output
             except ContractViolation as error:
-                log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
+                log.error("engine %s of worker %s: %s", self._name, self._worker, error)
                 raise
             except DynamoError:
                 raise
             except Exception as error:
-                log.exception("engine %s of worker %s failed to %s %s", self._engine.NAME, self._worker, method, ctx.id)
+                log.exception("engine %s of worker %s failed to %s %s", self._name, self._worker, method, ctx.id)
                 raise as_backend_error(error) from error
 
     def _misuse(self, error: Exception, stream: Any, item: Any) -> Exception:
@@ -232,23 +261,28 @@ class EngineAdapter(AsyncResource):
         """Counts what the engine raised, tells of it, and makes it one of our errors."""
         self._metrics.error("generate")
         if isinstance(error, ContractViolation):
-            log.error("engine %s of worker %s: %s", self._engine.NAME, self._worker, error)
+            log.error("engine %s of worker %s: %s", self._name, self._worker, error)
         elif not isinstance(error, DynamoError):
-            log.exception("engine %s of worker %s failed on request %s", self._engine.NAME, self._worker, ctx.id)
+            log.exception("engine %s of worker %s failed on request %s", self._name, self._worker, ctx.id)
         elif not isinstance(error, _NO_NEWS):
             self._warn(error.kind, error, ctx, _raised_at(error))
         return as_backend_error(error)
 
     def _warn(self, kind: str, text: object, ctx: ServedContext, place: str = "") -> None:
         """Tells of a failure that the engine told on purpose: of each kind and line once in a while."""
+        if not self._is_news(kind, place):
+            return
+        log.warning(
+            "engine %s of worker %s failed on request %s: %s: %s%s", self._name, self._worker, ctx.id, kind, text, place
+        )
+
+    def _is_news(self, kind: str, place: str) -> bool:
+        """Return whether a kind of failure was not told of lately; it has been, from now on."""
         now = time.monotonic()
         if self._quiet_until.get((kind, place), 0.0) > now:
-            return
+            return False
         self._quiet_until[kind, place] = now + QUIET
-        name = self._engine.NAME
-        log.warning(
-            "engine %s of worker %s failed on request %s: %s: %s%s", name, self._worker, ctx.id, kind, text, place
-        )
+        return True
 
     @staticmethod
     def _scope(ctx: ServedContext) -> logs.RequestScope:
@@ -275,7 +309,13 @@ class EngineAdapter(AsyncResource):
 
     def _abort(self, ctx: ServedContext) -> None:
         if type(self._engine).abort is not LLMEngine.abort:
-            self._aborts.spawn(self._engine.abort(ctx), name=f"abort-{ctx.attempt_id}")
+            self._aborts.spawn(self._call_abort(ctx), name=f"abort-{ctx.attempt_id}")
+
+    async def _call_abort(self, ctx: ServedContext) -> None:
+        try:
+            await self._engine.abort(ctx)
+        except Exception:
+            log.exception("engine %s of worker %s failed to abort request %s", self._name, self._worker, ctx.id)
 
 
 class _Abort:

@@ -14,7 +14,7 @@ from itertools import chain
 from types import FrameType
 from typing import ClassVar, Final, TypeAlias
 
-from dynamo_core.contracts.boundary import EngineFiles, location
+from dynamo_core.contracts.boundary import EngineFiles, engine_name, location
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.resources import AsyncResource
 
@@ -44,7 +44,7 @@ class BlockingWatch(AsyncResource):
     def __init__(self, engine: LLMEngine, worker: str, *, look: float = LOOK) -> None:
         self.worker = worker
         self.files: Final = EngineFiles(engine)
-        self._name = engine.NAME
+        self._name = engine_name(engine)
         self._look = look
         self._seen: deque[Place | None] = deque(maxlen=LOOKS)
         self._told: set[Place] = set()

@@ -16,6 +16,8 @@ DROPPED = "Dropped"
 DROPPED_TEXT = "stream dropped before terminal"
 #: `error_kind` when the engine gave no stream at all.
 SETUP_FAILED = "setup_failed"
+#: The text of the status where the engine ended a stream with an error and without a message.
+NO_REASON = "the engine gave no reason"
 
 _NAMES = {
     FinishReason.EOS: "EoS",
@@ -72,7 +74,7 @@ class GenerateSpan:
             self._terminal = True
             self._span.set_attribute("finish_reason", _NAMES.get(item.finish_reason, str(item.finish_reason)))
             if item.finish_reason is FinishReason.ERROR:
-                self._span.set_error(item.error_message or "the engine gave no reason")
+                self._span.set_error(item.error_message or NO_REASON)
 
     def failed(self, error: DynamoError, *, setup: bool) -> None:
         """The stream ended with an error; `setup` if the engine gave none at all."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
+from dynamo_core.contracts.boundary import engine_name
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.protocol.annotated import Annotated
@@ -74,7 +75,7 @@ class ProgressReporter(AsyncResource):
             progress = self._engine.progress()
         except Exception:
             if not self._failed:
-                log.exception("engine %s cannot say whether it is at work", self._engine.NAME)
+                log.exception("engine %s cannot say whether it is at work", engine_name(self._engine))
             self._failed = True
             return
         if progress == self._last:

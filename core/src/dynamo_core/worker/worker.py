@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_core.contracts.boundary import call_async, check_engine_config
+from dynamo_core.contracts.boundary import call_async, check_engine_config, engine_name
 from dynamo_core.contracts.call import (
     EMBED,
     GENERATE,
@@ -327,7 +327,7 @@ class Worker(AsyncResource):
             raise
         except Exception as error:
             # The author of an engine needs the place; the operator needs to know which worker it is.
-            log.exception("engine %s of worker %s failed to start", self._engine.NAME, self._config.worker)
+            log.exception("engine %s of worker %s failed to start", engine_name(self._engine), self._config.worker)
             raise as_backend_error(error) from error
         self.state = WorkerState.RUNNING
         self._stack.push("drain its engine", self._drain_engine)

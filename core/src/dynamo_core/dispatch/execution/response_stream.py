@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from dynamo_core.contracts.call import Source
 from dynamo_core.dispatch.load.tracker import Reservation
-from dynamo_core.errors import Cancelled, DynamoError, StreamIncomplete
+from dynamo_core.errors import BackendError, Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import FinishReason
 from dynamo_core.telemetry.route_span import RouteSpan
 from dynamo_core.timeouts import StallTimeout, StallTimer
 
@@ -133,6 +134,24 @@ class Attempt:
         self._stream._begin()
 
 
+class RecordedAttempt(Attempt):
+    """An attempt whose span is recorded: an answer that the engine ends with an error is no success."""
+
+    __slots__ = ("_engine_error",)
+
+    def __init__(self, stream: ResponseStream, reservation: Reservation | None, span: RouteSpan) -> None:
+        super().__init__(stream, reservation, span)
+        self._engine_error: DynamoError | None = None
+
+    def data(self, item: Any) -> None:
+        if getattr(item, "finish_reason", None) is FinishReason.ERROR:
+            self._engine_error = BackendError.Unknown(item.error_message or "the engine gave no reason")
+        super().data(item)
+
+    def end(self, error: DynamoError | None) -> None:
+        super().end(error or self._engine_error)
+
+
 class ResponseStream:
     """The items of one answer. Has one reader, which iterates, or sets `on_ready` and uses `take`.
 
@@ -212,7 +231,8 @@ class ResponseStream:
         """A new attempt, which holds what is given; whatever an earlier one still delivers is dropped from now on."""
         self._source = None
         self.source_paused = False
-        self._attempt = self._sink = attempt = Attempt(self, reservation, span)
+        attempt = Attempt(self, reservation, None) if span is None else RecordedAttempt(self, reservation, span)
+        self._attempt = self._sink = attempt
         if self.ended:
             self._sink = None
             attempt.end(self.error)

@@ -24,17 +24,24 @@ def pauses(first: float, last: float, *, least: float = 0.5, most: float = 1.5) 
 
 
 class Backoff:
-    """Pauses between the tries of one request: doubled each time, up to so many seconds in all."""
+    """Pauses between the tries of one request: doubled each time, up to so many seconds in all.
 
-    __slots__ = ("_pause", "_until")
+    The time counts from the making, or, if not `started`, from the first pause.
+    """
 
-    def __init__(self, seconds: float) -> None:
-        self._until = asyncio.get_running_loop().time() + seconds
+    __slots__ = ("_pause", "_seconds", "_until")
+
+    def __init__(self, seconds: float, *, started: bool = True) -> None:
+        self._seconds = seconds
+        self._until = asyncio.get_running_loop().time() + seconds if started else None
         self._pause = FIRST_PAUSE
 
     async def pause(self) -> bool:
         """Waits before the next try; False at once if that would take too long."""
-        if asyncio.get_running_loop().time() + self._pause > self._until:
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._seconds
+        if now + self._pause > self._until:
             return False
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, LAST_PAUSE)

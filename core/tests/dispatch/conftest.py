@@ -134,9 +134,13 @@ class InTurn(Router):
 
     NAME = "in-turn"
 
+    #: How often there was none.
+    refused = 0
+
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
         eligible = pool.eligible(request.excluded)
         if not eligible:
+            self.refused += 1
             raise no_worker(pool)
         return Route(eligible[0])
 
@@ -179,7 +183,8 @@ class Stage:
             deadlines=Deadlines(**({"migration_wait": 0.0} | deadlines)),
             metrics=self.metrics,
         )
-        self.group = WorkerGroup(self.pool, InTurn(PluginConfig(), None))  # type: ignore[arg-type]
+        self.router = InTurn(PluginConfig(), None)  # type: ignore[arg-type]
+        self.group = WorkerGroup(self.pool, self.router)
         for number in range(1, workers + 1):
             self.pool.add(Instance(instance_id=number), self.card)
         self.ctx = EngineContext("r")

@@ -135,3 +135,19 @@ async def test_a_worker_that_leaves_while_it_is_out_of_reach_is_not_waited_for(m
         async with asyncio.timeout(10):
             [item async for item in stream]
     await stream.aclose()
+
+
+async def test_request_that_a_worker_failed_itself_does_not_redial_a_dead_one(make_stage: Callable[..., Any]) -> None:
+    stage = make_stage(2, migration_wait=3600, retries=2)
+    stream = await stage.generate()
+    stage.transport.calls[0].fail(Disconnected("killed"), told=False)
+    await called(stage, 2)
+    stage.transport.refusals = [CannotConnect("dead")] * 100
+    stage.transport.calls[1].fail(BackendError.EngineShutdown("its engine is gone"), told=True)
+
+    with pytest.raises(Unavailable, match="no worker could be reached"):
+        async with asyncio.timeout(10):
+            [item async for item in stream]
+    # Three calls in all: two were accepted.
+    assert len(stage.transport.refusals) == 99
+    await stream.aclose()

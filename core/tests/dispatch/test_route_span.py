@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import BackendError, CannotConnect, Disconnected, DynamoError, InvalidArgument, WorkerOverloaded
+from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.telemetry.tracing import TraceContext
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -124,9 +126,42 @@ async def test_a_worker_that_is_full_is_not_disconnected(record: Record, make_st
     with pytest.raises(DynamoError):
         await stage.generate()
 
-    first, second = routed(recorded)
-    assert (first["worker_id"], "request.outcome" in first) == (f"{1:016x}", False)
-    assert "worker_id" not in second
+    [span] = routed(recorded)
+    assert (span["worker_id"], "request.outcome" in span) == (f"{1:016x}", False)
+
+
+async def test_answer_that_the_engine_ends_with_an_error_is_no_success(record: Record, make_stage: MakeStage) -> None:
+    recorded, stage = record(), make_stage()
+    stream = await stage.generate()
+    stage.transport.calls[0].give(1)
+    stage.transport.calls[0].sink.data(LLMEngineOutput.error("out of blocks"))
+    stage.transport.calls[0].sink.event(Annotated.from_complete_final())
+    await stream.aclose()
+
+    span = recorded.one(NAME)
+    assert "request.outcome" not in span.attributes
+    assert (span.status.status_code, span.status.description) == (
+        StatusCode.ERROR,
+        "Backend(Unknown): out of blocks",
+    )
+
+
+async def test_attempts_have_different_numbers_while_a_request_waits_for_a_busy_worker(
+    record: Record, make_stage: MakeStage
+) -> None:
+    recorded, stage = record(), make_stage(2, migration_wait=20)
+    stage.pool.set_busy(2, True)
+    stage.transport.refusals = [CannotConnect("dead")]
+    asking = asyncio.create_task(stage.generate())
+    async with asyncio.timeout(10):
+        while stage.router.refused < 2:  # noqa: ASYNC110 - the wait has no event
+            await asyncio.sleep(0.001)
+    stage.pool.set_busy(2, False)
+    stream = await asking
+    stage.transport.calls[0].complete()
+    await stream.aclose()
+
+    assert [span["request.attempt"] for span in routed(recorded)] == ["0", "1"]
 
 
 async def test_without_export_nothing_is_made(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:

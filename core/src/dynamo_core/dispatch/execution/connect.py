@@ -89,40 +89,22 @@ class Connector:
             Cancelled: `ctx` was stopped; no worker has been asked since.
             DynamoError: the worker's own refusal, or why the hop's stream has ended meanwhile.
         """
-        stage, _ = self._stages[group.pool.role]
         router = group.router
-        backoff: Backoff | None = None
+        backoff = Backoff(self._deadlines.migration_wait, started=False)
         routing.wants_candidates = self._events.candidates
-        while self._may_ask(hop, routing, group):
-            if ctx.is_stopped():
-                raise Cancelled("the request was stopped before a worker accepted it", cause=last)
+        while self._may_ask(hop, routing, group, last):
             span = route_span(
                 ctx, router.NAME, hop.calls, tokens_completed=hop.completed, last=last, from_worker=hop.moved_from
             )
-            begun = stage.enter()
+            begun = time.perf_counter()
             try:
-                route = await router.route(routing, group.pool)
+                route = await self._choose(hop, routing, ctx, group, last, backoff)
             except BaseException as error:
                 if span is not None:
                     span.end(error if isinstance(error, DynamoError) else Cancelled("the routing was given up"))
-                if not isinstance(error, ServiceOverloaded | Unavailable):
-                    raise
-                if last is not None and (isinstance(last, WorkerOverloaded) or _asked_all(routing, group)):
+                if isinstance(error, ServiceOverloaded | Unavailable) and _none_left(last, routing, group):
                     break
-                # One that was let in is not refused for load later: it waits for a worker that is not busy.
-                if isinstance(error, Unavailable) or not (hop.patient or last is not None):
-                    raise
-                backoff = backoff or Backoff(self._deadlines.migration_wait)
-                if hop.over is not None or not await backoff.pause():
-                    raise
-                continue
-            finally:
-                stage.leave(begun)
-            if hop.over is not None:
-                # A deadline of the whole request passed meanwhile, or what this one builds on has failed.
-                if span is not None:
-                    span.end(hop.over)
-                raise hop.over
+                raise
             calling = self._call(hop, endpoint, payload, route, routing, ctx, group, span, prepare)
             if self._events.active:
                 calling = self._watch(calling, _routed(hop, ctx, route, group, last, begun))
@@ -131,6 +113,40 @@ class Connector:
                 return answer
             last = answer
         raise exhausted(last)
+
+    async def _choose(
+        self,
+        hop: Hop,
+        routing: RoutingRequest,
+        ctx: EngineContext,
+        group: WorkerGroup,
+        last: DynamoError | None,
+        backoff: Backoff,
+    ) -> Route:
+        """Have the router choose a worker; wait for one where the request has been let in already.
+
+        Raises:
+            DynamoError: no worker may be asked, or the request is over.
+        """
+        stage, _ = self._stages[group.pool.role]
+        while True:
+            if ctx.is_stopped():
+                raise Cancelled("the request was stopped before a worker accepted it", cause=last)
+            begun = stage.enter()
+            try:
+                route = await group.router.route(routing, group.pool)
+            except ServiceOverloaded:
+                # A request that was let in is not refused for load later: it waits for a worker that is not busy.
+                waits = (hop.patient or last is not None) and not _none_left(last, routing, group)
+                if not waits or hop.over is not None or not await backoff.pause():
+                    raise
+                continue
+            finally:
+                stage.leave(begun)
+            if hop.over is not None:
+                # A deadline of the whole request passed meanwhile, or what this one builds on has failed.
+                raise hop.over
+            return route
 
     async def _call(
         self,
@@ -217,11 +233,13 @@ class Connector:
         if hop.over is not None:
             raise hop.over
 
-    def _may_ask(self, hop: Hop, routing: RoutingRequest, group: WorkerGroup) -> bool:
-        """Whether a worker may be asked at all; one that must not be is excluded from routing."""
-        if len(hop.workers) < self.tries:
+    def _may_ask(self, hop: Hop, routing: RoutingRequest, group: WorkerGroup, last: DynamoError | None) -> bool:
+        """Return whether a worker may be asked; exclude from routing the workers that must not be."""
+        if len(hop.workers) >= self.tries:
+            routing.excluded |= group.pool.instances.keys() - hop.workers
+        elif last is None:
+            # With no worker at all, the router says why.
             return True
-        routing.excluded |= group.pool.instances.keys() - hop.workers
         return not _asked_all(routing, group)
 
     def _reserve(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Reservation:
@@ -272,6 +290,11 @@ def _for_rank(payload: Any, route: Route, card: ModelCard) -> Any:
 def _asked_all(routing: RoutingRequest, group: WorkerGroup) -> bool:
     """Whether no worker in service is left that has not failed or refused, however busy."""
     return group.pool.in_service <= routing.excluded
+
+
+def _none_left(last: DynamoError | None, routing: RoutingRequest, group: WorkerGroup) -> bool:
+    """Return whether the failure of the worker before is the reason that the client is told."""
+    return isinstance(last, WorkerOverloaded) or (last is not None and _asked_all(routing, group))
 
 
 def exhausted(last: DynamoError | None) -> DynamoError:

@@ -199,7 +199,18 @@ class Hop:
     since the request has been let in as part of another.
     """
 
-    __slots__ = ("_seen", "calls", "completed", "failure", "label", "moved_from", "patient", "stream", "workers")
+    __slots__ = (
+        "_seen",
+        "calls",
+        "completed",
+        "failure",
+        "full",
+        "label",
+        "moved_from",
+        "patient",
+        "stream",
+        "workers",
+    )
 
     def __init__(self, stream: ResponseStream, label: str = "", *, patient: bool = False) -> None:
         self.stream = stream
@@ -207,8 +218,9 @@ class Hop:
         self.patient = patient
         #: The workers that were asked, except those that were full. The connector bounds their number.
         self.workers: set[int] = set()
-        #: How many calls there have been in all.
+        #: How many calls there have been in all, and how many of them found a worker full.
         self.calls = 0
+        self.full = 0
         #: The worker that had the call before, and how many tokens had come by then.
         self.moved_from: int | None = None
         self.completed = 0
@@ -243,6 +255,7 @@ class Hop:
         self.moved_from = instance_id
         if isinstance(error, WorkerOverloaded):
             self.workers.discard(instance_id)
+            self.full += 1
 
     def forget_asked(self) -> None:
         """Workers that were asked may be asked again."""
@@ -478,11 +491,9 @@ class RequestExecution:
         """The worker to blame for the failure of the current attempt."""
         return self.stream.instance_id if self._failed_worker is None else self._failed_worker
 
-    def workers_asked(self) -> tuple[Collection[int], ...]:
-        """For each group of the plan, the workers that were asked."""
-        if len(self.plan) == 1:
-            return (self.answer.workers,)
-        return (self.prefill.workers if self.prefill is not None else (), self.answer.workers)
+    def hops(self) -> tuple[Hop | None, ...]:
+        """Return for each group of the plan the calls at its workers; None where none was made."""
+        return (self.answer,) if len(self.plan) == 1 else (self.prefill, self.answer)
 
     def tell_moved(self, events: RequestEventHub, failed_worker: int | None, tokens: int, error: DynamoError) -> None:
         """Tells extensions that a worker which had accepted the request has failed, and that another is sought."""

@@ -222,13 +222,18 @@ class Migrator:
             excluded = execution.failed
 
     def _may_be_asked_again(self, execution: RequestExecution) -> bool:
-        """Whether each role has a worker that has not failed on the request and that it may still be given to."""
+        """Return whether each role has a worker that has not failed on the request and that it may still be given to.
+
+        A broken wire mends itself, so a request waits for workers behind it. A request that a worker has failed itself
+        may be the cause of all that goes wrong: its calls are counted, also where they reach no worker.
+        """
         return all(
-            any(
-                one not in execution.failed and (len(asked) < self._tries or one in asked)
+            not (execution.failed and hop is not None and hop.calls - hop.full >= self._tries)
+            and any(
+                one not in execution.failed and (hop is None or len(hop.workers) < self._tries or one in hop.workers)
                 for one in group.pool.in_service
             )
-            for group, asked in zip(execution.plan, execution.workers_asked(), strict=True)
+            for group, hop in zip(execution.plan, execution.hops(), strict=True)
         )
 
 

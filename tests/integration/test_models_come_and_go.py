@@ -13,6 +13,8 @@ from dynamo_core.contracts.call import MODEL_FILE
 from dynamo_core.errors import Unavailable
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES, ModelFile, ModelFileChunk, ModelFileRequest
+from dynamo_core.runtime.health import Health
+from dynamo_core.settings import Settings
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from tests.integration.parts import Plain
@@ -46,6 +48,20 @@ async def test_that_no_worker_has_registered_yet_is_said_only_until_one_has(hous
         house.model()
     with pytest.raises(Unavailable, match="no worker is registered now"):
         house.model("another")
+
+
+async def test_frontend_whose_config_names_no_workers_is_ready_once_it_serves_a_model(house: Any) -> None:
+    health = Health(Settings(), house.models)
+    await house.until(lambda: house.models.synced)
+    assert health.readiness() == (False, "no worker has registered yet")
+
+    await house.run(Plain)
+
+    assert health.readiness() == (True, "ready")
+    assert Health(Settings.model_validate({"client": {"min_initial_workers": 2}}), house.models).readiness() == (
+        False,
+        "model m has 1 of 2 workers",
+    )
 
 
 async def test_a_worker_whose_card_differs_from_the_models_is_left_out(

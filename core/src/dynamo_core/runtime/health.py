@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from dynamo_core.dispatch.models.model import Model
 from dynamo_core.dispatch.models.models import Models
 from dynamo_core.protocol.records import Instance
 from dynamo_core.settings import Settings
@@ -39,8 +40,10 @@ class Health:
         return self._failures()
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready once all is connected, discovery's snapshot is in, and every model of the config has enough workers of
-        every role."""
+        """Ready once all is connected, discovery's snapshot is in, and the models have enough workers of every role.
+
+        These are the models of the config, or else any one model.
+        """
         if self.shutting_down:
             return False, "shutting down"
         if reason := self._waits_for():
@@ -48,11 +51,18 @@ class Health:
         if not self._models.synced:
             return False, "the first snapshot of discovery is not in yet"
         models = {model.name: model for model in self._models.list()}
-        for name in self._required if self._minimum else ():
-            model = models.get(name)
-            count = model.instance_count if model is not None else 0
-            if count < self._minimum:
-                return False, f"model {name} has {count} of {self._minimum} workers"
-            if model is not None and model.missing_roles:
-                return False, f"model {name} has no {' and no '.join(model.missing_roles)} worker"
-        return True, "ready"
+        if not self._minimum:
+            return True, "ready"
+        lacks = [self._lack(name, models.get(name)) for name in self._required or models]
+        if self._required:
+            reason = next(filter(None, lacks), "")
+        else:
+            reason = "" if "" in lacks else next(iter(lacks), "no worker has registered yet")
+        return not reason, reason or "ready"
+
+    def _lack(self, name: str, model: Model | None) -> str:
+        """Return what a model still needs; empty if nothing."""
+        count = 0 if model is None else model.instance_count
+        if model is None or count < self._minimum:
+            return f"model {name} has {count} of {self._minimum} workers"
+        return f"model {name} has no {' and no '.join(model.missing_roles)} worker" if model.missing_roles else ""

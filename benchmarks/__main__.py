@@ -30,6 +30,7 @@ MEASUREMENTS: Final = (
     "slot-tracker",
     "overload",
     "feed",
+    "bodies",
     "transformers",
 )
 #: Those whose module has another name.

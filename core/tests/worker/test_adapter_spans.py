@@ -347,6 +347,7 @@ async def test_an_error_told_as_text_has_no_kind_but_sets_the_status(record: Rec
     span = recorded.one("engine.generate")
     assert "error_kind" not in span.attributes
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "the GPU is gone")
+    assert recorded.one("handle_payload").status.description == "the GPU is gone"
 
 
 async def test_spans_of_the_engine_are_below_engine_generate_also_in_tasks_that_it_makes(record: Record) -> None:
@@ -430,16 +431,3 @@ async def test_embeddings_are_a_served_call_too(record: Record) -> None:
 
     (span,) = recorded.spans
     assert (span.name, span.attributes["endpoint"]) == ("handle_payload", "embed")
-
-
-async def test_error_that_ends_a_stream_marks_both_spans(record: Record) -> None:
-    async def failing(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield chunk.token(1)
-        yield LLMEngineOutput.error("out of blocks")
-
-    recorded = record()
-    await run(failing)
-
-    for name in ("handle_payload", "engine.generate"):
-        status = recorded.one(name).status
-        assert (status.status_code, status.description) == (StatusCode.ERROR, "out of blocks")

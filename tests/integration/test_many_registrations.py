@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,8 +11,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from dynamo_core import EngineContext, PreprocessedRequest, Principal
+from dynamo_core.dispatch.pools.pool import Pool
+from dynamo_core.protocol import Instance, ModelCard
+from dynamo_core.protocol.events import KvCleared, KvEvent, RouterEvent
 
 from benchmarks.registrations import ROUTERS, Fleet, Watcher, directory
 
@@ -120,3 +125,45 @@ async def test_every_router_finds_the_workers_that_are_there(
     assert len(answered) > 0.8 * len(fleet.leases)
     assert sum(answered.values()) == 2 * size
     assert watcher.tracker.total_requests == 0
+
+
+async def test_loop_runs_on_while_a_whole_fleet_leaves(tmp_path: Path, stack: AsyncExitStack) -> None:
+    fleet, watcher = await world("memory", tmp_path, stack, "round-robin")
+    await fleet.add(1000)
+    watcher.models.start()
+    await watcher.until(lambda: len(watcher.known) == 1000)
+    loop, turns, seen = asyncio.get_running_loop(), count(), set()
+
+    def turn() -> None:
+        seen.add((next(turns), len(watcher.pool.instances)) if watcher.models.list() else (next(turns), 0))
+        ticking[0] = loop.call_soon(turn)
+
+    ticking = [loop.call_soon(turn)]
+    await asyncio.gather(*(lease.aclose() for lease in fleet.leases.values()))
+    await watcher.until(lambda: not watcher.models.list())
+    ticking[0].cancel()
+
+    # Between none gone and all gone there were turns in which some were.
+    assert {left for _, left in seen} - {0, 1000}
+
+
+def joining(size: int) -> float:
+    """CPU seconds in which a router of caches takes in so many workers, each of which tells of its cache as it comes."""
+
+    async def join() -> float:
+        async with AsyncExitStack() as stack, directory("memory") as place:
+            watcher = Watcher(place, stack, "kv")
+            pool = Pool("many", "aggregated")
+            router: Any = watcher.make_router(pool)
+            stack.push_async_callback(router.aclose)
+            begun = time.process_time()
+            for number in range(1, size + 1):
+                pool.add(Instance(instance_id=number), ModelCard(name="many", instance_id=number))
+                router._on_message(number, msgspec.msgpack.encode([RouterEvent(number, KvEvent(0, KvCleared()))]))
+            return time.process_time() - begun
+
+    return min(asyncio.run(join()) for _ in range(3))
+
+
+def test_cost_of_workers_that_join_a_router_of_caches_grows_with_their_number() -> None:
+    assert joining(1600) < 3 * joining(800)

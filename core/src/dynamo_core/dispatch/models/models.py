@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from dynamo_core.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
+#: Seconds of one turn of the loop in which changes of discovery are taken in.
+SLICE = 0.005
 #: Makes the router of a pool.
 RouterFactory = Callable[[Pool], Router]
 #: Makes the tokenizer of a model from its kind and the model's files.
@@ -68,6 +71,19 @@ class _Worker:
     card: ModelCard | None = None
     instance: Instance | None = None
     place: _Place | None = None
+
+
+class _SlicedWork:
+    """Work on the event loop in slices of `SLICE` seconds: a whole fleet may come or leave at once."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+
+    async def give_way(self) -> None:
+        """Let the rest of the loop run, if the slice is over."""
+        if time.monotonic() - self._begun > SLICE:
+            await asyncio.sleep(0)
+            self._begun = time.monotonic()
 
 
 class Models(AsyncResource):
@@ -208,7 +224,14 @@ class Models(AsyncResource):
             try:
                 async with aclosing(self._discovery.watch("v1/")) as events:
                     known = set(self._workers)
+                    work = _SlicedWork()
                     async for event in events:
+                        await work.give_way()
+                        if event.kind is WatchKind.SYNCED:
+                            for path in known:
+                                self._forget(path)
+                                await work.give_way()
+                            known.clear()
                         self._apply(event, known)
                         if event.kind is WatchKind.SYNCED:
                             waits = pauses(FIRST_RETRY, LAST_RETRY)
@@ -221,9 +244,6 @@ class Models(AsyncResource):
         """Takes in one event. `gone` holds the workers of an earlier watch that this one has not shown yet."""
         match event.kind:
             case WatchKind.SYNCED:
-                for path in gone:
-                    self._forget(path)
-                gone.clear()
                 self.stale = False
                 self._synced.set()
                 self._notify()

@@ -148,7 +148,7 @@ async def test_loop_runs_on_while_a_whole_fleet_leaves(tmp_path: Path, stack: As
 
 
 def joining(size: int) -> float:
-    """CPU seconds in which a router of caches takes in so many workers, each of which tells of its cache as it comes."""
+    """CPU seconds of a router of caches for so many workers, each of which tells of its cache as it comes."""
 
     async def join() -> float:
         async with AsyncExitStack() as stack, directory("memory") as place:

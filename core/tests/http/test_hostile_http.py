@@ -29,6 +29,8 @@ class House:
         self.reached: list[str] = []
         routes = [
             HttpRoute("POST", "/read", self._read),
+            HttpRoute("POST", "/pieces", self._pieces),
+            HttpRoute("POST", "/late", self._late),
             HttpRoute("GET", "/hidden", self._hidden),
             HttpRoute("GET", "/large", self._large),
         ]
@@ -45,6 +47,16 @@ class House:
         body = await request.read()
         self.reached.append("read")
         return web.Response(text=f"{len(body)}")
+
+    async def _pieces(self, request: web.Request) -> web.Response:
+        async for _ in request.content.iter_any():
+            self.reached.append("piece")
+        return web.Response()
+
+    async def _late(self, request: web.Request) -> web.Response:
+        await request.content.wait_eof()
+        await asyncio.sleep(0.1)  # the deadline of the test passes
+        return web.Response(body=await request.read())
 
     async def _hidden(self, request: web.Request) -> web.Response:
         self.reached.append("hidden")
@@ -305,6 +317,33 @@ async def test_half_a_header_is_cut_at_the_deadline_whatever_stands_before_it(st
 
         assert status(answer) == 408
         assert house.listener.timed_out_connections == 1
+
+
+@pytest.mark.parametrize("path", ["/read", "/pieces"], ids=["read whole", "read in pieces"])
+@pytest.mark.parametrize(
+    "begin",
+    [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1;" + b"a" * 100_000],
+    ids=["half a body", "a chunk extension without end"],
+)
+async def test_half_a_body_is_cut_at_the_deadline_however_its_route_reads_it(path: str, begin: bytes) -> None:
+    async with serving(body_timeout=0.1) as house:
+        reader, writer = await house.connect()
+        writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\n%s" % (path.encode(), begin))
+
+        answer = await closed(reader)
+        writer.close()
+
+        assert "did not arrive within 0.1 s" in told(answer, 408)["message"]
+        assert "read" not in house.reached
+
+
+async def test_a_body_that_came_in_time_may_be_read_after_the_deadline() -> None:
+    async with serving(body_timeout=0.05) as house:
+        answer = await house.answer(
+            b"POST /late HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nConnection: close\r\n\r\n", b"abc"
+        )
+
+        assert status(answer) == 200
 
 
 async def test_empty_lines_before_a_request_are_passed_over(house: House) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
-from aiohttp import ClientConnectionResetError, HttpVersion10, HttpVersion11, http_parser, web
+from aiohttp import ClientConnectionResetError, HttpVersion10, HttpVersion11, StreamReader, http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from dynamo_core.contracts.frontend import ErrorResponse, HttpHandler, HttpRoute
@@ -47,14 +47,25 @@ _LINGER = 5.0
 #: Seconds that a connection which was accepted last may take to say what it wants.
 _LAST_WORDS = 1.0
 _BACKLOG = 1024
+#: Seconds until a request's body must be complete, unless the settings say otherwise.
+BODY_TIMEOUT = 60.0
 #: Seconds that a client may leave an answer unread, unless the settings say otherwise.
 _WRITE_STALL = 30.0
+_MALFORMED_BODY = Problem(400, "The request body is not framed, or not encoded, as its header says")
 
 _Handle = Callable[[Any], Awaitable[web.StreamResponse]]
 
 
 class _AlreadyReported(ConnectionError):
     """Ends a response that had begun: the connection is closed, so that no client takes what came for the whole."""
+
+
+class _BodyTimeout(web.RequestPayloadError):
+    """Ends the body of a request that does not arrive in time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.problem = Problem(408, f"The request body did not arrive within {seconds:g} s")
+        super().__init__(self.problem.message)
 
 
 class _ProtocolNoise(logging.Filter):
@@ -77,7 +88,8 @@ class Listener(AsyncResource):
 
     `name` is how messages call it; `port` 0 takes any free one; `body_limit` is in bytes; `port_option` is what an
     operator sets to move it. Times are in seconds: `idle_timeout` between two requests, `header_timeout` until the
-    first request's header is complete, `write_stall` that a client may leave an answer unread.
+    first request's header is complete, `body_timeout` until the body behind a header is, `write_stall` that a client
+    may leave an answer unread.
 
     With `reuse_port` others may listen on the port too, if all of them set it; the kernel gives each new connection to
     one of them.
@@ -100,6 +112,7 @@ class Listener(AsyncResource):
         max_connections: int,
         idle_timeout: float,
         header_timeout: float = HEADER_TIMEOUT,
+        body_timeout: float = BODY_TIMEOUT,
         write_stall: float = _WRITE_STALL,
         reuse_port: bool = False,
         ssl: ssl_module.SSLContext | None = None,
@@ -115,6 +128,7 @@ class Listener(AsyncResource):
         self._body_limit = body_limit
         self._max_connections = max_connections
         self._header_timeout = header_timeout
+        self._body_timeout = body_timeout
         self._stalls = Stalls(write_stall)
         self._reuse_port = reuse_port
         self._ssl = ssl
@@ -222,7 +236,7 @@ class Listener(AsyncResource):
         if server is None:
             raise RuntimeError("the HTTP server was not made")
         # Most requests need none of what the library's application does for each: resolving, freezing, signals.
-        server.request_handler = partial(self._dispatch, server.request_handler)
+        server.request_handler = partial(self._handle, server.request_handler)
         server.request_factory = request_factory(self._body_limit, asyncio.get_running_loop())
         self._limiter = ConnectionLimiter(
             partial(
@@ -387,6 +401,18 @@ class Listener(AsyncResource):
                 ) from error
         return app
 
+    async def _handle(self, application: _Handle, request: Any) -> web.StreamResponse:
+        """Bounds the time of a request's body, however a handler reads it."""
+        body = request.content
+        if body.is_eof():
+            # The whole body came with the head, as nearly all do: there is nothing to wait for.
+            return await self._dispatch(application, request)
+        deadline = asyncio.get_running_loop().call_later(self._body_timeout, _expire, body, self._body_timeout)
+        try:
+            return await self._dispatch(application, request)
+        finally:
+            deadline.cancel()
+
     async def _dispatch(self, application: _Handle, request: Any) -> web.StreamResponse:
         """Takes a request for an exact path to its handler; any other, or one that asks for more, to `application`."""
         if self._leaving:
@@ -439,10 +465,8 @@ class Listener(AsyncResource):
         except web.RequestPayloadError as error:
             if request.writer.output_size:
                 raise
-            log.debug("a client sent a body that is not HTTP: %s", error)
-            response = self._words(handler)(
-                Problem(400, "The request body is not framed, or not encoded, as its header says")
-            )
+            log.debug("a client's body ends early: %s", error)
+            response = self._words(handler)(error.problem if isinstance(error, _BodyTimeout) else _MALFORMED_BODY)
             response.force_close()
         except Exception as error:
             if request.writer.output_size:
@@ -489,6 +513,12 @@ class Listener(AsyncResource):
     def _words(self, handler: HttpHandler | None) -> ErrorResponse:
         """How the route of this handler words errors."""
         return self._respond_error if handler is None else self._wording.get(handler, self._respond_error)
+
+
+def _expire(body: StreamReader, seconds: float) -> None:
+    """Ends a body that is not complete after so many seconds."""
+    if not body.is_eof():
+        body.set_exception(_BodyTimeout(seconds))
 
 
 def _connection_options(idle_timeout: float) -> dict[str, Any]:

@@ -502,6 +502,7 @@ class FrontendProcess:
             max_connections=http.max_connections,
             idle_timeout=http.idle_timeout,
             header_timeout=http.header_timeout,
+            body_timeout=http.body_timeout,
             write_stall=self._settings.client.write_stall,
             ssl=ssl,
             cors=cors,

@@ -421,6 +421,7 @@ class HttpSettings(BaseModel):
     header_timeout: Seconds = Field(
         default=10, description="Seconds for a TLS handshake, and for the first header of a connection."
     )
+    body_timeout: Seconds = Field(default=60, description="Seconds for the body of a request to arrive.")
     idle_timeout: Seconds = Field(default=75, description="Seconds after which an idle connection is closed.")
     cors: CorsSettings = Field(default_factory=CorsSettings)
     metrics_prefix: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")] = Field(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
-from dynamo_core import DynamoError, EngineContext, HttpFault, Principal, Problem, principal_of, set_request_id
+from dynamo_core import DynamoError, EngineContext, Principal, Problem, principal_of, set_request_id
 from dynamo_core.errors import (
     CLIENT_CLOSED_REQUEST,
     ModelNotFound,
@@ -35,8 +35,6 @@ from dynamo_plugin_frontend_openai.sse import ClientGone, EventStream
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, InflightRequest, ServedModel
 
-#: Seconds in which a request's body must have arrived.
-BODY_DEADLINE = 60.0
 #: The headers that the books of a request want.
 _BOOKED = ("traceparent", "tracestate", "x-request-id")
 
@@ -114,15 +112,8 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         """The handler of the route."""
         timing = Timing()
         try:
-            if http.content.is_eof():
-                # The whole body came with the head, as nearly all do: there is nothing to wait for.
-                raw = await read_object(http)
-            else:
-                async with asyncio.timeout(BODY_DEADLINE):
-                    raw = await read_object(http)
+            raw = await read_object(http)
             principal = asking(principal_of(http), raw, self.USER, self.SESSION)
-        except TimeoutError:
-            return self._reject(HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s"))
         except DynamoError as error:
             return self._reject(error)
         model = self.find(raw.get("model"), principal)

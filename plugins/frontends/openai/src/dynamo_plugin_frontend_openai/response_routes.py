@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +11,6 @@ from dynamo_core import HttpFault, HttpRoute, principal_of
 from dynamo_core.errors import InvalidArgument
 
 from dynamo_plugin_frontend_openai import response_schemas as schemas
-from dynamo_plugin_frontend_openai.endpoint import BODY_DEADLINE
 from dynamo_plugin_frontend_openai.openapi import Operation
 from dynamo_plugin_frontend_openai.render import encode
 from dynamo_plugin_frontend_openai.requests import fields
@@ -149,11 +147,7 @@ class StoredResponses:
         return _json((await self._memory.remove(_owner(http), _conversation(http), item)).told())
 
     async def _body(self, http: web.Request, kind: type[BodyT]) -> tuple[dict[str, Any], BodyT]:
-        try:
-            async with asyncio.timeout(BODY_DEADLINE):
-                raw = await read_object(http)
-        except TimeoutError as error:
-            raise HttpFault(408, f"The request body did not arrive within {BODY_DEADLINE:g} s") from error
+        raw = await read_object(http)
         body = to_struct(raw, kind)
         fields.check_known(raw, kind.__struct_fields__, {})
         return raw, body

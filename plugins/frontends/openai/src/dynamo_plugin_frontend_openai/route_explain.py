@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from dynamo_core import HttpFault, HttpRoute, ListenerName, principal_of
+from dynamo_core import HttpRoute, ListenerName, principal_of
 from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import format_instance_id
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from dynamo_plugin_frontend_openai.generation import ParsedRequest
 
 PATH = "/route/explain"
-#: Seconds in which a request's body must have arrived.
-DEADLINE = 10.0
 
 #: What a body may give as the prompt.
 _PROMPTS = ("prompt", "messages", "token_ids")
@@ -47,11 +45,7 @@ class RouteExplanations:
 
     async def post(self, http: web.Request) -> web.Response:
         """Overlap, load and cost of every rank, by the role of its worker."""
-        try:
-            async with asyncio.timeout(DEADLINE):
-                raw = await read_object(http)
-        except TimeoutError:
-            raise HttpFault(408, f"The request body did not arrive within {DEADLINE:g} s") from None
+        raw = await read_object(http)
         model = self._find(raw.get("model"))
         parse = partial(self._parse, raw, model)
         # A large body may have as many parts as would hold the event loop.

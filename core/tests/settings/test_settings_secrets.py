@@ -87,6 +87,7 @@ def test_references_are_filled_in_and_never_shown(config_file: ConfigFile) -> No
         ("api_keys", {"alice": "x"}, {"alice": "***"}),
         ("auth_token", "x", "***"),
         ("tokens", ["x"], ["***"]),
+        ("keys", [{"id": "a", "hash": "sha256:" + "0f" * 32}], [{"id": "a", "hash": "***"}]),
         ("max_tokens", 5, 5),
         ("tokenizer", "x", "x"),
         ("token_capacity", 5, 5),

@@ -24,6 +24,8 @@ _ADDRESS = re.compile(
     r"(^|_)(addr|address|advertise|bind|broker|connection|dsn|endpoint|host|origin|peer|proxy|server|store|uri|url)"
     r"(e?s)?($|_)"
 )
+#: The hash of a key, against which a guess can be tried.
+_HASH = re.compile(r"sha256:[0-9a-fA-F]*")
 #: The query or the fragment of an address, whichever is first.
 _QUERY = re.compile(r"(?s)([?#]).*")
 #: ``password=…`` and the like, as connection strings have them. All repeats are bounded: values may be long.
@@ -34,7 +36,10 @@ _ASSIGNED = re.compile(
 
 
 def redacted(path: Sequence[str], value: Any) -> Any:
-    """The value as it may be shown: ``***`` if a key on its path speaks of a secret; addresses without credentials."""
+    """The value as it may be shown: ``***`` if a key on its path speaks of a secret, or if it is the hash of one.
+
+    Addresses are shown without credentials.
+    """
     # A worker may be called `token`: names that the user chose do not mark a secret.
     keys = [*path[:1], *path[2:]] if path[:1] == ("workers",) else list(path)
     return _redacted([key.lower().replace("-", "_") for key in keys], value)
@@ -51,7 +56,7 @@ def _redacted(keys: list[str], value: Any) -> Any:
         return [_redacted(keys, child) for child in value]
     if isinstance(value, str):
         # `max_tokens: 5` is a number of tokens, `tokens: [abc]` are tokens.
-        if any(_TOKENS.search(key) for key in keys):
+        if _HASH.fullmatch(value) or any(_TOKENS.search(key) for key in keys):
             return HIDDEN
         return without_credentials(value, address=any(_ADDRESS.search(key) for key in keys))
     return value

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from dynamo_plugin_extension_dashboard.sessions import FAILURES, OPERATOR, SESSIONS, VIEWER, WINDOW, Sessions
+import pytest
+from dynamo_plugin_extension_dashboard.sessions import (
+    ADDRESSES,
+    FORGOTTEN,
+    FREE,
+    LONGEST,
+    OPERATOR,
+    SESSIONS,
+    VIEWER,
+    FailedLogins,
+    Sessions,
+)
 
 
 class Clock:
@@ -55,14 +66,51 @@ def test_the_session_that_was_used_longest_ago_makes_room() -> None:
     assert sessions.find(cookies[1]) is None
 
 
-def test_failed_logins_close_the_door_for_a_while() -> None:
+def test_an_address_that_goes_on_guessing_waits_longer_each_time() -> None:
     clock = Clock()
-    sessions = Sessions(60, clock)
-    for number in range(FAILURES):
-        assert sessions.wait == 0
-        clock.now = float(number)
-        sessions.failed()
+    failed = FailedLogins(clock)
+    assert [failed.add("192.0.2.1") for _ in range(FREE)] == [0.0] * FREE
 
-    assert sessions.wait == WINDOW - (FAILURES - 1)
-    clock.now = WINDOW
-    assert sessions.wait == 0
+    waits = []
+    for _ in range(10):
+        waits.append(failed.add("192.0.2.1"))
+        clock.now += waits[-1]
+        assert failed.add("192.0.2.1") == 0
+
+    assert waits == [min(2.0**number, LONGEST) for number in range(10)]
+
+
+def test_an_address_begins_anew_after_a_while() -> None:
+    clock = Clock()
+    failed = FailedLogins(clock)
+    for _ in range(FREE):
+        failed.add("192.0.2.1")
+    assert failed.add("192.0.2.1") > 0
+
+    clock.now += FORGOTTEN + LONGEST
+
+    assert [failed.add("192.0.2.1") for _ in range(FREE)] == [0.0] * FREE
+
+
+@pytest.mark.parametrize(
+    ("other", "waits"),
+    [("192.0.2.2", False), ("2001:db8::ffff", True), ("2001:db8:0:1::1", False), (None, False)],
+)
+def test_only_the_guesses_of_one_host_count_together(other: str | None, waits: bool) -> None:
+    failed = FailedLogins(Clock())
+    for _ in range(FREE):
+        failed.add("2001:db8::1")
+
+    assert (failed.add(other) > 0) is waits
+
+
+def test_the_address_that_failed_longest_ago_makes_room() -> None:
+    failed = FailedLogins(Clock())
+    for number in range(ADDRESSES):
+        for _ in range(FREE):
+            failed.add(f"10.0.{number // 256}.{number % 256}")
+
+    failed.add("192.0.2.1")
+
+    assert failed.add("10.0.0.1") > 0
+    assert failed.add("10.0.0.0") == 0

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from dynamo_core.errors import ConfigError
 from pydantic import Field, SecretStr
 
 from dynamo_plugin_extension_dashboard.origins import foreign_page, is_loopback, unknown_host
-from dynamo_plugin_extension_dashboard.sessions import OPERATOR, VIEWER, Session, Sessions, same
+from dynamo_plugin_extension_dashboard.sessions import OPERATOR, VIEWER, FailedLogins, Session, Sessions, same
 
 PATH: Final = "/dashboard"
 #: What changes something has this header, with the text that `/dashboard/session` tells.
@@ -96,6 +97,7 @@ class DashboardExtension(Extension):
             )
         self._hosts = frozenset(host.lower() for host in self.config.hosts)
         self._sessions = Sessions(self.config.session_hours * 3600)
+        self._failed = FailedLogins()
         services.admin.accept(self._check)
 
     def routes(self) -> Iterable[HttpRoute]:
@@ -154,12 +156,11 @@ class DashboardExtension(Extension):
 
     async def _login(self, http: web.Request) -> web.Response:
         self._refuse_others(http)
-        if self._sessions.wait:
-            raise HttpFault(429, f"too many logins have failed: try again in {self._sessions.wait:.0f} s")
-        token = await token_of(http)
-        begun = self._begin(token, http)
+        # The token first: wrong ones of others do not keep an operator out.
+        begun = self._begin(await token_of(http), http)
         if begun is None:
-            self._sessions.failed()
+            if wait := self._failed.add(http.remote):
+                raise HttpFault(429, f"too many logins from this address have failed: try again in {ceil(wait)} s")
             raise HttpFault(401, "the token is not known")
         cookie, session = begun
         response = self._about(session)

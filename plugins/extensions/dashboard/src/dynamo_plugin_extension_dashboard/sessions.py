@@ -5,19 +5,24 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Final
 
 VIEWER, OPERATOR = "viewer", "operator"
 
 #: Sessions that are kept; the one that was used longest ago makes room.
 SESSIONS: Final = 1000
-#: Logins with a wrong token within `WINDOW` seconds, after which all have to wait.
-FAILURES: Final = 10
-WINDOW: Final = 60.0
+#: Addresses whose wrong tokens are counted.
+ADDRESSES: Final = 1024
+#: Wrong tokens of an address before it has to wait, a second first and then twice as long each time.
+FREE: Final = 5
+#: Seconds of the longest wait, and without a wrong token until an address begins anew.
+LONGEST: Final = 60.0
+FORGOTTEN: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,6 @@ class Sessions:
         self._lifetime = lifetime
         self._clock = clock
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
-        self._failures: deque[float] = deque(maxlen=FAILURES)
 
     def begin(self, role: str, holds: Callable[[], bool] = lambda: True) -> tuple[str, Session]:
         """A new session, and the text that its cookie holds."""
@@ -72,15 +76,52 @@ class Sessions:
         """Ends a session, if there is one."""
         self._sessions.pop(_digest(cookie or ""), None)
 
-    def failed(self) -> None:
-        """Counts a login with a wrong token."""
-        self._failures.append(self._clock())
 
-    @property
-    def wait(self) -> float:
-        """Seconds before the next login is looked at; 0: none."""
-        full = len(self._failures) == FAILURES
-        return max(0.0, self._failures[0] + WINDOW - self._clock()) if full else 0.0
+@dataclass(slots=True)
+class _Failures:
+    """The wrong tokens of one address."""
+
+    count: int = 0
+    latest: float = 0.0
+    until: float = 0.0
+
+
+class FailedLogins:
+    """Wrong tokens by the address of the client: one that goes on has to wait, longer each time.
+
+    A right token is never made to wait, so that no client can lock another one out. The table is bounded; the address
+    that failed longest ago makes room.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, _Failures] = OrderedDict()
+
+    def add(self, address: str | None) -> float:
+        """Count a wrong token, and return the seconds that its address still has to wait; 0 if it had not to."""
+        now, network = self._clock(), _network(address)
+        failures = self._failures.setdefault(network, _Failures())
+        self._failures.move_to_end(network)
+        if len(self._failures) > ADDRESSES:
+            self._failures.popitem(last=False)
+        if failures.until > now:
+            return failures.until - now
+        failures.count = 1 if now - failures.latest > FORGOTTEN else failures.count + 1
+        failures.latest = now
+        if failures.count >= FREE:
+            failures.until = now + min(LONGEST, 2.0 ** min(failures.count - FREE, LONGEST))
+        return 0.0
+
+
+def _network(address: str | None) -> str:
+    """The address that counts: of IPv6 the network of 64 bits, since a host may use all of it."""
+    try:
+        known = ip_address(address or "")
+    except ValueError:
+        return ""
+    if isinstance(known, IPv4Address) or known.ipv4_mapped:
+        return str(known)
+    return str(ip_network((known, 64), strict=False))
 
 
 def same(one: str, other: str) -> bool:

@@ -122,6 +122,21 @@ def test_the_operators_routes_answer(server: Any) -> None:
     assert server.request("GET", "/v1/chat/completions")[0] == 405
 
 
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_thresholds_are_not_set_by_a_page_of_another_site(server: Any, method: str) -> None:
+    path, body = (
+        ("/busy_threshold", {"model": "mock-model"}) if method == "POST" else ("/busy_threshold/mock-model", None)
+    )
+    rebound = {"origin": "http://evil.example", "host": "evil.example"}
+
+    status, _, answer = server.request(method, path, body, **rebound)
+
+    assert status == 403
+    assert "not one of this process" in json.loads(answer)["error"]
+    # Not armed here, and a program is told so.
+    assert server.request(method, path, body)[0] == 409
+
+
 def test_a_request_can_be_followed_by_its_trace_id_in_the_json_log(serve: Any) -> None:
     server = serve(None, env={"DYN_LOGGING_JSONL": "1"})
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"

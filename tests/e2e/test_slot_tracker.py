@@ -1051,6 +1051,15 @@ def test_with_a_token_only_health_is_open(start: Start) -> None:
     assert tracker.ask("GET", "/loads", authorization=f"Bearer {TOKEN}") == (200, [])
 
 
+def test_without_a_token_no_page_of_another_site_writes(tracker: Tracker) -> None:
+    body = {"worker_id": 7, "model_name": next(names), "block_size": 16, "dp_start": 0, "dp_size": 1}
+
+    for page in ({"Origin": "http://evil.example"}, {"Host": "evil.example", "Origin": "http://evil.example"}):
+        status, answer = tracker.ask("POST", "/register", body, **page)
+        assert (status, answer.keys()) == (403, {"error"})
+    assert tracker.ask("POST", "/register", body)[0] == 201
+
+
 def test_metrics_and_snapshots_are_off_unless_asked_for(tracker: Tracker, three: list[Tracker]) -> None:
     assert tracker.ask("GET", "/metrics") == (404, {"error": "route not found"})
     assert tracker.ask("GET", "/snapshot") == (404, {"error": "route not found"})

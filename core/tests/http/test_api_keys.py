@@ -11,7 +11,7 @@ from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute, principal_of
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import ConfigError
-from dynamo_core.http.auth import AdminToken, ApiKeys, hash_of, is_on_this_host, new_key, on_this_host
+from dynamo_core.http.auth import AdminToken, ApiKeys, hash_of, new_key
 from dynamo_core.http.listener import Listener
 from dynamo_core.settings import AuthSettings
 from pydantic import ValidationError
@@ -210,40 +210,3 @@ def test_new_keys_are_long_and_never_the_same() -> None:
 
     assert len(keys) == 100
     assert all(len(key) > 40 for key in keys)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.0.1", "::1", "::ffff:127.0.0.1"])
-def test_loopback_is_this_host(address: str) -> None:
-    assert is_on_this_host(address)
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.2", "::ffff:10.0.0.1", "fe80::1", "8.8.8.8", "", None, "x"])
-def test_everything_else_is_another_host(address: str | None) -> None:
-    assert not is_on_this_host(address)
-
-
-@pytest.mark.parametrize(("headers", "status"), [({}, 200), ({"Origin": "http://127.0.0.1:8000"}, 403)])
-async def test_without_a_token_a_route_that_acts_serves_programs_and_no_pages(
-    headers: dict[str, str], status: int
-) -> None:
-    acted = []
-
-    async def act(request: web.Request) -> web.Response:
-        acted.append(request.path)
-        return web.Response()
-
-    route = on_this_host(HttpRoute("POST", "/admin/act", act, acts=True))
-    listener = Listener(
-        "admin", host="127.0.0.1", port=0, routes=[route], body_limit=1000, max_connections=10, idle_timeout=30
-    )
-    await listener.start()
-    async with (
-        aiohttp.ClientSession() as client,
-        client.post(f"{listener.url}/admin/act", headers=headers) as response,
-    ):
-        answer = await response.text()
-    await listener.aclose()
-
-    assert response.status == status
-    assert acted == (["/admin/act"] if status == 200 else [])
-    assert ("set admin.token" in answer) is (status == 403)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from http import HTTPStatus
-from ipaddress import IPv6Address, ip_address
 
 from aiohttp import web
 
@@ -22,6 +21,7 @@ from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute, OperatorCheck
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import ConfigError, Problem
 from dynamo_core.http.errors import error_response
+from dynamo_core.http.origins import refuse_pages
 from dynamo_core.settings import AuthSettings
 
 #: What a hash in the settings begins with.
@@ -213,11 +213,7 @@ class Operators:
         if not route.guarded:
             return route
         route = route if route.method == "GET" else _audited(route)
-        closed = route
-        if self.token is not None:
-            closed = self.token.protect(route)
-        elif route.acts:
-            closed = on_this_host(route)
+        closed = refuse_pages(route) if self.token is None else self.token.protect(route)
 
         async def handle(http: web.Request) -> web.StreamResponse:
             name = next((name for check in self._checks if (name := check(http)) is not None), None)
@@ -243,39 +239,6 @@ def _audited(route: HttpRoute) -> HttpRoute:
             audit.info("operator %s at %s: %s %s: %s", who, http.remote, http.method, http.path, outcome)
 
     return replace(route, handler=handle)
-
-
-def on_this_host(route: HttpRoute) -> HttpRoute:
-    """A route that acts, where no token is configured: for callers on this host, and for none that a page sends.
-
-    A page of another site can have a browser on this host send a request. Every such request has an ``Origin``.
-    """
-    handler = route.handler
-
-    async def handle(http: web.Request) -> web.StreamResponse:
-        if "Origin" in http.headers or not is_on_this_host(http.remote):
-            return (route.respond_error or error_response)(_ELSEWHERE)
-        return await handler(http)
-
-    return replace(route, handler=handle)
-
-
-_ELSEWHERE = Problem(
-    HTTPStatus.FORBIDDEN,
-    "Without an admin.token this is for programs on the host of the frontend: set admin.token, and send it as "
-    "`Authorization: Bearer TOKEN`",
-    "forbidden",
-)
-
-
-def is_on_this_host(address: str | None) -> bool:
-    """Whether the address of a peer is one of the loopback."""
-    try:
-        known = ip_address(address or "")
-    except ValueError:
-        return False
-    mapped = known.ipv4_mapped if isinstance(known, IPv6Address) else None
-    return (mapped or known).is_loopback
 
 
 def _presented(http: web.Request) -> str | None:

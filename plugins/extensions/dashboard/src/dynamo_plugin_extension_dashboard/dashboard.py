@@ -13,9 +13,9 @@ import msgspec
 from aiohttp import web
 from dynamo_core import Extension, ExtensionServices, HttpFault, HttpRoute, ListenerName, PluginConfig
 from dynamo_core.errors import ConfigError
+from dynamo_core.http import foreign_page, is_on_this_host
 from pydantic import Field, SecretStr
 
-from dynamo_plugin_extension_dashboard.origins import foreign_page, is_loopback, unknown_host
 from dynamo_plugin_extension_dashboard.sessions import OPERATOR, VIEWER, FailedLogins, Session, Sessions, same
 
 PATH: Final = "/dashboard"
@@ -133,15 +133,12 @@ class DashboardExtension(Extension):
         return session.title
 
     def _refuse_others(self, http: web.Request) -> None:
-        reason = unknown_host(http, self._hosts) or foreign_page(http)
-        if reason:
-            raise HttpFault(403, reason)
+        if reason := foreign_page(http, self._hosts):
+            raise HttpFault(403, f"{reason}; the dashboard's `hosts` lists the names of the frontend")
 
     def _serve(self, file: _File) -> Any:
         async def handle(http: web.Request) -> web.Response:
-            # A link of any page may lead here.
-            if reason := unknown_host(http, self._hosts):
-                raise HttpFault(403, reason)
+            self._refuse_others(http)
             if http.headers.get("If-None-Match") == file.etag:
                 return web.Response(status=304, headers=_HEADERS | {"ETag": file.etag})
             return web.Response(
@@ -180,7 +177,7 @@ class DashboardExtension(Extension):
         admin, viewer = self.services.admin, self.config.viewer_token
         if not admin.token:
             # As for programs: who is on this host may change things, others may look.
-            return self._sessions.begin(OPERATOR if is_loopback(http.remote) else VIEWER)
+            return self._sessions.begin(OPERATOR if is_on_this_host(http.remote) else VIEWER)
         if admin.opens(token):
             return self._sessions.begin(OPERATOR, partial(admin.opens, token))
         if viewer is not None and same(token, viewer.get_secret_value()):

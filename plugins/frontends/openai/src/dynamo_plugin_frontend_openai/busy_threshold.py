@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 from dynamo_core import (
-    DECODE_BLOCKS,
-    PREFILL_FRACTION,
-    PREFILL_TOKENS,
     THRESHOLDS,
     Changes,
     DynamoError,
@@ -34,6 +31,7 @@ PATH = "/busy_threshold"
 #: Seconds in which the store must have taken what a request says.
 DEADLINE = 10.0
 
+_FRACTION = "active_prefill_tokens_threshold_frac"
 _ARM = "Busy thresholds are not in use: start with --admission-control token-capacity to arm them"
 
 
@@ -157,13 +155,13 @@ async def _written(change: Any) -> Thresholds:
 def _entry(model: str, own: Thresholds) -> dict[str, Any]:
     """As a list shows a model: the fraction only where it is set."""
     entry = _whole(model, own)
-    if entry[PREFILL_FRACTION] is None:
-        del entry[PREFILL_FRACTION]
+    if entry[_FRACTION] is None:
+        del entry[_FRACTION]
     return entry
 
 
 def _whole(model: str, own: Thresholds) -> dict[str, Any]:
-    values = {name: getattr(own, name) for name in (DECODE_BLOCKS, PREFILL_TOKENS, PREFILL_FRACTION)}
+    values = {name: getattr(own, name) for name in THRESHOLDS}
     return {"model": model, **values}
 
 

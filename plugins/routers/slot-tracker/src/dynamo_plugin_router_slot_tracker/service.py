@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from dynamo_core import ServerTls, TaskSet, server_context
 from dynamo_core.errors import ConfigError
-from dynamo_core.http import PREFIX, AdminToken, Listener, metrics_route
+from dynamo_core.http import PREFIX, AdminToken, Listener, metrics_route, refuse_pages
 
-from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_error, respond_listener_error
+from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_listener_error
 from dynamo_plugin_router_slot_tracker.metrics import ServiceMetrics
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS, Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
@@ -84,13 +84,12 @@ class Service:
             routes.append(snapshot_route(self.registry))
         if metrics is not None:
             routes.append(metrics_route(metrics.render))
-        if settings.token is not None:
-            guard = AdminToken(settings.token, where="--token")
-            # Probes of liveness have no token.
-            routes = [
-                route if route.path == "/health" else guard.protect(replace(route, respond_error=respond_error))
-                for route in routes
-            ]
+        guard = refuse_pages if settings.token is None else AdminToken(settings.token, where="--token").protect
+        # Probes of liveness have no token.
+        routes = [
+            route if route.path == "/health" else guard(replace(route, respond_error=respond_listener_error))
+            for route in routes
+        ]
         self.listener = Listener(
             "slot tracker",
             host=settings.host,

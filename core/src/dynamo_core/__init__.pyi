@@ -145,6 +145,7 @@ from dynamo_core.errors import Problem as Problem
 from dynamo_core.errors import QuotaExceeded as QuotaExceeded
 from dynamo_core.errors import RateLimited as RateLimited
 from dynamo_core.errors import ServiceOverloaded as ServiceOverloaded
+from dynamo_core.files import read_file as read_file
 from dynamo_core.hookspecs import hookimpl as hookimpl
 from dynamo_core.loop_thread import LoopThread as LoopThread
 from dynamo_core.protocol.annotated import Annotated as Annotated

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.files import read_file
 
 _NAME = re.compile(r"(?P<file>.*[^/]\.py)(:(?P<class_name>[A-Za-z_]\w*))?", re.ASCII)
 
@@ -83,13 +84,13 @@ def read_trusted(path: Path) -> bytes:
         ConfigError: it cannot be read, or others than its owner may write to it.
     """
     try:
-        with path.open("rb") as file:
-            fault = foreign_fault(os.fstat(file.fileno()))
-            if fault is not None:
-                raise ConfigError(f"a plugin of one file {fault}")
-            return file.read()
+        data, status = read_file(path, pipe=False)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}") from None
+    fault = foreign_fault(status)
+    if fault is not None:
+        raise ConfigError(f"a plugin of one file {fault}")
+    return data
 
 
 def foreign_fault(status: os.stat_result) -> str | None:

@@ -66,7 +66,7 @@ def test_a_file_over_the_limit_is_refused_and_one_at_the_limit_is_read(
     assert load_folder(tmp_path) == {"tokenizer.json": b"1234"}
 
     (tmp_path / "tokenizer.json").write_bytes(b"12345")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json is larger than"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: it has more than"):
         load_folder(tmp_path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ from dynamo_core.cli.admin_client import AdminClient, admin_options, reason_of
 from dynamo_core.cli.options import json_option
 from dynamo_core.cli.table import format_table
 from dynamo_core.errors import ConfigError
+from dynamo_core.files import read_file
 from dynamo_core.protocol.reading import read_json
 
 PATH = "/route/explain"
@@ -84,7 +84,7 @@ def _body(prompt: str | None, messages: str | None, token_ids: str | None) -> di
 
 def _messages(text: str) -> Any:
     try:
-        return read_json(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+        return read_json(read_file(text[1:]).data if text.startswith("@") else text)
     except OSError as error:
         raise ConfigError(f"--messages: {text[1:]} cannot be read: {error.strerror}") from None
     except ValueError as error:

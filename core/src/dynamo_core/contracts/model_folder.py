@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import errno
 from pathlib import Path
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.files import read_file
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -78,16 +79,10 @@ def load_template(path: str | Path) -> bytes:
 def _read(path: Path) -> bytes | None:
     """The content of a file, None if there is none."""
     try:
-        with path.open("rb") as file:
-            too_large = os.fstat(file.fileno()).st_size > MAX_FILE_SIZE
-            data = b"" if too_large else file.read()
+        return read_file(path, MAX_FILE_SIZE, pipe=False).data
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigError(f"cannot read {path}: {reason}; mend its type or permissions", cause=error) from error
-    if too_large:
-        raise ConfigError(
-            f"{path} is larger than {MAX_FILE_SIZE // 2**20} MiB, too large for a tokenizer's file; check model.path"
-        )
-    return data
+        remedy = "check model.path" if error.errno == errno.EFBIG else "mend its type or permissions"
+        raise ConfigError(f"cannot read {path}: {reason}; {remedy}", cause=error) from error

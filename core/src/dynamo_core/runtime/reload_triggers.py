@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from dynamo_core.files import read_file
 from dynamo_core.resources import AsyncResource
 from dynamo_core.runtime.reload import Reload
 from dynamo_core.tasks import TaskSet
@@ -79,7 +80,7 @@ class _Looks:
             stat = path.stat()
             status = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if path not in self._known or self._known[path][0] != status:
-                self._known[path] = (status, sha256(path.read_bytes()).hexdigest())
+                self._known[path] = (status, sha256(read_file(path).data).hexdigest())
         except OSError:
             return ""
         return self._known[path][1]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.files import read_file
 from dynamo_core.settings.tree import Leaf, Node, Path, Table, from_plain, to_plain
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -34,9 +35,8 @@ def read_document(path: FilePath, named_by: str = "") -> Document:
         ConfigError: it cannot be read, is not valid, has a key twice, or does not hold a mapping.
     """
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            text = file.read().decode("utf-8")
+        data, status = read_file(path)
+        text = data.decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{named_by}{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

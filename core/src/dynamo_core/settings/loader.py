@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dynamo_core.contracts.config import NESTED, PluginConfig
 from dynamo_core.errors import ConfigError
+from dynamo_core.files import read_file
 from dynamo_core.settings.documents import Document, read_document
 from dynamo_core.settings.entries import by_entry_name, settle
 from dynamo_core.settings.layers import check, fill, merge, plugin_choices
@@ -186,7 +187,7 @@ def view_settings(
 def _digest(path: str) -> str:
     """That of a file; empty if it cannot be read, which is told where it is used."""
     try:
-        return sha256(FilePath(path).read_bytes()).hexdigest()
+        return sha256(read_file(path, pipe=False).data).hexdigest()
     except OSError:
         return ""
 

@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from dynamo_core.errors import ConfigError
+from dynamo_core.files import SECRET, read_file
 from dynamo_core.settings.tree import Leaf, Path, Table, leaves, location
 
 HIDDEN = "***"
@@ -184,7 +185,7 @@ def _from_env(name: str, env: Mapping[str, str]) -> str:
 def _from_file(name: str) -> str:
     try:
         # Editors and secret stores end files with a newline that is not part of the secret.
-        return FilePath(name).read_text(encoding="utf-8").rstrip("\r\n")
+        return read_file(name, SECRET).data.decode("utf-8").rstrip("\r\n")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a UTF-8 text file"
         raise _Missing(f"file '{name}' cannot be read: {reason}") from None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_core import ClientTls, client_context
+from dynamo_core import ClientTls, client_context, read_file
 from dynamo_core.errors import ConfigError
 
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
@@ -137,4 +137,4 @@ def _namespace(account: Path | None) -> str:
 
 
 def _read(file: Path) -> str:
-    return file.read_text().strip()
+    return read_file(file, pipe=False).data.decode().strip()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynamo_core import client_context
+from dynamo_core import client_context, read_file
 from dynamo_core.errors import ConfigError
 from pydantic import SecretStr
 
@@ -96,7 +96,7 @@ def _check_seed(seed: SecretStr) -> None:
 
 def _check_credentials(path: Path) -> None:
     try:
-        text = path.read_text()
+        text = read_file(path, pipe=False).data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"transport.credentials: {str(path)!r} cannot be read: {reason}", cause=error) from error

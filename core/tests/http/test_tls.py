@@ -8,12 +8,13 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from dynamo_core.certificates import ServerTls, server_context
+from dynamo_core.certificates import ClientTls, ServerTls, client_context, expiry_remark, server_context
 from dynamo_core.contracts.frontend import HttpRoute
 from dynamo_core.errors import ConfigError
 from dynamo_core.http.listener import Listener
@@ -39,6 +40,15 @@ class Pki:
         both = (folder / "server.pem").read_text() + (folder / "server.key").read_text()
         (folder / "both.pem").write_text(both)
         (folder / "nonsense.pem").write_text("no certificate")
+        (folder / "index").touch()
+        (folder / "ca.cnf").write_text(
+            "[ca]\ndefault_ca=d\n[d]\ndatabase=index\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\npolicy=p\n"
+            "unique_subject=no\n[p]\ncommonName=supplied\n"
+        )
+        for name, begin, end in (("expired", "2020", "2021"), ("future", "2090", "2091"), ("expiring", "2020", "")):
+            end = f"{end}0101000000Z" if end else f"{datetime.now(UTC) + timedelta(days=3):%Y%m%d%H%M%SZ}"
+            self._run("ca", "-batch", "-config", "ca.cnf", "-in", "server.csr", "-cert", "ca.pem", "-keyfile", "ca.key",
+                      "-startdate", f"{begin}0101000000Z", "-enddate", end, "-out", f"{name}.pem")  # fmt: skip
 
     def _run(self, *arguments: str) -> None:
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=self.folder)
@@ -223,6 +233,36 @@ def test_files_that_cannot_be_used_are_named_with_their_key(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         server_context(pki.settings(cert, key, ca), "frontend.tls")
+
+
+@pytest.mark.parametrize(
+    ("cert", "says"),
+    [
+        ("expired.pem", r"the certificate .*expired\.pem expired on 2021-01-01 00:00 UTC; renew it$"),
+        ("future.pem", r"the certificate .*future\.pem is valid from 2090-01-01 00:00 UTC only; correct the clock"),
+    ],
+)
+def test_a_certificate_that_is_not_valid_now_is_named_with_its_key(pki: Pki, cert: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^admin\.tls\.cert: {says}"):
+        server_context(pki.settings(cert), "admin.tls")
+    with pytest.raises(ConfigError, match=rf"^discovery\.tls\.cert: {says}"):
+        client_context(ClientTls(cert=Path(pki.path(cert)), key=Path(pki.path("server.key"))), "discovery.tls")
+
+
+def test_a_certificate_that_expires_soon_is_remarked_on(pki: Pki) -> None:
+    assert server_context(pki.settings("expiring.pem"), "admin.tls") is not None
+    assert "expires on" in expiry_remark(pki.settings("expiring.pem"))
+    # One of two days is new, as those of a mesh are.
+    assert expiry_remark(pki.settings()) == ""
+    assert expiry_remark(ServerTls()) == ""
+
+
+@pytest.mark.parametrize("name", ["cert", "key", "client_ca"])
+def test_a_certificate_is_read_from_a_regular_file(pki: Pki, name: str) -> None:
+    endless = pki.settings(ca="ca.pem").model_copy(update={name: "/dev/zero"})
+
+    with pytest.raises(ConfigError, match=rf"^frontend\.tls\.{name}: /dev/zero cannot be read: it is no regular file"):
+        server_context(endless, "frontend.tls")
 
 
 def test_without_a_certificate_there_is_no_tls() -> None:

@@ -95,11 +95,15 @@ def _stage(stage: str, picked: Picked[Any]) -> dict[str, Any]:
 
 
 def _remarks(settings: Settings, resolved: Resolved) -> Iterator[dict[str, Any]]:
+    from dynamo_core.certificates import expiry_remark
     from dynamo_core.runtime.resolve import RESPONSE_STORE, store_remark
 
     remark = store_remark(resolved, settings.frontend.processes)
     if remark:
         yield {"section": RESPONSE_STORE, "remark": remark}
+    for section, tls in (("frontend.tls", settings.frontend.tls), ("admin.tls", settings.admin.tls)):
+        if remark := expiry_remark(tls):
+            yield {"section": section, "remark": remark}
     for picked in resolved:
         yield from ({"section": picked.section, "remark": remark} for remark in picked.config.remarks())
 

@@ -52,6 +52,14 @@ HARD = [
     "  a   b ",
 ]
 
+
+def test_a_file_that_makes_the_library_panic_is_a_broken_file() -> None:
+    merges = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "####"}
+
+    with pytest.raises(ConfigError, match=r"^tokenizer\.json cannot be read: the library tokenizers panicked: "):
+        HFTokenizer({"tokenizer.json": json.dumps({"version": "1.0", "added_tokens": [], "model": merges}).encode()})
+
+
 cuts = st.lists(st.integers(0, 1000), max_size=8)
 
 

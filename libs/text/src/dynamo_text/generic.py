@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dynamo_text.panics import raise_panics
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
@@ -27,6 +29,7 @@ class LibraryStream:
         self._pending: list[int] = []
         self._step = _new_stream()
 
+    @raise_panics
     def step(self, token_ids: Sequence[int]) -> str:
         """The text that these ids make certain; may be empty."""
         texts: list[str] = []
@@ -41,6 +44,7 @@ class LibraryStream:
                 self._pending = []
         return "".join(texts)
 
+    @raise_panics
     def flush(self) -> str:
         """What is left at the end; an incomplete character becomes U+FFFD."""
         pending, self._pending = self._pending, []

@@ -12,6 +12,7 @@ from dynamo_core.errors import ConfigError
 from dynamo_core.protocol import Unreadable, read_json, shown
 
 from dynamo_text.generic import LibraryStream
+from dynamo_text.panics import raise_panics
 from dynamo_text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
 from dynamo_text.prefix_cache import EncodeJob, TokenCache, TokenCacheStore
 from dynamo_text.splitting import affixes, is_deterministic, safe_splitter
@@ -33,6 +34,7 @@ class HFTokenizer:
         ConfigError: a file is missing or broken, or the extra `hf` is not installed.
     """
 
+    @raise_panics
     def __init__(self, files: Mapping[str, bytes], memory: TokenCacheStore | None = None) -> None:
         library = _parse(files)
         library.no_truncation()
@@ -72,6 +74,7 @@ class HFTokenizer:
         """What is known of a text already, and what is left to do; None if nothing is remembered."""
         return None if self._cache is None else self._cache.begin(text, add_special_tokens)
 
+    @raise_panics
     def _encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         # The batch call is faster, and lets other threads run; `encode` does neither.
         encodings = self._library.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
@@ -86,7 +89,7 @@ class HFTokenizer:
         """
         if self._rules is None:
             wanted = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
-            return self._library.decode(wanted, skip_special_tokens=skip_special_tokens)
+            return raise_panics(self._library.decode)(wanted, skip_special_tokens=skip_special_tokens)
         stream = self.stream(skip_special_tokens=skip_special_tokens)
         return stream.step(token_ids) + stream.flush()
 
@@ -112,7 +115,7 @@ class HFTokenizer:
             return self._shown[token_id]
         if not self._is_known(token_id):
             return b""
-        return self._library.decode([token_id], skip_special_tokens=False).encode()
+        return raise_panics(self._library.decode)([token_id], skip_special_tokens=False).encode()
 
     def _is_known(self, token_id: int) -> bool:
         return 0 <= token_id < self.vocab_size
@@ -187,7 +190,7 @@ def _parse(files: Mapping[str, bytes]) -> Library:
     if data is None:
         raise ConfigError(f"the model has no {TOKENIZER}; export its fast tokenizer (save_pretrained writes the file)")
     try:
-        return Library.from_buffer(data)
+        return raise_panics(Library.from_buffer)(data)
     except Exception as error:  # the library raises bare exceptions
         raise ConfigError(
             f"{TOKENIZER} cannot be read: {shown(str(error))}; export the tokenizer again, or update tokenizers",

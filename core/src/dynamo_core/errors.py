@@ -426,12 +426,17 @@ def error_type(status: int) -> str:
     return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
 
 
+#: Characters of a message to a client.
+LONGEST_MESSAGE = 2000
+
+
 class Problem(msgspec.Struct, frozen=True):
     """An error as an API client sees it. Every door words it in a body of its own.
 
     `metric` is the `error_type` label of request metrics. `param` names the field of the request that is wrong, `code`
     is a word for programs. Without `type` the error has that of its status. `retry_after` is in whole seconds.
-    `headers` are sent along, beside ``Retry-After``.
+    `headers` are sent along, beside ``Retry-After``. A message may quote what a client has sent, so it is cut at
+    `LONGEST_MESSAGE` characters.
     """
 
     status: int
@@ -442,6 +447,10 @@ class Problem(msgspec.Struct, frozen=True):
     code: str | None = None
     retry_after: int | None = None
     headers: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if len(self.message) > LONGEST_MESSAGE:
+            msgspec.structs.force_setattr(self, "message", self.message[:LONGEST_MESSAGE] + "…")
 
 
 def problem_of(error: BaseException, overload_status: int | None = None) -> Problem:

@@ -33,6 +33,13 @@ def told(error: DynamoError) -> web.Response:
     return error_response(problem_of(error))
 
 
+def test_a_message_that_quotes_a_client_is_cut() -> None:
+    body = error_body(problem_of(InvalidArgument(f"there is no {'x' * 1_000_000}")))
+
+    assert json.loads(body)["message"] == f"there is no {'x' * 1988}…"
+    assert len(body) < 5000
+
+
 def test_the_body_has_the_flat_keys_and_the_envelope_of_the_sdks() -> None:
     body = error_body(Problem(400, "temperature is too high", param="temperature", code="out_of_range"))
 

@@ -516,3 +516,21 @@ async def test_none_of_them_holds_the_loop(hostile_server: Any, monkeypatch: pyt
     await asyncio.to_thread(client.close)
     assert not slow
     nothing_is_held(hostile_server)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
+        ("/tokenize", {"prompt": "Hi"}),
+        ("/route/explain", {"prompt": "Hi"}),
+    ],
+)
+async def test_a_name_of_a_large_body_is_not_repeated_in_full(server: Any, path: str, body: dict[str, Any]) -> None:
+    reply = await server.post(path, {"model": "Z" * 500_000, **body})
+
+    assert reply.status == 404
+    assert b"ZZZ" in reply.body
+    assert len(reply.body) < 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -21,7 +21,7 @@ from dynamo_core import (
 )
 from dynamo_core.errors import InvalidArgument, ModelNotFound, Unavailable
 from dynamo_core.http import error_response
-from dynamo_core.protocol import UNREADABLE
+from dynamo_core.protocol import UNREADABLE, shown
 from msgspec import UNSET, UnsetType
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _ARM = "Busy thresholds are not in use: start with --admission-control token-cap
 class ThresholdRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What a model's thresholds shall be. What is left out stays as it is, null switches a threshold off."""
 
-    model: str
+    model: Annotated[str, msgspec.Meta(max_length=256)]
     active_decode_blocks_threshold: float | UnsetType | None = UNSET
     active_prefill_tokens_threshold: int | UnsetType | None = UNSET
     active_prefill_tokens_threshold_frac: float | UnsetType | None = UNSET
@@ -113,7 +113,9 @@ class BusyThresholds:
             raise InvalidArgument(str(error)) from error
         self._check_armed()
         if changes and all(model.name != asked.model for model in self._models.list()):
-            raise ModelNotFound(f"Model '{asked.model}' not found. Thresholds can only be set for discovered models.")
+            raise ModelNotFound(
+                f"Model '{shown(asked.model)}' not found. Thresholds can only be set for discovered models."
+            )
         own = await _written(self._control.change(asked.model, changes)) if changes else None
         return _json(_whole(asked.model, own or self._control.of(asked.model)))
 

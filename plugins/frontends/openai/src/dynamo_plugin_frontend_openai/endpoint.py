@@ -20,6 +20,7 @@ from dynamo_core.errors import (
     Unavailable,
 )
 from dynamo_core.http import error_response
+from dynamo_core.protocol import shown
 
 from dynamo_plugin_frontend_openai import raw_response
 from dynamo_plugin_frontend_openai.annotations import Timing
@@ -180,7 +181,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         if isinstance(missing, ModelNotFound):
             names = sorted(model.name for model in self.services.models.list() if principal.allows(model.name))
             served = f" (served: {', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})" if names else ""
-            missing = ModelNotFound(f"Model not found: {raw.get('model')!r}{served}", cause=missing)
+            missing = ModelNotFound(f"Model not found: '{shown(str(name))}'{served}", cause=missing)
         return self._reject(missing)
 
     def _reject(self, error: Exception) -> web.Response:

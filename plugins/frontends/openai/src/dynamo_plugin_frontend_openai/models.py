@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from dynamo_core import EMBED, RERANK, SCORE, principal_of
 from dynamo_core.errors import ModelNotFound, Unavailable
-from dynamo_core.protocol import CHAT, COMPLETIONS
+from dynamo_core.protocol import CHAT, COMPLETIONS, shown
 
 from dynamo_plugin_frontend_openai.render import encode
 
@@ -45,7 +45,7 @@ class ModelLists:
         for model in self._list(http):
             if model.name == name:
                 return _json(self._entry(model, int(time.time())))
-        raise ModelNotFound(f"Model not found: {name!r}")
+        raise ModelNotFound(f"Model not found: '{shown(name)}'")
 
     async def ready(self, http: web.Request) -> web.Response:
         """Whether a model can be asked now: 200 or 503, and if not, what is missing."""
@@ -54,7 +54,7 @@ class ModelLists:
             # What a key is not for is as good as not there.
             model = self._models.get(name if principal_of(http).allows(name) else "")
         except ModelNotFound as error:
-            raise ModelNotFound(f"Model not found: {name!r}") from error
+            raise ModelNotFound(f"Model not found: '{shown(name)}'") from error
         except Unavailable as error:
             return _json(_readiness(name, error.message, self._models.missing_roles(name)), ready=False)
         missing = model.missing_roles

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core import HttpRoute, ListenerName, principal_of
 from dynamo_core.errors import ModelNotFound
-from dynamo_core.protocol import format_instance_id
+from dynamo_core.protocol import format_instance_id, shown
 
 from dynamo_plugin_frontend_openai.asking import SESSION, USER, asking
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
@@ -70,7 +70,7 @@ class RouteExplanations:
         try:
             return self._models.get(name if isinstance(name, str) else "")
         except ModelNotFound as error:
-            raise ModelNotFound(f"Model not found: {name!r}", cause=error) from error
+            raise ModelNotFound(f"Model not found: '{shown(str(name))}'", cause=error) from error
 
     def _parse(self, raw: dict[str, Any], model: ServedModel) -> ParsedRequest:
         """The checked body.

@@ -1053,8 +1053,9 @@ def test_with_a_token_only_health_is_open(start: Start) -> None:
 
 def test_without_a_token_no_page_of_another_site_writes(tracker: Tracker) -> None:
     body = {"worker_id": 7, "model_name": next(names), "block_size": 16, "dp_start": 0, "dp_size": 1}
+    foreign: dict[str, Any] = {"Origin": "http://evil.example"}
 
-    for page in ({"Origin": "http://evil.example"}, {"Host": "evil.example", "Origin": "http://evil.example"}):
+    for page in (foreign, {"Host": "evil.example", **foreign}):
         status, answer = tracker.ask("POST", "/register", body, **page)
         assert (status, answer.keys()) == (403, {"error"})
     assert tracker.ask("POST", "/register", body)[0] == 201

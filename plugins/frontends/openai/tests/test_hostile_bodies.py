@@ -534,3 +534,16 @@ async def test_a_name_of_a_large_body_is_not_repeated_in_full(server: Any, path:
     assert reply.status == 404
     assert b"ZZZ" in reply.body
     assert len(reply.body) < 1000
+
+
+async def test_a_body_that_ends_before_it_is_whole_counts_as_a_failure(server: Any) -> None:
+    connection = await server.connect()
+    connection.writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
+        b"content-encoding: gzip\r\ncontent-length: 3\r\n\r\nabc"
+    )
+
+    reply = await connection.reply()
+
+    assert reply.status == 400
+    assert 'reason="validation"' in (await server.metrics.render()).decode()

@@ -21,8 +21,7 @@ ADDRESSES: Final = 1024
 #: Wrong tokens of an address before it has to wait, a second first and then twice as long each time.
 FREE: Final = 5
 #: Seconds of the longest wait, and without a wrong token until an address begins anew.
-LONGEST: Final = 60.0
-FORGOTTEN: Final = 600.0
+LONGEST, FORGOTTEN = 60.0, 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import msgspec
 from aiohttp import web
 from dynamo_core import (
     THRESHOLDS,
-    Changes,
     DynamoError,
     HttpFault,
     HttpRoute,
@@ -43,7 +42,7 @@ class ThresholdRequest(msgspec.Struct, forbid_unknown_fields=True):
     active_prefill_tokens_threshold: int | UnsetType | None = UNSET
     active_prefill_tokens_threshold_frac: float | UnsetType | None = UNSET
 
-    def changes(self) -> Changes:
+    def changes(self) -> dict[str, Any]:
         """What is not left out."""
         given = {name: getattr(self, name) for name in THRESHOLDS}
         return {name: value for name, value in given.items() if value is not UNSET}

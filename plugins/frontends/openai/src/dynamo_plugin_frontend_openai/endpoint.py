@@ -117,6 +117,10 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             principal = asking(principal_of(http), raw, self.USER, self.SESSION)
         except DynamoError as error:
             return self._reject(error)
+        except web.RequestPayloadError:
+            # The body is cut off, or late: the listener words the answer, as it does for every route.
+            self.services.requests.refused("validation")
+            raise
         model = self.find(raw.get("model"), principal)
         if isinstance(model, DynamoError):
             return await self._refuse(http, raw, model, principal)

@@ -34,8 +34,7 @@ CHAT = to_json({"model": "m", "messages": [{"role": "user", "content": "a"}], "m
 
 
 @reader(
-    "dynamo_plugin_frontend_openai.requests.bounds:_check_notes msgspec.json.decode",
-    "dynamo_plugin_frontend_openai.requests.bounds:_largest_field msgspec.json.decode",
+    "dynamo_plugin_frontend_openai.requests.bounds:_readable msgspec.json.decode",
     "dynamo_plugin_frontend_openai.requests.decode:_objects msgspec.json.Decoder",
     "dynamo_plugin_frontend_openai.requests.decode:parse_object msgspec.json.decode",
     "dynamo_plugin_frontend_openai.requests.decode:to_struct msgspec.convert",
@@ -46,7 +45,7 @@ CHAT = to_json({"model": "m", "messages": [{"role": "user", "content": "a"}], "m
 )
 async def requests_of_clients() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_frontend_openai.render_messages import _arguments
-    from dynamo_plugin_frontend_openai.requests.bounds import _check_notes, _largest_field
+    from dynamo_plugin_frontend_openai.requests.bounds import _largest, _readable
     from dynamo_plugin_frontend_openai.requests.chat import parse_chat
     from dynamo_plugin_frontend_openai.requests.constraints import _schema
     from dynamo_plugin_frontend_openai.requests.decode import parse_object
@@ -57,10 +56,7 @@ async def requests_of_clients() -> AsyncGenerator[Feed, None]:
         text = data.decode(errors="surrogateescape")
         _arguments(text)
         _with_object({"arguments": text})
-        _largest_field(data)
-        with suppress(InvalidArgument):
-            _check_notes(data + b'"metadata"')
-            _check_notes(data)
+        _readable([data, *_largest(data)])
         find_unreadable(data)
         with suppress(InvalidArgument):
             _schema(text, "guided_json")

@@ -318,7 +318,7 @@ def _too_many() -> Iterator[Hostile]:
     yield whole(
         "999,000 notes",
         lambda: b'{"model": "m", "metadata": {' + b",".join(b'"%d":1' % number for number in range(999_000)) + b"}}",
-        "at most 16 pairs are allowed",
+        "too many texts",
         field="metadata",
     )
     yield whole(

@@ -1,20 +1,20 @@
 """How large and how deep a body may be, found out from its bytes: nothing is built of one that is not within bounds.
 
-Objects cost up to a hundred times their bytes in a body, and code that walks them recurses. The counting is done by
-whole-body operations, each a pass at the speed of memory, and looks at strings only if it must.
+Objects cost up to a hundred times their bytes in a body, and code that walks them recurses. The counting is one pass
+over the bytes, which ends where a bound is passed.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol import UNREADABLE
+from dynamo_core.protocol import UNREADABLE, shown
 
-from dynamo_plugin_frontend_openai.requests.limits import MAX_COMMAS, PAIRS
+from dynamo_plugin_frontend_openai.requests.structure import depths, outermost_names, outside_of_strings
 
 #: Up to this many bytes a body is read at once; decoding a larger one is left to a thread.
 INLINE = 64 * 1024
@@ -28,24 +28,24 @@ MAX_STRINGS = 250_000
 MAX_VALUES = 1_000_000
 
 _DEEP = f"is nested too deeply: at most {MAX_DEPTH} lists and objects inside each other are allowed"
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_OPENING = frozenset(b"[{")
-_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"|[\[\]{}]', re.DOTALL)
 #: Messages, or parts of one, that a template takes about a millisecond for.
 _MANY = 256
-#: How far the culprit of a body that is too deep is looked for.
-_LOOKED_AT = 10_000
 
 
 class _TooDeep(Exception):
-    """There are more than `MAX_DEPTH` lists and objects inside each other."""
+    """There are more than `MAX_DEPTH` lists and objects inside each other, before the position `end`."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__(_DEEP)
+        self.end = end
 
 
 class _TooMany(Exception):
-    """There are more of something than there may be."""
+    """There are more of something than there may be, before the position `end`."""
 
-    def __init__(self, what: str, most: int) -> None:
+    def __init__(self, what: str, most: int, end: int) -> None:
         super().__init__(f"too many {what}: at most {most} are allowed")
+        self.end = end
 
 
 def check_bounds(body: bytes) -> None:
@@ -54,78 +54,65 @@ def check_bounds(body: bytes) -> None:
     Raises:
         InvalidArgument: it is out of bounds; `field` is the field of the body that is, if that can be told.
     """
-    openings = body.count(b"[") + body.count(b"{")
-    if len(body) > INLINE:
-        _check_notes(body)
-    if openings <= MAX_DEPTH and (len(body) <= INLINE or _has_few(body)):
+    if len(body) <= INLINE and body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         # As many in texts as outside of them: it is enough that they are few.
         return
     try:
         _measure(body)
-    except _TooDeep:
-        raise InvalidArgument(f"Validation: The body {_DEEP}", field=_deep_field(body)) from None
+    except _TooDeep as error:
+        names = [name for _, name in outermost_names(body[: error.end], MAX_DEPTH)]
+        raise InvalidArgument(f"Validation: The body {_DEEP}", field=_readable(names[-1:])) from None
     except _TooMany as error:
-        field = _largest_field(body)
+        field = _readable(_largest(body[: error.end]))
         raise InvalidArgument(f"Validation: {field or 'The body'} has {error}", field=field) from None
 
 
-def _has_few(body: bytes) -> bool:
-    return body.count(b",") <= MAX_VALUES and body.count(b'"') <= 2 * MAX_STRINGS
-
-
-def _check_notes(body: bytes) -> None:
-    """Refuses more notes of the client than there may be by their bytes: none of them is made."""
-    if b'"metadata"' not in body:
-        return
-    try:
-        notes = bytes(msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("metadata", b""))
-    except UNREADABLE:
-        # What is wrong with it is told by the validation of the whole.
-        return
-    if notes.startswith(b"{") and notes.count(b",") > MAX_COMMAS:
-        raise InvalidArgument(f"Validation: metadata has too many pairs: {PAIRS}", field="metadata")
-
-
 def _measure(text: bytes) -> tuple[int, int]:
-    """How many lists and objects a JSON text has, and how many commas between values.
+    """Return how many lists and objects a JSON text has, and how many commas between values.
 
     Raises:
-        _TooDeep, _TooMany: more than there may be.
+        _TooDeep, _TooMany: more than there may be; the rest of the text is not looked at.
     """
-    plain = without_escapes(text)
-    if plain.count(b'"') > 2 * MAX_STRINGS:
-        raise _TooMany("texts", MAX_STRINGS)
-    outside = _outside(plain)
-    values = outside.count(b",")
-    containers = outside.count(b"[") + outside.count(b"{")
-    _check_sums(containers, values)
-    depth = 0
-    for bracket in outside.translate(None, _NOT_BRACKETS):
-        depth += 1 if bracket in _OPENING else -1
-        if depth > MAX_DEPTH:
-            raise _TooDeep
+    depth = quotes = containers = values = 0
+    for end, more, outside in outside_of_strings(text):
+        quotes += more
+        if quotes > 2 * MAX_STRINGS:
+            raise _TooMany("texts", MAX_STRINGS, end)
+        values += outside.count(b",")
+        containers += outside.count(b"[") + outside.count(b"{")
+        _check_sums(containers, values, end)
+        for depth in depths(outside, depth):  # noqa: B020 - the depth is carried on
+            if depth < 0:
+                # No JSON, as the parser will say.
+                return containers, values
+            if depth > MAX_DEPTH:
+                raise _TooDeep(end)
     return containers, values
 
 
-def outside_of_texts(text: bytes) -> bytes:
-    """What a JSON text has beside its texts and their quotes."""
-    return _outside(without_escapes(text))
-
-
-def without_escapes(text: bytes) -> bytes:
-    """A JSON text whose quotes open and close texts in turn."""
-    return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-
-
-def _outside(plain: bytes) -> bytes:
-    return b"".join(plain.split(b'"')[::2])
-
-
-def _check_sums(containers: int, values: int) -> None:
+def _check_sums(containers: int, values: int, end: int = 0) -> None:
     if values > MAX_VALUES:
-        raise _TooMany("values", MAX_VALUES)
+        raise _TooMany("values", MAX_VALUES, end)
     if containers > MAX_CONTAINERS:
-        raise _TooMany("lists and objects", MAX_CONTAINERS)
+        raise _TooMany("lists and objects", MAX_CONTAINERS, end)
+
+
+def _largest(body: bytes) -> list[bytes]:
+    """Return the name of the field with the most bytes of what was looked at; none without any."""
+    begins, names = [], []
+    for begin, name in outermost_names(body, MAX_DEPTH):
+        begins.append(begin)
+        names.append(name)
+    sizes = (following - begin for begin, following in pairwise([*begins, len(body)]))
+    return [name for _, name in sorted(zip(sizes, names, strict=True))[-1:]]
+
+
+def _readable(names: list[bytes]) -> str | None:
+    """Return a name as it is read, if there is one and it can be."""
+    try:
+        return (shown(msgspec.json.decode(names[0], type=str)) if names else "") or None
+    except UNREADABLE:
+        return None
 
 
 def check_arguments(raw: dict[str, Any]) -> None:
@@ -174,30 +161,3 @@ def _arguments(messages: Any) -> Iterator[tuple[str, str]]:
             text = function.get("arguments") if isinstance(function, dict) else None
             if isinstance(text, str):
                 yield f"messages[{index}].tool_calls[{number}].function.arguments", text
-
-
-def _largest_field(body: bytes) -> str | None:
-    """The field with the most bytes, which is the one with the most of everything but texts."""
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except RecursionError:
-        return _deep_field(body)
-    except UNREADABLE:
-        return None
-    return max(fields, key=lambda name: len(bytes(fields[name])), default=None)
-
-
-def _deep_field(body: bytes) -> str | None:
-    """The field in which the body gets too deep."""
-    depth = 0
-    name = b""
-    for count, token in enumerate(_TOKEN.finditer(body)):
-        text = token[1]
-        if text is not None:
-            if depth == 1:
-                name = text
-        else:
-            depth += 1 if body[token.start()] in _OPENING else -1
-        if depth > MAX_DEPTH or count > _LOOKED_AT:
-            break
-    return name.decode(errors="replace") or None

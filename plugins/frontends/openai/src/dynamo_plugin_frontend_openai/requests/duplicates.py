@@ -5,21 +5,19 @@ The decoder takes the last and says nothing. But it tells how many fields there 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from functools import lru_cache
 
 import msgspec
 
-from dynamo_plugin_frontend_openai.requests.bounds import outside_of_texts, without_escapes
+from dynamo_plugin_frontend_openai.requests.bounds import MAX_DEPTH
+from dynamo_plugin_frontend_openai.requests.structure import outermost_names, outside_of_strings
 
-_TOKEN = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?|[\[\]{}]', re.DOTALL)
 _COLON = ord(":")
 #: Bytes up to which looking for each name takes less time than looking at the structure.
 _SHORT = 2048
 _OPENING = frozenset(b"[{")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{}:"))
-_NOT_OUTLINE = bytes(set(range(256)) - set(b'[]{}:"'))
 
 
 def find_duplicate(body: bytes, fields: Collection[str]) -> str | None:
@@ -48,31 +46,23 @@ _quoted = lru_cache(maxsize=512)(msgspec.json.encode)
 
 
 def _given(body: bytes) -> int:
-    # Of a text without structure only the quotes are left, next to each other.
-    outline = without_escapes(body).translate(None, _NOT_OUTLINE).replace(b'""', b"")
-    if b'"' in outline:
-        outline = outside_of_texts(body).translate(None, _NOT_STRUCTURE)
     count = depth = 0
-    for char in outline:
-        if char == _COLON:
-            count += depth == 1
-        elif char in _OPENING:
-            depth += 1
-        else:
-            depth -= 1
+    for _, _, outside in outside_of_strings(body):
+        for char in outside.translate(None, _NOT_STRUCTURE):
+            if char == _COLON:
+                count += depth == 1
+            elif char in _OPENING:
+                depth += 1
+            else:
+                depth -= 1
     return count
 
 
 def _name(body: bytes) -> str | None:
     seen: set[str] = set()
-    depth = 0
-    for token in _TOKEN.finditer(body):
-        text, colon = token.groups()
-        if text is None:
-            depth += 1 if body[token.start()] in _OPENING else -1
-        elif depth == 1 and colon is not None:
-            name = msgspec.json.decode(text, type=str)
-            if name in seen:
-                return name
-            seen.add(name)
+    for _, quoted in outermost_names(body, MAX_DEPTH):
+        name = msgspec.json.decode(quoted, type=str)
+        if name in seen:
+            return name
+        seen.add(name)
     return None

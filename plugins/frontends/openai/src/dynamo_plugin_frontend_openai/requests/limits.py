@@ -17,8 +17,6 @@ PAIRS = (
     f"at most {MAX_PAIRS} pairs are allowed, with keys of at most {MAX_KEY} characters "
     f"and texts of at most {MAX_VALUE} characters as values"
 )
-#: Commas that an object within these bounds can have, those in its texts among them.
-MAX_COMMAS = MAX_PAIRS * (1 + MAX_KEY + MAX_VALUE)
 
 #: The most characters of fields that are texts.
 MAX_CHARACTERS = {

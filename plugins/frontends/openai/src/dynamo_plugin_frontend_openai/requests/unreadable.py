@@ -30,7 +30,8 @@ def find_unreadable(body: bytes) -> tuple[str, str] | None:
         value = json.loads(body, parse_constant=_constant, parse_int=_integer, parse_float=_float)
     except UNREADABLE:
         return None
-    return _walk(value, "")
+    found = _walk(value)
+    return found and ("".join(reversed(found[0])).removeprefix("."), found[1])
 
 
 def _constant(name: str) -> _Fault:
@@ -46,22 +47,24 @@ def _float(text: str) -> Any:
     return value if abs(value) != float("inf") else _Fault("the number is out of range")
 
 
-def _walk(value: Any, path: str) -> tuple[str, str] | None:
+def _walk(value: Any) -> tuple[list[str], str] | None:
+    """Return the steps to the first fault, from the last to the first: only the way to a fault is written down."""
     if isinstance(value, _Fault):
-        return path, str(value)
+        return [], str(value)
     if isinstance(value, str):
-        return None if _whole(value) else (path, "the text holds half a character (a lone surrogate)")
+        return None if _whole(value) else ([], "the text holds half a character (a lone surrogate)")
     items: Any = ()
     if isinstance(value, dict):
         for name in value:
             if not _whole(name):
-                return path, "the name of a field holds half a character (a lone surrogate)"
-        items = ((child, f"{path}.{name}" if path else name) for name, child in value.items())
+                return [], "the name of a field holds half a character (a lone surrogate)"
+        items = value.items()
     elif isinstance(value, list):
-        items = ((child, f"{path}[{index}]") for index, child in enumerate(value))
-    for child, where in items:
-        found = _walk(child, where)
+        items = enumerate(value)
+    for key, child in items:
+        found = _walk(child)
         if found is not None:
+            found[0].append(f"[{key}]" if isinstance(value, list) else f".{key}")
             return found
     return None
 

@@ -1,0 +1,63 @@
+"""The structure of a JSON text that is not parsed yet: what stands outside of its strings, and the outermost names.
+
+The scan is one pass that never goes back. Each call into C, which keeps the interpreter's lock, looks at one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+#: Bytes of a piece.
+PIECE = 256 * 1024
+
+_OPENING = frozenset(b"[{")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def outside_of_strings(text: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield for each piece its end, the number of quotes in it, and its bytes outside of strings."""
+    inside, rest = 0, b""
+    for start in range(0, len(text), PIECE):
+        plain = rest + text[start : start + PIECE]
+        if b"\\" in plain:
+            plain = plain.replace(b"\\\\", b"").replace(b'\\"', b"")
+        # What a last backslash escapes comes with the next piece.
+        rest = plain[-1:] if plain.endswith(b"\\") else b""
+        parts = plain.split(b'"')
+        yield min(start + PIECE, len(text)), len(parts) - 1, b"".join(parts[inside::2])
+        inside = (inside + len(parts) - 1) % 2
+
+
+def depths(outside: bytes, depth: int) -> Iterator[int]:
+    """Yield the depth after each bracket of bytes outside of strings, beginning at `depth`."""
+    for bracket in outside.translate(None, _NOT_BRACKETS):
+        depth += 1 if bracket in _OPENING else -1
+        yield depth
+
+
+def outermost_names(text: bytes, deepest: int) -> Iterator[tuple[int, bytes]]:
+    """Yield each name of the outermost object, as JSON, after the position of its end.
+
+    The scan ends early where the text is no JSON, or has more than `deepest` lists and objects inside each other.
+    """
+    position = depth = begin = end = 0
+    inside, rest = False, b""
+    for start in range(0, len(text), PIECE):
+        piece = rest + text[start : start + PIECE]
+        # Of the same length, so that positions stay what they are.
+        masked = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        rest = masked[-1:] if masked.endswith(b"\\") else b""
+        for index, part in enumerate((masked[:-1] if rest else masked).split(b'"')):
+            if index:
+                inside = not inside
+                position += 1
+                begin, end = (position - 1, 0) if inside else (begin, position)
+            position += len(part)
+            if inside or not (part := part.lstrip()):
+                continue
+            if end and depth == 1 and part.startswith(b":"):
+                yield end, text[begin:end]
+            end = 0
+            for depth in depths(part, depth):  # noqa: B020 - the depth is carried on
+                if not 0 <= depth <= deepest:
+                    return

@@ -28,7 +28,9 @@ def alive(pid: int) -> bool:
 def session(leader: int) -> list[int]:
     """The processes of a session that are alive."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if alive(pid) and int(stat(pid)[3]) == leader]
+    # One may go at any time.
+    stats = {pid: stat(pid) for pid in pids}
+    return [pid for pid, fields in stats.items() if fields and fields[0] != "Z" and int(fields[3]) == leader]
 
 
 @contextmanager

@@ -29,17 +29,17 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
     made: list[Supervisor] = []
 
-    def start(program: str) -> Supervisor:
+    def start(program: str, patience: float = 20.0) -> Supervisor:
         # A machine so slow that every life of a part takes a minute.
         clock = itertools.count(0.0, 60.0)
         parts = [Part("workers.mock", 0)]
         command = [sys.executable, "-c", COUNT + program, str(tmp_path / "lives")]
-        made.append(Supervisor(parts, command, clock=lambda: next(clock)))
+        made.append(Supervisor(parts, command, lambda part: patience, clock=lambda: next(clock)))
         return made[-1]
 
     yield start
     for supervisor in made:
-        await supervisor.stop(hurried=True, deadline=5)
+        await supervisor.stop(hurried=True)
 
 
 async def lives(tmp_path: Path, count: int) -> None:
@@ -95,7 +95,7 @@ async def test_ctrl_c_does_not_wait_long_for_a_part_that_is_starting_and_says_wh
 
     with caplog.at_level("INFO"):
         async with asyncio.timeout(20):
-            await supervisor.stop(hurried=True, deadline=600)
+            await supervisor.stop(hurried=True)
 
     assert "waiting for workers.mock-0 (pid" in caplog.text
     assert "which is still starting" in caplog.text
@@ -111,7 +111,7 @@ async def test_ctrl_c_gives_a_part_that_has_served_its_time(
     await supervisor.start()
     await lives(tmp_path, 2)
 
-    await supervisor.stop(hurried=True, deadline=20)
+    await supervisor.stop(hurried=True)
 
     assert not supervisor.unclean
 
@@ -137,3 +137,43 @@ async def test_a_part_that_is_to_take_new_settings_by_a_restart_ends_and_lives_a
         child.restart()
 
     await lives(tmp_path, 2)
+
+
+#: Says that it serves, and ends by no SIGTERM.
+DEAF = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); {SERVE}"
+
+
+async def test_a_part_that_does_not_end_for_a_restart_is_killed_and_lives_again(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEYOND", 0.1)
+    supervisor = make(f"{DEAF}{COUNT}import time; time.sleep(600)", patience=0.0)
+
+    await supervisor.start()
+    await lives(tmp_path, 2)
+    for child in supervisor.running():
+        child.restart()
+
+    await lives(tmp_path, 4)
+
+
+async def test_a_frontend_that_hangs_leaves_the_workers_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "BEYOND", 0.1)
+    hangs = "time.sleep(600) if 'frontend' in sys.argv else signal.sigwait([signal.SIGTERM]); "
+    program = f"import time; {DEAF}{COUNT}{hangs}time.sleep(0.5); lives.unlink()"
+    supervisor = Supervisor(
+        [Part("workers.mock", 0), Part("frontend")],
+        [sys.executable, "-c", program, str(tmp_path / "lives")],
+        lambda part: 0.0 if part.only == "frontend" else 20.0,
+    )
+    await supervisor.start()
+    await lives(tmp_path, 2)
+
+    async with asyncio.timeout(20):
+        await supervisor.stop(hurried=False)
+
+    assert not (tmp_path / "lives").exists()
+    assert "frontend (pid" in caplog.text
+    assert "workers.mock-0 (pid" not in caplog.text

@@ -216,20 +216,23 @@ async def _supervise(loaded: LoadedSettings, resolved: Resolved, role: Role, arg
 async def _supervise_parts(
     loaded: LoadedSettings, resolved: Resolved, role: Role, arguments: Sequence[str], port: int | None
 ) -> int:
-    supervisor = Supervisor(parts_of(loaded.settings, role.workers, port), serve_command(arguments))
     reloader = Reloader(loaded, resolved, role, [])
+    supervisor = Supervisor(
+        parts_of(loaded.settings, role.workers, port),
+        serve_command(arguments),
+        lambda part: patience(reloader.loaded, role_of(reloader.loaded.settings, part.only, part.replica)),
+    )
     reload = OneReload(SupervisedReload(reloader, supervisor))
     supervisor.answerer = partial(answer_reloads, reload)
-    longest = patience(loaded, role) + MARGIN
     async with AsyncExitStack() as stack:
-        signals = stack.enter_context(Signals(longest + MARGIN, hangups=not has_terminal()))
+        signals = stack.enter_context(Signals(patience(loaded, role) + 2 * MARGIN, hangups=not has_terminal()))
         await supervisor.start()
         await stack.enter_async_context(reload)
         await stack.enter_async_context(_triggers(reload, reloader, signals))
         failed = await _first(_keep(supervisor), signals.wait(1))
         if not failed:
             log.info("stopping; a second signal cuts running requests, a third ends everything at once")
-        if not await _first(supervisor.stop(hurried=signals.hurried, deadline=longest), signals.wait(2)):
+        if not await _first(supervisor.stop(hurried=signals.hurried), signals.wait(2)):
             log.warning("running requests were cut by a second signal")
     if failed:
         # Last of all, after what the other parts had to say of their end.

@@ -21,6 +21,7 @@ import msgspec
 from dynamo_core.errors import Disconnected, ResponseTimeout
 from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.resources import AsyncResource
+from dynamo_core.runtime.reaper import MARK
 from dynamo_core.runtime.signals import Signals, give_up
 from dynamo_core.tasks import TaskSet
 
@@ -66,7 +67,9 @@ def supervised(env: MutableMapping[str, str] | None = None) -> int | None:
 
     Taken out of the environment: a process that an engine starts is not the supervisor's.
     """
-    value = (os.environ if env is None else env).pop(VARIABLE, "")
+    env = os.environ if env is None else env
+    env.pop(MARK, None)
+    value = env.pop(VARIABLE, "")
     return int(value) if value.isdigit() else None
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo_core.backoff import pauses
+from dynamo_core.runtime import reaper
 from dynamo_core.runtime.control import CUT, HURRY, VARIABLE, Answerer, ChildLine
 from dynamo_core.runtime.roles import FRONTEND, WORKERS
 from dynamo_core.runtime.signals import OVERDUE
@@ -29,6 +32,10 @@ LAST_PAUSE = 30.0
 HEALTHY_AFTER = 30.0
 #: Seconds that a process which is still starting may take to end after Ctrl-C; it gives up a little earlier itself.
 START_ENDS = 4.6
+#: Seconds that a process may take to end after a second signal.
+CUT_ENDS = 5.0
+#: Seconds beyond its own deadline after which a process is killed: its watchdog has shown by then what it was at.
+BEYOND = 6.0
 #: The exit code of a wrong set-up: starting again would not help.
 MISCONFIGURED = 2
 
@@ -77,6 +84,7 @@ class _Child:
     part: Part
     process: asyncio.subprocess.Process
     line: ChildLine
+    patience: Callable[[Part], float]
 
     @property
     def name(self) -> str:
@@ -97,26 +105,46 @@ class _Child:
 
     def restart(self) -> None:
         """Has it end in order, and so start again."""
-        self.end(hurried=False)
+        self.end()
 
-    def end(self, *, hurried: bool) -> None:
-        """Asks it to end in order."""
-        self.line.say(HURRY) if hurried else self.send(signal.SIGTERM)
+    def end(self, *, hurried: bool = False, within: float | None = None) -> None:
+        """Asks it to end in order, and kills it if it has not `within` seconds; by itself those of its patience."""
+        if hurried:
+            self.line.say(HURRY)
+        elif self.process.returncode is None:
+            self.process.terminate()
+        self.kill_after(self.patience(self.part) + BEYOND if within is None else within)
 
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal, if the process is still there."""
+    def kill_after(self, seconds: float) -> None:
+        """Kills it if it has not ended after so many seconds, whatever it does."""
+        asyncio.get_running_loop().call_later(seconds, self.kill)
+
+    def kill(self) -> None:
+        """Kills it if it has not ended."""
         if self.process.returncode is None:
-            self.process.send_signal(number)
+            log.error("%s did not end in time and is killed", self)
+            self.process.kill()
 
 
 class Supervisor:
-    """Runs a part per process until it is asked to stop. `command` is what starts one, without its part."""
+    """Runs a part per process until it is asked to stop. `command` is what starts one, without its part.
+
+    `patience` gives the seconds that a part has to end once it is asked to.
+    """
 
     def __init__(
-        self, parts: Sequence[Part], command: Sequence[str], *, clock: Callable[[], float] = time.monotonic
+        self,
+        parts: Sequence[Part],
+        command: Sequence[str],
+        patience: Callable[[Part], float],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._parts = list(parts)
         self._command = list(command)
+        self._patience = patience
+        self._mark = secrets.token_hex(8)
+        self._reaper: asyncio.subprocess.Process | None = None
         self._clock = clock
         self._children: dict[Part, _Child] = {}
         self._tasks = TaskSet()
@@ -127,11 +155,6 @@ class Supervisor:
         self.answerer: Answerer | None = None
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The running processes by the names of their parts."""
-        return {part.name: child.process.pid for part, child in self._children.items()}
-
     def names(self) -> list[str]:
         """Those of all parts."""
         return [part.name for part in self._parts]
@@ -141,7 +164,14 @@ class Supervisor:
         return [child for child in self._children.values() if child.process.returncode is None]
 
     async def start(self) -> None:
-        """Starts every part, and goes on to keep each running."""
+        """Starts every part, and goes on to keep each running. None of them outlives this process by much."""
+        self._reaper = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", reaper.__file__, self._mark),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         for part in self._parts:
             self._tasks.spawn(self._keep(part), name=f"keep-{part.name}")
 
@@ -149,47 +179,45 @@ class Supervisor:
         """Returns when a part cannot run with this config at all: which, and why."""
         return await asyncio.shield(self._exit)
 
-    async def stop(self, *, hurried: bool, deadline: float) -> None:
-        """Ends the frontends, which finish their streams, and then the workers. What outlives `deadline` is killed.
+    async def stop(self, *, hurried: bool) -> None:
+        """Ends the frontends, which finish their streams, and then the workers. What outlives its patience is killed.
 
         No other part depends on one that is still starting: it is told at once, and has a few seconds if `hurried`.
         """
         self._stopping.set()
-        now = asyncio.get_running_loop().time()
-        end = now + deadline
         serving = [child for child in self._children.values() if child.line.has_served()]
         starting = [child for child in self._children.values() if child not in serving]
         for child in starting:
-            child.end(hurried=hurried)
+            child.end(hurried=hurried, within=START_ENDS if hurried else None)
             log.info("waiting for %s, which is still starting", child)
         try:
             for only in (True, False):
                 group = [child for child in serving if (child.part.only == FRONTEND) is only]
                 for child in group:
                     child.end(hurried=hurried)
-                await self._ended(group, end)
-            await self._ended(starting, min(end, now + START_ENDS) if hurried else end)
+                await self._ended(group)
+            await self._ended(starting)
         except asyncio.CancelledError:
             # The second signal: everybody cuts what runs, and has a moment to do so.
             for child in self._children.values():
                 child.line.say(CUT)
-            await self._ended(list(self._children.values()), asyncio.get_running_loop().time() + 5.0)
+                child.kill_after(CUT_ENDS)
+            await self._ended(self._children.values())
             raise
         finally:
-            await self._kill()
+            for child in self.running():
+                child.kill()
+            await self._ended(self._children.values())
+            await self._tasks.aclose()
+            if self._reaper is not None:
+                # Closes its end of the pipe. It has nothing to do but for a process that was just being started.
+                await self._reaper.communicate(b"")
 
-    async def _ended(self, children: list[_Child], end: float) -> None:
+    async def _ended(self, children: Iterable[_Child]) -> None:
+        """Returns when they have ended, which each does in time or is killed."""
         waiting = [self._tasks.spawn(child.process.wait(), name="wait-child") for child in children]
         if waiting:
-            await asyncio.wait(waiting, timeout=max(0.0, end - asyncio.get_running_loop().time()))
-
-    async def _kill(self) -> None:
-        for child in list(self._children.values()):
-            if child.process.returncode is None:
-                log.error("%s did not end in time and is killed", child)
-                child.send(signal.SIGKILL)
-                await child.process.wait()
-        await self._tasks.aclose()
+            await asyncio.wait(waiting)
 
     async def _keep(self, part: Part) -> None:
         waits, has_run = pauses(FIRST_PAUSE, LAST_PAUSE), False
@@ -231,7 +259,7 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 *part.arguments(),
-                env=os.environ | {VARIABLE: str(theirs.fileno())},
+                env=os.environ | {VARIABLE: str(theirs.fileno()), reaper.MARK: self._mark},
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
             )
@@ -240,7 +268,7 @@ class Supervisor:
             raise
         finally:
             theirs.close()
-        child = self._children[part] = _Child(part, process, ChildLine(ours, self.answerer))
+        child = self._children[part] = _Child(part, process, ChildLine(ours, self.answerer), self._patience)
         log.info("%s runs as pid %d", part.name, process.pid)
         return child
 

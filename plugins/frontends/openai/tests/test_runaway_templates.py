@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -352,6 +355,35 @@ def test_a_process_ends_with_its_parent() -> None:
     # That it has started, and no answer.
     assert process.communicate(timeout=20)[0] == template_child.LENGTH.pack(0)
     assert process.returncode == 0
+
+
+#: A frontend as a process of its template sees it.
+PARENT = """
+import asyncio
+from dynamo_core import TaskSet
+from dynamo_plugin_frontend_openai.template_process import LimitedProcess
+
+async def main():
+    process = LimitedProcess(TaskSet())
+    await process.start()
+    print(process._process.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_is_stopped_ends_with_its_parent_too() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        process = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+
+    ended, _, _ = select.select([process], [], [], 30)
+    os.close(process)
+    assert ended
 
 
 def test_a_process_without_a_parent_ends_although_its_template_does_not() -> None:

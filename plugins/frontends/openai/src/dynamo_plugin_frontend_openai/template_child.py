@@ -6,6 +6,7 @@ answers are JSON, each after its length; `template_process.py` is the other end.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import resource
@@ -39,6 +40,8 @@ _KILOBYTE = 1024
 _KEPT = 16
 #: Characters of what is told about a text that is not as its schema says.
 _LONGEST = 500
+#: The option of prctl(2).
+_SET_PARENT_DEATH_SIGNAL = 1
 #: The exit code of a process that needed more memory than it may have.
 OUT_OF_MEMORY = 3
 
@@ -223,11 +226,21 @@ def write(pipe: IO[bytes], message: bytes) -> None:
     pipe.flush()
 
 
+def _end_with_parent() -> None:
+    """Have the system kill this process when the parent is gone, whatever it does then; only Linux can.
+
+    To the system the parent is the thread that started it, one of a pool that lives as long as the event loop.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def main() -> None:
     """Answers until the other end is closed. Argument: the module that its jobs need, which takes a while to load."""
     # A signal to the whole group is for the parent, which closes the pipe when it needs this process no more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with_parent()
     _limit(resource.RLIMIT_AS, MAX_MEMORY, MAX_MEMORY)
     _limit(resource.RLIMIT_CORE, 0, 0)
     for module in sys.argv[1:]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from typing import Any
 
 import pytest
@@ -67,6 +69,26 @@ def test_in_mid_stream(serve: Any, until_content: Any) -> None:
 
     assert_all_is_given_back(server)
     assert_counted(server, 1, "dynamo_frontend_requests_total", status="error", error_type="cancelled")
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+def test_client_that_only_closes_its_sending_half_gets_its_whole_answer(serve: Any, stream: bool, version: str) -> None:
+    server = serve(SLOW % 30)
+    body = json.dumps(chat(stream=stream, max_tokens=40)).encode()
+    fields = f"content-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST /v1/chat/completions {version}\r\nhost: x\r\n{fields}\r\n\r\n".encode()
+
+    with socket.create_connection(("127.0.0.1", server.port), 30) as client:
+        client.sendall(head + body)
+        client.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+
+    assert answer.startswith(f"{version} 200 OK\r\n".encode())
+    assert b'"finish_reason":"length"' in answer
+    assert (b"data: [DONE]\n\n" in answer) is stream
+    assert_all_is_given_back(server)
+    assert server.metric("dynamo_frontend_model_cancellation_total") == 0
 
 
 def test_during_a_unary_call(serve: Any) -> None:

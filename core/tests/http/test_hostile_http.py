@@ -168,7 +168,6 @@ SMUGGLING = {
     "a method in small letters": b"get /hidden HTTP/1.1\r\nHost: x\r\n\r\n" + NEXT,
     "tabs in the first line": b"GET\t/hidden\tHTTP/1.1\r\nHost: x\r\n\r\n" + NEXT,
     "a space in the path": b"GET /hid den HTTP/1.1\r\nHost: x\r\n\r\n" + NEXT,
-    "TLS to a plain port": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200 + b"\r\n\r\n",
 }
 
 BROKEN_CHUNKS = {

@@ -403,7 +403,7 @@ async def test_a_write_to_a_connection_that_closes_is_no_error(caplog: pytest.Lo
 async def test_what_is_not_http_is_refused_without_noise(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(HELLO) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+        writer.write(b"\x01\x02\x03 nonsense\r\n\r\n")
         answer = await closed(reader)
         writer.close()
 

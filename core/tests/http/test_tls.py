@@ -144,7 +144,7 @@ async def test_it_works_on_uvloop_too(pki: Pki) -> None:
     assert (await asyncio.to_thread(run)).endswith(b"hello over https")
 
 
-async def test_who_speaks_no_tls_is_cut_and_leaves_room_for_others(pki: Pki) -> None:
+async def test_who_speaks_no_tls_is_cut_and_leaves_room_for_others(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(pki.settings(), max_connections=3, header_timeout=30) as listener:
         for number in range(10):
             with suppress(ConnectionError):
@@ -152,6 +152,8 @@ async def test_who_speaks_no_tls_is_cut_and_leaves_room_for_others(pki: Pki) -> 
             await until(lambda number=number: listener.unsafe_connections == number + 1)  # type: ignore[misc]
 
         assert (await get(listener, pki.client())).endswith(b"hello over https")
+    (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "has TLS, and a client at 127.0.0.1 speaks plain HTTP" in line
 
 
 async def test_half_a_handshake_is_cut_at_the_deadline(pki: Pki) -> None:

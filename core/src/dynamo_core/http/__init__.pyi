@@ -1,5 +1,6 @@
 from dynamo_core.http.auth import PREFIX as PREFIX
 from dynamo_core.http.auth import AdminToken as AdminToken
+from dynamo_core.http.connection import set_probe as set_probe
 from dynamo_core.http.errors import error_body as error_body
 from dynamo_core.http.errors import error_response as error_response
 from dynamo_core.http.health import metrics_route as metrics_route

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -11,15 +14,28 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from dynamo_core.contracts.frontend import ErrorResponse
 from dynamo_core.errors import INTERNAL, INTERNAL_MESSAGE, Problem
+from dynamo_core.http.half_closed import SUPPORTED, EarlyStatusLine, was_reset
 from dynamo_core.http.packed import NamedRequest
 
 #: Most headers of a request, and most bytes of its first line and of each header.
 MAX_HEADERS = 128
 MAX_FIELD = 8190
+#: Seconds between two looks at a connection whose client has closed its sending half.
+_LOOK = 0.25
 
 _TOO_LARGE = (
     f"The request has more than {MAX_HEADERS} headers, or its first line or a header has more than {MAX_FIELD} bytes"
 )
+
+
+def set_probe(request: web.Request, probe: Callable[[], None] | None) -> None:
+    """Set what writes something that clients ignore into the answer to `request`, which has begun.
+
+    The connection calls `probe` again and again once the client has closed its sending half, to find out whether it
+    still reads.
+    """
+    if isinstance(request.protocol, Connection):
+        request.protocol.probe = probe
 
 
 class Connection(web.RequestHandler):
@@ -29,9 +45,15 @@ class Connection(web.RequestHandler):
     The library keeps such a fault until the handler is done, which waits for a body that will never come. And it reads
     on behind an answer that was given early, so that the client sees the answer, for some seconds: here, also for no
     more than some bytes.
+
+    A client may close its sending half behind its last request: it gets its answers, and then the connection is closed.
+    The bytes of the answer find out whether the client is gone instead; before there are any, the connection sends the
+    first ones of the status line ahead. `probe` writes something into an answer that has begun, if nothing else has
+    been written lately. With TLS, whose layer here knows no half, and where the kernel does not tell of a reset, the
+    connection is closed at once.
     """
 
-    __slots__ = ("_early", "_left", "_respond_error")
+    __slots__ = ("_early", "_left", "_look_timer", "_respond_error", "half_closed", "probe")
 
     def __init__(self, *args: Any, respond_error: ErrorResponse, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -39,6 +61,64 @@ class Connection(web.RequestHandler):
         #: The body behind an answer that was given early, and how many bytes may still come before it ends.
         self._early: StreamReader | None = None
         self._left = 0
+        self._look_timer: asyncio.TimerHandle | None = None
+        #: Whether the client has closed its sending half and gets the rest of its answers.
+        self.half_closed = False
+        self.probe: Callable[[], None] | None = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open if the client waits for an answer."""
+        if self.half_closed:
+            return True
+        waiter = self._waiter
+        idle = waiter is not None and not waiter.done()
+        if idle or self._force_close or not SUPPORTED or self.ssl_context is not None:
+            return False
+        self.half_closed = True
+        self.close_after_last()
+        self._look_timer = self._loop.call_later(_LOOK, self._look)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End what watches the connection, and cancel its handler."""
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+        super().connection_lost(exc)
+
+    def close_after_last(self) -> None:
+        """Close the connection after the answer to the request that is served now, unless another one waits."""
+        if not self._messages:
+            self.close()
+
+    def _look(self) -> None:
+        """Find out whether the client is gone."""
+        transport, request = self.transport, self._current_request
+        if transport is None or transport.is_closing():
+            return
+        if was_reset(transport):
+            transport.abort()
+            return
+        if request is not None and not request.content.is_eof():
+            # The rest of its body will never come.
+            transport.close()
+            return
+        if request is not None and not request.writer.output_size:
+            self._probe_early(transport)
+        elif request is not None and self.probe is not None:
+            self.probe()
+        self._look_timer = self._loop.call_later(_LOOK, self._look)
+
+    def _probe_early(self, transport: Any) -> None:
+        now = self._loop.time()
+        if not isinstance(transport, EarlyStatusLine):
+            early: Any = EarlyStatusLine(transport, partial(self._answer_begins, transport), now)
+            self.transport = transport = early
+        transport.probe(now)
+
+    def _answer_begins(self, transport: asyncio.Transport) -> None:
+        if self.transport is not None:
+            self.transport = transport
 
     def answered_early(self, body: StreamReader, most: int) -> None:
         """A body will not be read: closes the connection if more than `most` bytes come before it ends."""

@@ -8,6 +8,7 @@ TLS the handshake has the same deadline, and counts as one connection whether it
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl as ssl_module
@@ -20,12 +21,19 @@ from dynamo_core.http.stalls import Stalls
 from dynamo_core.protocol.ids import new_request_id
 from dynamo_core.tasks import TaskSet
 
+log = logging.getLogger(__name__)
+
 #: Seconds until the first request header must be complete.
 HEADER_TIMEOUT = 10.0
 #: Bytes after which an unfinished header goes to the HTTP server all the same, which refuses it with a reason.
 HEADER_LIMIT = 64 * 1024
 #: Seconds for a client to read what is left and to end TLS in order, unless the stalls have a deadline.
 _SHUTDOWN_TIMEOUT = 30.0
+
+#: How a handshake of TLS begins.
+_TLS_HELLO = b"\x16\x03"
+#: Seconds for which the log says nothing more of clients that speak the wrong protocol.
+_QUIET = 60.0
 
 _TIMED_OUT = (
     b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\nX-Request-Id: %b\r\n"
@@ -38,7 +46,7 @@ class ConnectionLimiter:
     """Makes a protocol for each new connection of one listener.
 
     `make` gives the HTTP server's protocol; `served` tells how many connections the server has now; `stalls` watches
-    those that it was given.
+    those that it was given. `name` is the listener's.
     """
 
     def __init__(
@@ -50,8 +58,11 @@ class ConnectionLimiter:
         header_timeout: float = HEADER_TIMEOUT,
         ssl: ssl_module.SSLContext | None = None,
         stalls: Stalls | None = None,
+        name: str = "HTTP",
     ) -> None:
         self._make = make
+        self._name = name
+        self._quiet_until = 0.0
         #: What new connections shake hands with. It may be replaced, if connections have TLS at all.
         self.ssl = ssl
         self._stalls = stalls
@@ -70,6 +81,14 @@ class ConnectionLimiter:
         self.timed_out = 0
         #: Connections closed because no TLS came about.
         self.unsafe = 0
+
+    def warn_of_protocol(self, peer: object, fault: str) -> None:
+        """Log, once in a while, that a client at `peer` speaks the wrong protocol."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET
+            host = peer[0] if isinstance(peer, tuple) else "an unknown address"
+            log.warning("the %s listener %s (logged once a minute at most)", self._name, fault.format(host))
 
     def __call__(self) -> asyncio.BaseProtocol:
         """The protocol of a connection that has just been accepted."""
@@ -103,7 +122,7 @@ class ConnectionLimiter:
         if not self._waiting and self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
 
-    async def _secure(self, sock: socket.socket, connection: _PendingConnection) -> None:
+    async def _secure(self, sock: socket.socket, connection: _PendingConnection, peer: object) -> None:
         """Shakes hands; from then on the connection is as any other."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -113,9 +132,11 @@ class ConnectionLimiter:
                 ssl_handshake_timeout=self._header_timeout,
                 ssl_shutdown_timeout=self._shutdown_timeout,
             )
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError) as error:
             # Errors of TLS are among them. The client's fault: no certificate that we know, no TLS at all, or gone.
             self.unsafe += 1
+            if getattr(error, "reason", None) == "HTTP_REQUEST":
+                self.warn_of_protocol(peer, "has TLS, and a client at {} speaks plain HTTP: it has to use https")
             sock.close()
         finally:
             if connection._transport is None:
@@ -157,7 +178,8 @@ class _PendingHandshake(asyncio.Protocol):
         finally:
             plain.abort()
         sock.setblocking(False)
-        self._limiter._handshakes.spawn(self._limiter._secure(sock, self._connection), name="tls-handshake")
+        secure = self._limiter._secure(sock, self._connection, plain.get_extra_info("peername"))
+        self._limiter._handshakes.spawn(secure, name="tls-handshake")
 
 
 class _PendingConnection(asyncio.Protocol):
@@ -184,7 +206,9 @@ class _PendingConnection(asyncio.Protocol):
         seen = max(0, len(buffer) - 3)
         buffer += data if buffer else data.lstrip(b"\r\n")
         # A bare line feed is no end of a header, but it is the HTTP server that says so.
-        if buffer.find(b"\r\n\r\n", seen) >= 0 or buffer.find(b"\n\n", seen) >= 0 or len(buffer) > HEADER_LIMIT:
+        if buffer.startswith(_TLS_HELLO) and self._limiter.ssl is None:
+            self._refuse_tls()
+        elif buffer.find(b"\r\n\r\n", seen) >= 0 or buffer.find(b"\n\n", seen) >= 0 or len(buffer) > HEADER_LIMIT:
             self._hand_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -208,6 +232,11 @@ class _PendingConnection(asyncio.Protocol):
         if self._limiter._stalls is not None:
             self._limiter._stalls.watch(transport)
         protocol.data_received(bytes(self._data))
+
+    def _refuse_tls(self) -> None:
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        self._limiter.warn_of_protocol(peer, "has no TLS, and a client at {} speaks it: it has to use http")
+        self.leave()
 
     def _late(self) -> None:
         self._limiter.timed_out += 1

@@ -247,6 +247,7 @@ class Listener(AsyncResource):
             header_timeout=self._header_timeout,
             ssl=self._ssl,
             stalls=self._stalls,
+            name=self.name,
         )
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -418,6 +419,8 @@ class Listener(AsyncResource):
         if self._leaving:
             # As if the client had asked for it: the writer of the answer goes by this, and says so in its header.
             request._message = request._message._replace(should_close=True)
+        if request.protocol.half_closed:
+            request.protocol.close_after_last()
         handler = self._exact.get((request.method, request.raw_path))
         if self._starting and (request.method.replace("HEAD", "GET"), request.path) not in self._early:
             return self._words(handler)(problem_of(Unavailable("The service is starting, please retry later")))

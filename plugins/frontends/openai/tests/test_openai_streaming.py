@@ -335,6 +335,23 @@ async def test_a_client_that_leaves_takes_its_request_along(cold_server: Any, ph
         assert server.gauge(gauge) == 0
 
 
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_client_that_closes_its_sending_half_gets_its_whole_stream(server: Any, version: str) -> None:
+    connection, call = await server.asked(CHAT, body(), version=version)
+    call.say("one ")
+    await connection.until(b'"content":"one "')
+
+    connection.writer.write_eof()
+    # Nothing comes of the engine: a comment finds out whether the client is there.
+    await connection.until(b": keep-alive\n\n")
+    call.finish(text="two")
+
+    rest = await connection.ended()
+    assert b'"content":"two"' in rest
+    assert b"data: [DONE]\n\n" in rest
+    assert (await server.record()).status == "success"
+
+
 async def test_a_slow_reader_pauses_its_request_and_goes_on_when_it_reads(cold_server: Any) -> None:
     model = cold_server.add_model()
     cold_server.config = cold_server.config.model_copy(update={"write_buffer": 64 * 1024})

@@ -7,14 +7,18 @@ straight to the transport, with the chunk framing of HTTP/1.1 made by hand.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 
 from aiohttp import HttpVersion11, web
+from dynamo_core.http import set_probe
 
 from dynamo_plugin_frontend_openai import raw_response
 from dynamo_plugin_frontend_openai.ignored import headers_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
+#: Seconds of silence after which a client that may be gone is written to.
+PROBE_AFTER = 1.0
 
 #: How much goes out through aiohttp with the headers; less than what makes its `write` wait for the client.
 _WITH_HEADERS = 32 * 1024
@@ -57,6 +61,10 @@ class EventStream:
         self.response: web.StreamResponse | None = None
         #: When the last bytes were written, in the loop's time.
         self.last_write = 0.0
+
+    def set_probe(self, probe: Callable[[], None] | None) -> None:
+        """Have `probe` called, now and then, once the client has closed its sending half."""
+        set_probe(self._http, probe)
 
     async def open(self, first: bytes) -> None:
         """Sends the headers and the first bytes.

@@ -14,7 +14,7 @@ from dynamo_plugin_frontend_openai.choices import Choice
 from dynamo_plugin_frontend_openai.plain import PlainPath
 from dynamo_plugin_frontend_openai.render import DONE, ChunkRenderer
 from dynamo_plugin_frontend_openai.source import Source
-from dynamo_plugin_frontend_openai.sse import KEEP_ALIVE, EventStream
+from dynamo_plugin_frontend_openai.sse import KEEP_ALIVE, PROBE_AFTER, EventStream
 
 if TYPE_CHECKING:
     from dynamo_core import LLMEngineOutput
@@ -79,6 +79,7 @@ class StreamingAnswer:
             ClientGone: the client left, or does not read.
         """
         self._timer = self._loop.call_later(self._keep_alive, self._tick)
+        self._out.set_probe(self._probe)
         try:
             for source in self._answer.sources:
                 source.on_ready(partial(self._ready, source))
@@ -90,6 +91,7 @@ class StreamingAnswer:
         finally:
             self._live = False
             self._timer.cancel()
+            self._out.set_probe(None)
         tail = self._tail
         if self._check is not None:
             await self._check()
@@ -217,6 +219,11 @@ class StreamingAnswer:
             parts.append(self._renderer.usage(self._usage()))
         return b"".join([*parts, self._done])
 
+    def _probe(self) -> None:
+        """The client may be gone: what is written to it finds out."""
+        if self._live:
+            self._comment(PROBE_AFTER)
+
     def _tick(self) -> None:
         """Silence has lasted, or has been broken since the timer was set."""
         wait = self._keep_alive
@@ -224,12 +231,16 @@ class StreamingAnswer:
             self._silent = True
             self._bell.set()
         elif self._live:
-            silence = self._loop.time() - self._out.last_write
-            if silence < wait:
-                wait -= silence
-            else:
-                try:
-                    self._write(KEEP_ALIVE)
-                except Exception as error:
-                    self._fail(error)
+            wait = self._comment(wait)
         self._timer = self._loop.call_later(wait, self._tick)
+
+    def _comment(self, after: float) -> float:
+        """Write a comment line if silence has lasted so many seconds; return the seconds until the next one is due."""
+        silence = self._loop.time() - self._out.last_write
+        if silence < after:
+            return after - silence
+        try:
+            self._write(KEEP_ALIVE)
+        except Exception as error:
+            self._fail(error)
+        return after

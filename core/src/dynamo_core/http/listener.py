@@ -49,6 +49,8 @@ _LAST_WORDS = 1.0
 _BACKLOG = 1024
 #: Seconds until a request's body must be complete, unless the settings say otherwise.
 BODY_TIMEOUT = 60.0
+#: Bytes of an answer that the kernel takes ahead of what it can send. More would hide for long that a client is slow.
+_UNSENT = 128 * 1024
 #: Seconds that a client may leave an answer unread, unless the settings say otherwise.
 _WRITE_STALL = 30.0
 _MALFORMED_BODY = Problem(400, "The request body is not framed, or not encoded, as its header says")
@@ -262,6 +264,10 @@ class Listener(AsyncResource):
         except (OSError, OverflowError, UnicodeError) as error:
             await self.aclose()
             raise ConfigError(bind_error(self.name, self._host, self._port, self._port_option, error)) from error
+        for sock in self._server.sockets:
+            # Connections that it accepts have the option too.
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         self._addresses = [sock.getsockname()[:2] for sock in self._server.sockets]
         if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
             await self._without_parser()

@@ -21,6 +21,7 @@ from dynamo_core.dispatch.execution.response_stream import ResponseStream
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, WorkerGroup
+from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import Disconnected, DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput, usage
@@ -167,7 +168,9 @@ class Stage:
 
     prompt = PROMPT
 
-    def __init__(self, workers: int = 5, *, limit: int = 2, **deadlines: Any) -> None:
+    def __init__(
+        self, workers: int = 5, *, limit: int = 2, unread: dict[str, Any] | None = None, **deadlines: Any
+    ) -> None:
         self.card = ModelCard(name="m", instance_id=0, migration_limit=limit)
         self.pool = Pool("m", "aggregated")
         self.transport = StageTransport()
@@ -182,7 +185,9 @@ class Stage:
             tracker=self.tracker,
             deadlines=Deadlines(**({"migration_wait": 0.0} | deadlines)),
             metrics=self.metrics,
+            unread=None if unread is None else UnreadAnswers(self.metrics, "dynamo_frontend", **unread),
         )
+        self.principal = Principal()
         self.router = InTurn(PluginConfig(), None)  # type: ignore[arg-type]
         self.group = WorkerGroup(self.pool, self.router)
         for number in range(1, workers + 1):
@@ -201,7 +206,7 @@ class Stage:
         request = PreprocessedRequest(
             model="m", token_ids=PROMPT, stop_conditions=StopConditions(max_tokens=max_tokens), **options
         )
-        return await self.pipeline.generate(request, self.ctx, Principal(), self)
+        return await self.pipeline.generate(request, self.ctx, self.principal, self)
 
 
 @pytest.fixture(scope="session")

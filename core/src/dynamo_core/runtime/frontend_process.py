@@ -33,6 +33,7 @@ from dynamo_core.dispatch.models.models import Models
 from dynamo_core.dispatch.peer_calls import ExtensionPeers, PeerCalls
 from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.dispatch.pools.thresholds import ThresholdBook
+from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import OVERLOAD
 from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys, Operators
 from dynamo_core.http.client_headers import client_headers, with_client_headers
@@ -290,6 +291,13 @@ class FrontendProcess:
             ),
             metrics=self._plane.metrics,
             prefix=self._settings.http.metrics_prefix,
+            unread=UnreadAnswers(
+                self._plane.metrics,
+                self._settings.http.metrics_prefix,
+                most_each=client.unread_answer_limit_mb * MB,
+                most_all=client.unread_answers_limit_mb * MB,
+                stall=client.place_stall,
+            ),
             retry_after=self._retry_after.retry_after,
             forward_identity=self._settings.http.forward_identity,
             events=self._request_events,

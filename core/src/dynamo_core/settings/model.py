@@ -360,6 +360,19 @@ class ClientSettings(BaseModel):
     write_stall: Seconds = Field(
         default=30, description="Seconds that a client may leave its answer unread before it is cut."
     )
+    place_stall: Seconds = Field(
+        default=5,
+        description="Seconds that an answer may keep its place at a worker although its client takes nothing of what "
+        "waits for it, if the answer is paused or others wait for that worker; then it is given up.",
+    )
+    unread_answer_limit_mb: Positive = Field(
+        default=1, description="MB that are gathered of an answer that its client does not read until it is paused."
+    )
+    unread_answers_limit_mb: Positive = Field(
+        default=64,
+        description="MB of all such answers of a process; beyond them the largest one of the tenant that has most is "
+        "given up.",
+    )
     keep_alive: Seconds = Field(default=15, description="Seconds of silence after which a stream gets a comment line.")
     accept_timeout: Seconds = Field(default=5, description="Seconds for a worker to accept or refuse a request.")
     decode_wait: SecondsOrZero = Field(

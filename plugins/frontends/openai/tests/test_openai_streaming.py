@@ -21,6 +21,17 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, **fields}
 
 
+async def fill(call: Any) -> int:
+    """Says more than a connection takes that is not read, and then so much that the engine is asked to pause."""
+    sent = 0
+    while not call.grip.paused.is_set():
+        size = 65536 if sent < 1 << 22 else 1
+        call.say("x" * size)
+        sent += size
+        await asyncio.sleep(0)
+    return sent
+
+
 async def test_a_chat_stream_has_exactly_the_bytes_of_the_seed(server: Any) -> None:
     connection, call = await server.asked(CHAT, body())
     call.say("Hello")
@@ -361,12 +372,8 @@ async def test_a_slow_reader_pauses_its_request_and_goes_on_when_it_reads(cold_s
     call = await model.call()
     call.say("a")
     await connection.head()
-    sent = 0
     connection.reader._transport.pause_reading()
-    while not call.grip.paused.is_set():
-        call.say("x" * 65536)
-        sent += 65536
-        await asyncio.sleep(0)
+    sent = await fill(call)
     call.say("late")
 
     connection.reader._transport.resume_reading()
@@ -393,9 +400,7 @@ async def test_a_reader_that_never_reads_is_cut_off(cold_server: Any) -> None:
     await connection.head()
     connection.reader._transport.pause_reading()
 
-    while not call.grip.paused.is_set():
-        call.say("x" * 65536)
-        await asyncio.sleep(0)
+    await fill(call)
 
     record = await cold_server.record()
     assert (record.status, record.error_type) == ("error", "cancelled")

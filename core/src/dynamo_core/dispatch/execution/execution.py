@@ -8,6 +8,7 @@ import enum
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ from dynamo_core.contracts.request_events import RequestMoved
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
+from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -349,6 +351,7 @@ class RequestExecution:
         payload: Any = None,
         log: TokenLog | None = None,
         patient: bool = False,
+        unread: UnreadAnswers | None = None,
     ) -> None:
         self.state = ExecutionState.ADMITTED
         self.request = request
@@ -367,7 +370,7 @@ class RequestExecution:
         #: How often workers have failed before anything of the answer was there, and how often it has moved after that.
         self.retries = 0
         self.moves = 0
-        self._permit = permit
+        self._permit: Permit | None = permit
         self._policy = policy
         self._output_tokens = 0
         #: The worker to blame for a failure if it is not the stream's own.
@@ -378,7 +381,8 @@ class RequestExecution:
         #: What has to end before the stream is closed.
         self._closing: list[asyncio.Task[None]] = []
         observe = log.observe if log is not None else self._count if endpoint is GENERATE else None
-        self.stream = ResponseStream(endpoint.merge, flush, owner=self, observe=observe, stall=timeouts.stall)
+        read = partial(ResponseStream, unread=unread, tenant=principal.tenant)
+        self.stream = read(endpoint.merge, flush, owner=self, observe=observe, stall=timeouts.stall)
         #: The call whose stream is the client's, and the one before it if a prefill worker computes the prompt.
         self.answer = Hop(self.stream, patient=patient)
         self.prefill: Hop | None = None
@@ -519,6 +523,9 @@ class RequestExecution:
     def stream_ended(self, error: DynamoError | None) -> None:
         self.state = ExecutionState.ENDED
         self._running.cancel(self._timeout)
+        if error is None or isinstance(error, Cancelled):
+            # A reader that is slow to take the rest, or does not, keeps nothing that others wait for.
+            self._release_permit(whole=error is None)
         if error is not None:
             self._cancel_recovery()
         prior, self._prior = self._prior, None
@@ -531,7 +538,17 @@ class RequestExecution:
             await asyncio.wait(self._closing)
 
     def stream_closed(self) -> None:
-        self._permit.release(self._output_tokens if self.log is None else self.log.output_tokens)
+        self._release_permit()
+
+    def _release_permit(self, *, whole: bool = False) -> None:
+        """Gives the permit back; the reader still takes what waits of an answer that is `whole`. Safe twice."""
+        permit, self._permit = self._permit, None
+        if permit is None:
+            return
+        tokens = self._output_tokens if self.log is None else self.log.output_tokens
+        if whole and self.endpoint is GENERATE:
+            tokens += sum(len(item.token_ids) for item in self.stream.unread_items())
+        permit.release(tokens)
 
     def _cancel_recovery(self) -> None:
         recovery, self._recovery = self._recovery, None

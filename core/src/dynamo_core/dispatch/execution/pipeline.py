@@ -23,6 +23,7 @@ from dynamo_core.dispatch.execution.prefill import PrefillStep
 from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
+from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
@@ -50,8 +51,9 @@ class Pipeline(AsyncResource):
         retry_after: Callable[[str], float] = lambda model: 1.0,
         forward_identity: bool = False,
         events: RequestEventHub | None = None,
+        unread: UnreadAnswers | None = None,
     ) -> None:
-        """With `forward_identity` workers are told who asks."""
+        """With `forward_identity` workers are told who asks. `unread` gathers what slow clients have not read."""
         self._forward_identity = forward_identity
         self._admission = admission
         self._retry_after = retry_after
@@ -64,7 +66,9 @@ class Pipeline(AsyncResource):
         )
         self._prefill = PrefillStep(self._connector, self._flush, deadlines, events)
         self._migrator = Migrator(self._place, deadlines, metrics, prefix, events)
-        self._execution = partial(RequestExecution, flush=self._flush, timeouts=self._timeouts, policy=self._migrator)
+        self._execution = partial(
+            RequestExecution, flush=self._flush, timeouts=self._timeouts, policy=self._migrator, unread=unread
+        )
         #: What every worker is doing, as far as this process has it do it.
         self.tracker = tracker
 

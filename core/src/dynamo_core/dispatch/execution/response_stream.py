@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from dynamo_core.contracts.call import Source
 from dynamo_core.dispatch.load.tracker import Reservation
+from dynamo_core.dispatch.unread import ReaderTimer, UnreadAnswer, UnreadAnswers
 from dynamo_core.errors import BackendError, Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason
@@ -22,9 +23,10 @@ from dynamo_core.timeouts import StallTimeout, StallTimer
 
 log = logging.getLogger(__name__)
 
-#: Items that may wait for the reader before the source is asked to pause, and the level at which it may go on.
-HIGH_WATER = 1024
-LOW_WATER = 256
+#: Items that may wait for the reader before they are gathered or the source is asked to pause, and the level at which
+#: it may go on.
+HIGH_WATER = 256
+LOW_WATER = 64
 
 Merge = Callable[[Sequence[Any]], list[Any]]
 
@@ -95,6 +97,11 @@ class Attempt:
         """Whether it holds its place."""
         return self._reservation is not None
 
+    @property
+    def contended(self) -> bool:
+        """Whether others wait for a first item of the worker that it has its place at."""
+        return self._reservation is not None and self._reservation.contended
+
     def data(self, item: Any) -> None:
         # Runs for every token: in one piece, without calls that would find nothing to do.
         stream = self._stream
@@ -157,7 +164,8 @@ class ResponseStream:
 
     It ends well only after the flag that completes the stream. What its attempt holds is returned as soon as it has
     ended or is closed, even while a slow reader still takes the rest. `observe` is given every batch that the reader
-    takes. An `owner` may keep it open when an attempt fails.
+    takes. An `owner` may keep it open when an attempt fails. With `unread`, what a slow reader has not taken is
+    gathered there, on account of `tenant`; without it, the source is asked to pause.
     """
 
     __slots__ = (
@@ -167,6 +175,7 @@ class ResponseStream:
         "_close_done",
         "_coalesce",
         "_flush",
+        "_gathered",
         "_items",
         "_merge",
         "_merged",
@@ -174,9 +183,12 @@ class ResponseStream:
         "_owner",
         "_queued",
         "_reader_paused",
+        "_reader_timer",
         "_sink",
         "_source",
         "_stall_timer",
+        "_tenant",
+        "_unread",
         "_waiter",
         "begun",
         "ended",
@@ -184,6 +196,7 @@ class ResponseStream:
         "instance_id",
         "prefill_instance_id",
         "source_paused",
+        "taken",
     )
 
     def __init__(
@@ -194,8 +207,17 @@ class ResponseStream:
         owner: StreamOwner | None = None,
         observe: Callable[[Sequence[Any]], None] | None = None,
         stall: StallTimeout | None = None,
+        unread: UnreadAnswers | None = None,
+        tenant: str = "",
     ) -> None:
         self._merge = merge
+        self._unread = unread
+        self._tenant = tenant
+        #: What came before `_items`, if the reader did not keep up.
+        self._gathered: UnreadAnswer | None = None
+        self._reader_timer = None if unread is None else ReaderTimer(unread, self)
+        #: Whether the reader has looked for more since the timer looked.
+        self.taken = False
         self._flush = flush
         self._owner = owner
         self._observe = observe
@@ -279,6 +301,20 @@ class ResponseStream:
         if self._cut_off():
             self._end(error)
 
+    @property
+    def contended(self) -> bool:
+        """Whether others wait for the worker that serves the current attempt."""
+        return self._attempt is not None and self._attempt.contended
+
+    def give_up(self, error: DynamoError) -> None:
+        """Ends the stream badly, even if it is whole, and drops what waits for its reader, who does not read."""
+        if self._close_done is not None:
+            return
+        self._drop()
+        if self.ended:
+            self.error = error
+        self.fail(error)
+
     def _cut_off(self) -> bool:
         """Stops the source and hears nothing more of it; False if the stream has ended."""
         if self.ended:
@@ -301,11 +337,11 @@ class ResponseStream:
     @property
     def arrived(self) -> int:
         """How many items and events have arrived so far, taken or not."""
-        return self._arrived + len(self._items)
+        return self._arrived + self.waiting
 
     def unread_items(self) -> Sequence[Any]:
         """The items that have arrived and not been taken, as they came."""
-        return tuple(self._items)
+        return (*self._gathered.items(), *self._items) if self._gathered is not None else tuple(self._items)
 
     # For the reader.
 
@@ -327,8 +363,14 @@ class ResponseStream:
         return merged.popleft()
 
     def take(self) -> Sequence[Any]:
-        """Everything that waits, merged, without waiting; empty if nothing does."""
+        """What waits, merged, without waiting; empty if nothing does.
+
+        A reader that has not kept up gets a part at once, and is called again for the next.
+        """
         items = self._items
+        self.taken = True
+        if self._gathered is not None:
+            return self._take_gathered(self._gathered)
         if not items:
             return ()
         self._arrived += len(items)
@@ -353,13 +395,13 @@ class ResponseStream:
         """
         self._callback = callback
         self._coalesce = coalesce
-        if callback is not None and (self._items or self.ended):
+        if callback is not None and (self.waiting or self.ended):
             self._wake()
 
     @property
     def waiting(self) -> int:
         """How many items wait, before merging."""
-        return len(self._items)
+        return len(self._items) + (0 if self._gathered is None else self._gathered.count)
 
     def pause(self) -> None:
         """The reader cannot keep up: asks for no more until `resume`."""
@@ -391,12 +433,12 @@ class ResponseStream:
             if source is not None:
                 await source.aclose()
         finally:
-            self._items.clear()
+            self._drop()
             self._merged.clear()
             self._end(Cancelled("the stream was closed"))
             # These know the stream: circles would stay until the next search for them.
             owner, self._owner = self._owner, None
-            self._observe = self._attempt = self._stall_timer = None
+            self._observe = self._attempt = self._stall_timer = self._reader_timer = None
             try:
                 if owner is not None:
                     owner.stream_closed()
@@ -433,6 +475,8 @@ class ResponseStream:
         self.ended = True
         self.error = error
         self._sink = None
+        if self._reader_timer is not None:
+            self._reader_timer.stop()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
         if self._attempt is not None:
@@ -443,7 +487,7 @@ class ResponseStream:
 
     def _wake(self) -> None:
         if self._callback is not None:
-            if not self._queued and (len(self._items) >= self._coalesce or self.ended):
+            if not self._queued and (len(self._items) >= self._coalesce or self._gathered is not None or self.ended):
                 self._queued = True
                 self._flush.add(self._fire)
             return
@@ -458,14 +502,49 @@ class ResponseStream:
         if self._callback is not None:
             self._callback()
 
+    def _take_gathered(self, gathered: UnreadAnswer) -> Sequence[Any]:
+        batch, count = gathered.take()
+        self._arrived += count
+        if not gathered.count:
+            self._gathered = None
+        self._balance()
+        if self.waiting:
+            self._wake()
+        if self._observe is not None:
+            self._observe(batch)
+        return batch
+
     def _balance(self) -> None:
+        if self._unread is not None and self._merge is not None and len(self._items) > HIGH_WATER:
+            self._gather(self._unread, self._merge)
         source = self._source
-        if source is None:
+        if source is None or self.ended:
             return
         waiting = len(self._items)
-        if not self.source_paused and (self._reader_paused or waiting > HIGH_WATER):
+        full = self._gathered is not None and self._gathered.full
+        if not self.source_paused and (self._reader_paused or full or waiting > HIGH_WATER):
             self.source_paused = True
             source.pause()
-        elif self.source_paused and not self._reader_paused and waiting <= LOW_WATER:
+        elif self.source_paused and not self._reader_paused and not full and waiting <= LOW_WATER:
             self.source_paused = False
             source.resume()
+        if self._reader_timer is None:
+            return
+        if self.source_paused or self._gathered is not None:
+            self._reader_timer.start()
+        else:
+            self._reader_timer.stop()
+
+    def _gather(self, unread: UnreadAnswers, merge: Merge) -> None:
+        """Puts what waits aside, in a form that takes less."""
+        gathered = self._gathered
+        if gathered is None:
+            gathered = self._gathered = UnreadAnswer(unread, self._tenant, self.give_up)
+        items, self._items = self._items, deque()
+        gathered.add(merge(list(items)), len(items))
+
+    def _drop(self) -> None:
+        self._items.clear()
+        gathered, self._gathered = self._gathered, None
+        if gathered is not None:
+            gathered.release()

@@ -195,6 +195,11 @@ class Reservation:
         self._report = report
         self._blocks = blocks
 
+    @property
+    def contended(self) -> bool:
+        """Whether prompts wait, or are being prefilled, on the rank that it is for."""
+        return self._tracker is not None and self._tracker.prefill_tokens(*self._key) > 0
+
     def first_item(self) -> None:
         """The prompt has been prefilled."""
         if self._tracker is not None:

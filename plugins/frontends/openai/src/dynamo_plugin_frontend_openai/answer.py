@@ -95,7 +95,7 @@ class Answer:
                 pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready, tokens))
                 if choice.fault is not None:
                     raise choice.fault
-        if stream.ended and not source.waiting and source.open:
+        if stream.ended and not stream.waiting and not source.waiting and source.open:
             if stream.error is not None:
                 raise stream.error
             # Complete, but no reason was named.

@@ -43,8 +43,9 @@ class Source:
         #: How the stream is read.
         self.on_ready: OnReady = stream.on_ready
         self.take: Callable[[], Sequence[LLMEngineOutput]] = stream.take
-        self.pause: Callable[[], None] = stream.pause
-        self.resume: Callable[[], None] = stream.resume
+        #: What is done while the client does not keep up. Nothing: the stream gathers what comes, within bounds.
+        self.pause: Callable[[], None] = _nothing
+        self.resume: Callable[[], None] = _nothing
 
     @property
     def cut(self) -> bool:
@@ -177,6 +178,10 @@ class ScoredSource(Source):
         elif self._tokens + self.stream.waiting > _AHEAD * self._most:
             self._behind = True
             self.stream.pause()
+
+
+def _nothing() -> None:
+    return None
 
 
 def coalesced(scores: int) -> int:

@@ -19,6 +19,8 @@ from dynamo_plugin_frontend_openai.ignored import headers_of
 KEEP_ALIVE = b": keep-alive\n\n"
 #: Seconds of silence after which a client that may be gone is written to.
 PROBE_AFTER = 1.0
+#: Bytes that a client which is behind takes until it is written to again.
+_STEP = 64 * 1024
 
 #: How much goes out through aiohttp with the headers; less than what makes its `write` wait for the client.
 _WITH_HEADERS = 32 * 1024
@@ -75,6 +77,9 @@ class EventStream:
         self._transport = self._http.transport
         if self._transport is None:
             raise ClientGone
+        if self._high_water >= _STEP:
+            # The client is written to again each time that it has taken a part of what waits.
+            self._transport.set_write_buffer_limits(self._high_water, self._high_water - _STEP)
         if raw_response.fast_path(self._http) and raw_response.has_room(self._http, len(first)):
             self._raw = True
             head = raw_response.events_head(self._http)
@@ -124,7 +129,7 @@ class EventStream:
         return transport.get_write_buffer_size() > self._high_water
 
     async def drained(self) -> None:
-        """Returns once the client has read most of what waits.
+        """Returns once the client has taken a part of what waits.
 
         Raises:
             ClientGone: it did not within the deadline; the connection was cut.

@@ -56,7 +56,12 @@ GROUPS = (
         "The frontend's process",
         "Its event loop, its callers and its neighbours. `dynamo_frontend_load_peers` is there "
         "[where frontends share loads](../how-to/several-frontends.md).",
-        ("dynamo_core.telemetry.loop_lag", "dynamo_core.runtime.frontend_process", "dynamo_core.dispatch.unread"),
+        (
+            "dynamo_core.telemetry.loop_lag",
+            "dynamo_core.runtime.frontend_process",
+            "dynamo_core.dispatch.unread",
+            "dynamo_core.http.body_budget",
+        ),
     ),
     Group(
         "Frontend openai",

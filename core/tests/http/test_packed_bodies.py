@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.http import packed
+from dynamo_core.http import body_budget, packed
 from dynamo_core.http.auth import AdminToken
 from dynamo_core.http.listener import Listener
 
@@ -191,7 +191,7 @@ async def test_what_unpacks_to_much_is_unpacked_in_a_thread(
     monkeypatch.setattr(packed, "inflate", inflate)
 
     assert status(await post(listener, "/echo", gzip.compress(bytes(LIMIT)), "gzip")) == 200
-    assert on_the_loop == [packed.INLINE]
+    assert on_the_loop == [body_budget.INLINE]
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,12 @@ from dynamo_core.errors import (
     problem_of,
 )
 from dynamo_core.http.binding import bind_error
+from dynamo_core.http.body_budget import BodyBudget
 from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS, Connection
 from dynamo_core.http.connection_limiter import HEADER_TIMEOUT, ConnectionLimiter
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.errors import error_response
-from dynamo_core.http.packed import request_factory
+from dynamo_core.http.packed import NamedRequest, request_factory
 from dynamo_core.http.stalls import Stalls
 from dynamo_core.resources import AsyncResource
 
@@ -88,10 +89,10 @@ _protocol_log.addFilter(_ProtocolNoise())
 class Listener(AsyncResource):
     """Serves routes on one address, within limits.
 
-    `name` is how messages call it; `port` 0 takes any free one; `body_limit` is in bytes; `port_option` is what an
-    operator sets to move it. Times are in seconds: `idle_timeout` between two requests, `header_timeout` until the
-    first request's header is complete, `body_timeout` until the body behind a header is, `write_stall` that a client
-    may leave an answer unread.
+    `name` is how messages call it; `port` 0 takes any free one; `body_limit` is in bytes, and `body_budget` bounds the
+    sum of all bodies; `port_option` is what an operator sets to move it. Times are in seconds: `idle_timeout` between
+    two requests, `header_timeout` until the first request's header is complete, `body_timeout` until the body behind a
+    header is, `write_stall` that a client may leave an answer unread.
 
     With `reuse_port` others may listen on the port too, if all of them set it; the kernel gives each new connection to
     one of them.
@@ -111,6 +112,7 @@ class Listener(AsyncResource):
         port: int,
         routes: Iterable[HttpRoute],
         body_limit: int,
+        body_budget: BodyBudget | None = None,
         max_connections: int,
         idle_timeout: float,
         header_timeout: float = HEADER_TIMEOUT,
@@ -128,6 +130,7 @@ class Listener(AsyncResource):
         self._host = host
         self._port = port
         self._body_limit = body_limit
+        self._body_budget = body_budget
         self._max_connections = max_connections
         self._header_timeout = header_timeout
         self._body_timeout = body_timeout
@@ -239,7 +242,7 @@ class Listener(AsyncResource):
             raise RuntimeError("the HTTP server was not made")
         # Most requests need none of what the library's application does for each: resolving, freezing, signals.
         server.request_handler = partial(self._handle, server.request_handler)
-        server.request_factory = request_factory(self._body_limit, asyncio.get_running_loop())
+        server.request_factory = request_factory(self._body_limit, asyncio.get_running_loop(), self._body_budget)
         self._limiter = ConnectionLimiter(
             partial(
                 Connection, server, respond_error=self._respond_error, loop=asyncio.get_running_loop(), **self._options
@@ -484,6 +487,9 @@ class Listener(AsyncResource):
             if problem.metric == INTERNAL or not isinstance(error, DynamoError):
                 log.error("%s %s failed", request.method, request.path, exc_info=error)
             response = self._words(handler)(problem)
+        finally:
+            if isinstance(request, NamedRequest):
+                request.give_back()
         if self._draining and not response.prepared:
             response.force_close()
         return response

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import OVERLOAD
 from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys, Operators
+from dynamo_core.http.body_budget import BodyBudget
 from dynamo_core.http.client_headers import client_headers, with_client_headers
 from dynamo_core.http.cors import Cors
 from dynamo_core.http.health import health_routes, metrics_route
@@ -59,6 +61,8 @@ from dynamo_core.telemetry.request_events import ExtensionRequestEvents, Request
 log = logging.getLogger(__name__)
 
 MB = 1024 * 1024
+#: Seconds that the event loop waits for a thread to yield the interpreter's lock, if no call into C keeps it.
+_SWITCH_INTERVAL = 0.001
 #: Seconds that a process waits to be ready before it joins a port that it shares.
 JOIN_WAIT = 10.0
 
@@ -107,6 +111,8 @@ class FrontendProcess:
         self._extensions = self._make_extensions()
         self._health = Health(self._settings, self.models, lambda: plane.waits_for, lambda: self._extensions.failures)
         self._load_sync = self._make_load_sync()
+        http = self._settings.http
+        self._body_budget = BodyBudget(http.bodies_limit_mb * MB, plane.metrics, http.metrics_prefix)
         self._listeners = self._make_listeners()
         self._joined = asyncio.Event()
         self._tasks = TaskSet()
@@ -145,6 +151,8 @@ class FrontendProcess:
 
         `api` closes the frontend, and `stack` what it stands on. The listeners are closed by `drain`.
         """
+        # Threads parse and encode large bodies meanwhile.
+        sys.setswitchinterval(_SWITCH_INTERVAL)
         stack.enter(self._thresholds).start()
         await stack.enter(self._admission).start()
         stack.enter(self._lag).start()
@@ -507,6 +515,7 @@ class FrontendProcess:
             port=port,
             routes=routes,
             body_limit=http.body_limit_mb * MB,
+            body_budget=self._body_budget,
             max_connections=http.max_connections,
             idle_timeout=http.idle_timeout,
             header_timeout=http.header_timeout,

@@ -430,6 +430,11 @@ class HttpSettings(BaseModel):
     model_config = _STRICT
 
     body_limit_mb: Positive = Field(default=45, description="Largest request body, in MB.")
+    bodies_limit_mb: Positive = Field(
+        default=192,
+        description="MB that large request bodies may take together while they arrive, and again while they are "
+        "parsed and encoded; more wait.",
+    )
     max_connections: Positive = Field(default=10000, description="Connections open at once.")
     header_timeout: Seconds = Field(
         default=10, description="Seconds for a TLS handshake, and for the first header of a connection."

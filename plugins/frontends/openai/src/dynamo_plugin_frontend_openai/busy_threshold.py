@@ -23,6 +23,8 @@ from dynamo_core.http import error_response
 from dynamo_core.protocol import UNREADABLE, shown
 from msgspec import UNSET, UnsetType
 
+from dynamo_plugin_frontend_openai.requests.bounds import INLINE
+
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, ThresholdControl
 
@@ -133,7 +135,10 @@ async def _read(http: web.Request) -> ThresholdRequest:
     if http.content_type != "application/json":
         raise HttpFault(415, "Expected request with Content-Type application/json")
     try:
-        return _decoder.decode(await http.read())
+        body = await http.read()
+        if len(body) > INLINE:
+            raise HttpFault(413, f"Request body exceeds the {INLINE} bytes that thresholds may take")
+        return _decoder.decode(body)
     except msgspec.ValidationError as error:
         text = f"Failed to deserialize the JSON body into the target type: {error}"
         raise HttpFault(422, text) from error

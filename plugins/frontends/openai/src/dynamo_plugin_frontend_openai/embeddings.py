@@ -62,16 +62,14 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
         model.precheck(exchange.principal)
         prompts = await text_prompts(parsed.inputs, model, "input")
         exchange.inflight.prompt_tokens(sum(len(prompt.token_ids) for prompt in prompts))
-        output = await model.embed(
-            EmbedRequest(
-                model=model.name,
-                token_ids=[prompt.token_ids for prompt in prompts],
-                dimensions=request.dimensions,
-                body=exchange.raw if model.card.model_input == "text" else None,
-            ),
-            exchange.ctx,
-            exchange.principal,
+        asked = EmbedRequest(
+            model=model.name,
+            token_ids=[prompt.token_ids for prompt in prompts],
+            dimensions=request.dimensions,
+            body=exchange.raw if model.card.model_input == "text" else None,
         )
+        await exchange.release_body()
+        output = await model.embed(asked, exchange.ctx, exchange.principal)
         tokens = output.prompt_tokens or sum(len(prompt.token_ids) for prompt in prompts)
         packed = request.encoding_format == "base64"
         body = {

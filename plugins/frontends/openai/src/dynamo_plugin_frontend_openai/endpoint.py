@@ -28,7 +28,7 @@ from dynamo_plugin_frontend_openai.asking import Field, asking
 from dynamo_plugin_frontend_openai.errors import error_event, report
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields, headers_of
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE
-from dynamo_plugin_frontend_openai.requests.decode import read_object
+from dynamo_plugin_frontend_openai.requests.decode import free_later, read_object, run_for_size
 from dynamo_plugin_frontend_openai.requests.fields import Accepts
 from dynamo_plugin_frontend_openai.response_schemas import ErrorBody
 from dynamo_plugin_frontend_openai.sse import ClientGone, EventStream
@@ -66,6 +66,12 @@ class Exchange:
     broken: Callable[[Problem], bytes] | None = None
     #: What ends a stream that is whole, where something has to be done before it may end.
     seal: Callable[[], Awaitable[bytes]] | None = None
+
+    async def release_body(self) -> None:
+        """Let go of a large body once an engine can be asked: its memory and its place are for others."""
+        if len(await self.http.read()) > INLINE:
+            self.raw = {}
+            await self.http.release()
 
 
 class ModelEndpoint(ABC, Generic[ParsedT]):
@@ -123,11 +129,18 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             raise
         model = self.find(raw.get("model"), principal)
         if isinstance(model, DynamoError):
-            return await self._refuse(http, raw, model, principal)
+            response: web.StreamResponse = await self._refuse(http, raw, model, principal)
+            free_later(raw, len(await http.read()))
+            return response
         with self._begin(http, raw, model.name, principal) as inflight:
             set_request_id(http, inflight.request_id)
             ctx = EngineContext(inflight.request_id, metadata=inflight.metadata)
-            return await self._answer(Exchange(http, raw, model, inflight, timing, ctx, principal))
+            exchange = Exchange(http, raw, model, inflight, timing, ctx, principal)
+            # From here on the exchange alone has it, and may let it go.
+            del raw
+            response = await self._answer(exchange)
+            free_later(exchange.raw, len(await http.read()))
+            return response
 
     def _begin(self, http: web.Request, raw: dict[str, Any], model: str, principal: Principal) -> InflightRequest:
         """Opens the books of a request for a model that is known."""
@@ -155,9 +168,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         """What `check` makes of the known fields of a body, in a thread if it is large."""
         if self._ignored.unknown:
             self._ignored.strip(http, raw, {*self.BODY.__struct_fields__, *self.PASSIVE}, self.ENDPOINT)
-        if len(await http.read()) <= INLINE:
-            return check(raw)
-        return await asyncio.to_thread(check, raw)
+        return await run_for_size(len(await http.read()), check, raw)
 
     async def _refuse(
         self, http: web.Request, raw: dict[str, Any], missing: DynamoError, principal: Principal

@@ -61,6 +61,10 @@ class ParsedRequest(ABC):
             InvalidArgument: naming the field.
         """
 
+    def release_body(self) -> None:
+        """Let go of the body but for its tools, of which parsers are made."""
+        self.raw = {name: self.raw[name] for name in ("tools",) if name in self.raw}
+
     def body_of_one(self, prompt: int, choice: int) -> dict[str, Any]:
         """The body that asks for one answer to one of the prompts, both counted from 0."""
         body = {name: value for name, value in self.raw.items() if name not in ("n", "best_of")}
@@ -130,7 +134,11 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
         inflight.prompt_tokens(sum(len(prompt.token_ids) for prompt in prompts))
         identity = Identity(f"{self.ID_PREFIX}{inflight.request_id}", int(time.time()), model.name)
         renderer = parsed.renderer(identity, prompts, model)
+        if model.card.model_input != "text":
+            parsed.release_body()
+            await exchange.release_body()
         answer = Answer(await self._start(exchange, parsed, prompts), inflight, exchange.timing, self._tasks)
+        await exchange.release_body()
         try:
             if parsed.request.streaming:
                 return await self._stream(exchange, parsed, prompts, renderer, answer)

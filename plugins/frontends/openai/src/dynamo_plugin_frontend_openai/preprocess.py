@@ -126,6 +126,8 @@ async def text_prompts(
             token_ids = await encode_async(model.tokenizer, value, add_special_tokens=add_special_tokens)
             prompt = Prompt(token_ids, value, tokenizing=perf_counter() - begun)
         else:
+            # Before its tokens are looked at, which may be a million.
+            prompt = fitting(Prompt(value), model, field)
             size = model.tokenizer.vocab_size
             # An engine that takes text may have a tokenizer of its own.
             if (largest := max(value)) >= size and model.card.model_input != "text":
@@ -133,7 +135,6 @@ async def text_prompts(
                     f"Validation: Token id {largest} is not in the vocabulary of the model, which has {size} tokens",
                     field=field,
                 )
-            prompt = Prompt(value)
         prompts.append(fitting(prompt, model, field))
     return prompts
 

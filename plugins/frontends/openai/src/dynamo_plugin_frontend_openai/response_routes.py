@@ -15,7 +15,7 @@ from dynamo_plugin_frontend_openai.openapi import Operation
 from dynamo_plugin_frontend_openai.render import encode
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.decode import read_object, to_struct
+from dynamo_plugin_frontend_openai.requests.decode import read_object, run_for_size, to_struct
 from dynamo_plugin_frontend_openai.requests.responses import ResponseItem, check_items
 from dynamo_plugin_frontend_openai.response_memory import owner_of
 
@@ -148,7 +148,7 @@ class StoredResponses:
 
     async def _body(self, http: web.Request, kind: type[BodyT]) -> tuple[dict[str, Any], BodyT]:
         raw = await read_object(http)
-        body = to_struct(raw, kind)
+        body = await run_for_size(len(await http.read()), to_struct, raw, kind)
         fields.check_known(raw, kind.__struct_fields__, {})
         return raw, body
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +20,7 @@ from dynamo_plugin_frontend_openai.preprocess import Prompt
 from dynamo_plugin_frontend_openai.render import Identity, encode
 from dynamo_plugin_frontend_openai.render_responses import ID_PREFIX, ResponseRenderer
 from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.bounds import INLINE
+from dynamo_plugin_frontend_openai.requests.decode import run_for_size
 from dynamo_plugin_frontend_openai.requests.response_tools import ResponseTools
 from dynamo_plugin_frontend_openai.requests.responses import (
     ENCRYPTED_REASONING,
@@ -199,7 +198,7 @@ async def _recalling(
         full = parse({**raw, "input": [*recalled.before, *recalled.own]}) if recalled.refers else request
         return ParsedResponse(full, raw, chats, recalled)
 
-    return whole() if recalled.size <= INLINE else await asyncio.to_thread(whole)
+    return await run_for_size(recalled.size, whole)
 
 
 def _echo(raw: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,9 +16,8 @@ from dynamo_plugin_frontend_openai.asking import SESSION, USER, asking
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 from dynamo_plugin_frontend_openai.completions import ParsedCompletion
 from dynamo_plugin_frontend_openai.preprocess import to_engine
-from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.decode import read_object
+from dynamo_plugin_frontend_openai.requests.decode import read_object, run_for_size
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel
@@ -47,10 +45,8 @@ class RouteExplanations:
         """Overlap, load and cost of every rank, by the role of its worker."""
         raw = await read_object(http)
         model = self._find(raw.get("model"))
-        parse = partial(self._parse, raw, model)
         # A large body may have as many parts as would hold the event loop.
-        large = len(await http.read()) > INLINE
-        parsed = await asyncio.to_thread(parse) if large else parse()
+        parsed = await run_for_size(len(await http.read()), self._parse, raw, model)
         request = await _request(parsed, model)
         views = model.explain(request, asking(principal_of(http), raw, USER, SESSION))
         routes = msgspec.to_builtins(views)

@@ -49,6 +49,7 @@ class _Scoring(ModelEndpoint[ParsedT]):
         # For admission and routing. What the model gets, pairs or single texts, the engine makes.
         tokens = await encode_async(model.tokenizer, "\n".join([*parsed.queries, *parsed.documents]))
         exchange.inflight.prompt_tokens(len(tokens))
+        await exchange.release_body()
         output = await model.score(
             ScoreRequest(
                 model=model.name,

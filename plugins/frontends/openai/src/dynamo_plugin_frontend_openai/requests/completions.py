@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -20,6 +21,9 @@ PromptInput: TypeAlias = str | list[int]
 
 _MAX_SUFFIX = 10_000
 _MAX_TOKEN = 2**32 - 1
+#: Values that are looked at in a millisecond, and the seconds of the pause between so many. A thread checks them.
+_STEP = 32 * 1024
+_PAUSE = 0.0005
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -100,9 +104,9 @@ def split_inputs(value: str | Sequence[Any], field: str, name: str) -> list[Prom
             if not item:
                 raise invalid(f"{name} string at index {index} cannot be empty", f"{field}[{index}]")
         return items
-    if all(_is_token(item) for item in items):
+    if _are_tokens(items):
         return [items]
-    if all(isinstance(item, list) and all(_is_token(token) for token in item) for item in items):
+    if all(isinstance(item, list) and _are_tokens(item) for item in items):
         for index, item in enumerate(items):
             if not item:
                 raise invalid(f"{name} token array at index {index} cannot be empty", f"{field}[{index}]")
@@ -112,5 +116,12 @@ def split_inputs(value: str | Sequence[Any], field: str, name: str) -> list[Prom
     )
 
 
-def _is_token(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _MAX_TOKEN
+def _are_tokens(values: list[Any]) -> bool:
+    """Return whether all values are token ids. After each step of very many another thread can run."""
+    for start in range(0, len(values), _STEP):
+        if start:
+            time.sleep(_PAUSE)
+        some = values[start : start + _STEP]
+        if set(map(type, some)) != {int} or min(some) < 0 or max(some) > _MAX_TOKEN:
+            return False
+    return True

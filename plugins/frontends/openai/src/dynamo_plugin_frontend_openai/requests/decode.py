@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,9 +17,15 @@ from dynamo_core.protocol import UNREADABLE, read, shown
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds
 from dynamo_plugin_frontend_openai.requests.duplicates import find_duplicate
 from dynamo_plugin_frontend_openai.requests.limits import check_limits
+from dynamo_plugin_frontend_openai.requests.pieces import Pieces, free
 from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
 
 T = TypeVar("T", bound=msgspec.Struct)
+ResultT = TypeVar("ResultT")
+
+#: Bytes of a body that is parsed in pieces, and not beside others: that takes turns with the event loop as it is.
+LARGE = 1024 * 1024
+_large_bodies = ThreadPoolExecutor(1, thread_name_prefix="large-body")
 
 #: For the description only: that something is missing is said in words of our own.
 NOT_EMPTY = msgspec.Meta(extra_json_schema={"minLength": 1, "minItems": 1})
@@ -27,6 +35,7 @@ _LONGEST = 1000
 _objects = msgspec.json.Decoder(dict[str, Any])
 _PREFIX = "Failed to deserialize the JSON body into the target type: "
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_BYTE = re.compile(r" \(byte \d+\)$")
 _FIELD = re.compile(r"Object (?:(missing required)|contains unknown) field `(.*)`")
 _EXPECTED = re.compile(r"Expected `([a-z |]+)`(?: (>=|<=) (-?\d+))?(?:, got `(\w+)`)?")
 _WORDS = {
@@ -60,7 +69,32 @@ async def read_object(http: web.Request) -> dict[str, Any]:
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise HttpFault(415, "Expected request with Content-Type application/json")
     body = await http.read()
-    return parse_object(body) if len(body) <= INLINE else await asyncio.to_thread(parse_object, body)
+    return await run_for_size(len(body), parse_object, body)
+
+
+async def run_for_size(size: int, function: Callable[..., ResultT], *args: object) -> ResultT:
+    """Call a function that works on so many bytes: at once, in a thread, or in the one thread for large bodies.
+
+    A cancelled caller waits for the thread, since that holds the memory of the body.
+    """
+    if size <= INLINE:
+        return function(*args)
+    loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(_large_bodies if size > LARGE else None, lambda: function(*args))
+    try:
+        await asyncio.wait((running,))
+        return running.result()
+    finally:
+        if not running.done():
+            await asyncio.wait((running,))
+        # Its error has this frame, which would keep the body until the next collection of garbage.
+        del running
+
+
+def free_later(raw: dict[str, Any], size: int) -> None:
+    """Let a thread free, in steps, what a large body of `size` bytes was made into. Nothing may use it any more."""
+    if size > LARGE:
+        _large_bodies.submit(free, raw)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -69,28 +103,34 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises:
         InvalidArgument: it is none; `field` is what it is about, if that can be told.
     """
-    check_bounds(body)
+    pieces = Pieces() if len(body) > LARGE else None
     try:
+        if pieces is not None:
+            body = pieces.cut(body)
+        check_bounds(body)
         value = msgspec.json.decode(body)
     except UNREADABLE as error:
-        raise _unreadable(body, error) from error
+        raise _unreadable(body, error, pieces is not None) from error
     if not isinstance(value, dict):
         raise InvalidArgument(f"{_PREFIX}expected an object")
     duplicate = find_duplicate(body, value)
     if duplicate is not None:
         twice = shown(duplicate)
         raise InvalidArgument(f"{_PREFIX}duplicate field `{twice}`", field=twice)
+    if pieces is not None:
+        pieces.restore(value)
     return value
 
 
-def _unreadable(body: bytes, error: Exception) -> InvalidArgument:
-    """The error for a body that cannot be decoded."""
+def _unreadable(body: bytes, error: Exception, cut: bool) -> InvalidArgument:
+    """The error for a body that cannot be decoded; of one that was cut, places in the bytes are not told."""
     if len(body) <= INLINE and (culprit := find_unreadable(body)) is not None:
         field, what = culprit
         return InvalidArgument(f"{_PREFIX}{field}: {what}" if field else _PREFIX + what, field=field or None)
     if isinstance(error, UnicodeDecodeError):
         return InvalidArgument(f"{_PREFIX}it is not UTF-8")
-    return InvalidArgument(f"{_PREFIX}{_PATH.sub('', str(error))}")
+    what = _PATH.sub("", str(error))
+    return InvalidArgument(_PREFIX + (_BYTE.sub("", what) if cut else what))
 
 
 def to_struct(raw: dict[str, Any], cls: type[T]) -> T:

@@ -6,6 +6,7 @@ has the folder in which discovery keeps its records too.
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import string
@@ -47,6 +48,9 @@ class Attack:
 
     strike: Callable[[Target], None]
     config: str = GUARDED
+    connections: int = 2
+    #: How many times as long as without it 99 of 100 probes may take; None where only the seconds are bounded.
+    slowdown: float | None = None
 
 
 def bomb(encoding: str) -> bytes:
@@ -100,6 +104,24 @@ def _asks(target: Target, **fields: object) -> None:
     _exchange(target, _head("POST", CHAT, *lines) + body)
 
 
+@cache
+def _large(kind: str) -> bytes:
+    """A body that holds much of one thing, and is refused when it has been read, unpacked, parsed and checked."""
+    if kind == "ids":
+        return json.dumps({"model": "mock-model", "prompt": list(range(100, 1099)) * 1000}).encode()
+    text = "a" * (44_000_000 if kind == "gzip" else 40_000_000)
+    body = json.dumps({"model": "mock-model", "prompt": "Hi", "user": text}).encode()
+    return gzip.compress(body, 1) if kind == "gzip" else body
+
+
+def _sends_much(target: Target, kind: str) -> None:
+    body = _large(kind)
+    lines = [f"content-length: {len(body)}", f"authorization: Bearer {KEY}", "connection: close"]
+    if kind == "gzip":
+        lines.append("content-encoding: gzip")
+    _exchange(target, _head("POST", "/v1/completions", *lines) + body)
+
+
 def _stops(length: int) -> list[str]:
     """Thirty-two stop strings that begin with all that an answer may hold, and never come."""
     letters = string.printable[:32]
@@ -118,6 +140,9 @@ ATTACKS: dict[str, Attack] = {
     "the longest stop strings": Attack(partial(_asks, stop=_stops(256), n=8, max_tokens=2000)),
     "scores of long answers": Attack(partial(_asks, max_tokens=8000, n=8, logprobs=True, top_logprobs=20)),
     "scores of many answers": Attack(partial(_asks, max_tokens=500, n=128, logprobs=True, top_logprobs=20)),
+    "ten bodies of 999,000 token ids": Attack(partial(_sends_much, kind="ids"), connections=10, slowdown=3),
+    "thirty packed bodies of 44 MB": Attack(partial(_sends_much, kind="gzip"), connections=30, slowdown=3),
+    "four bodies of 40 MB": Attack(partial(_sends_much, kind="plain"), connections=4, slowdown=3),
     "scores in a stream of many answers": Attack(
         partial(_asks, max_tokens=500, n=128, logprobs=True, top_logprobs=20, stream=True)
     ),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -21,13 +21,15 @@ from tests.hostile.attacks import ATTACKS, CHAT, KEY
 
 ROOT = Path(__file__).parents[2]
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", "20"))
-CONNECTIONS = 2
 #: Seconds between two liveness probes.
 PACE = 0.02
 #: Seconds that 99 of 100 liveness probes may take. On a quiet machine a tenth of it is enough, but here the client, the
 #: attackers, the frontend and the worker share the cores with other tests.
 SLOWEST = 0.5
 MAX_RSS = 400 << 20
+#: Seconds that probes are timed before an attack that may only slow them down so much.
+CALM = 5.0
+ROUNDS = 4
 
 CONFIG = """
 workers:
@@ -107,13 +109,30 @@ def frontend_of(supervisor: int) -> int:
     raise AssertionError("there is no frontend process")
 
 
+class Idle:
+    """A process that does nothing but wake up as often as probes are sent: how late it is, is not the frontend's doing.
+
+    `lateness` are the seconds of 99 of 100 wakings, once the block has ended.
+    """
+
+    lateness = 0.0
+
+    def __enter__(self) -> Self:
+        words = [sys.executable, "-m", "tests.hostile.idle", str(PACE)]
+        self._process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.lateness = float(self._process.communicate(timeout=30)[0])
+
+
 @pytest.fixture
 def attacker(tmp_path: Path) -> Iterator[Any]:
     """Starts an attack, and returns when it has begun."""
     running: list[subprocess.Popen[str]] = []
 
     def start(name: str, port: int) -> subprocess.Popen[str]:
-        words = (name, str(port), str(tmp_path / "discovery"), str(CONNECTIONS), str(SECONDS))
+        words = (name, str(port), str(tmp_path / "discovery"), str(ATTACKS[name].connections), str(SECONDS))
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.hostile.attacks", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
@@ -158,3 +177,28 @@ def test_a_client_is_served_beside_an_attack(
     assert watch.slowest <= SLOWEST
     assert watch.rss <= MAX_RSS
     assert frontend_of(server.process.pid) == frontend
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.slowdown is not None])
+def test_large_bodies_slow_the_probes_of_others_by_a_bounded_factor(
+    name: str, serve: Any, attacker: Any, tmp_path: Path
+) -> None:
+    server = serve(CONFIG.format(discovery=tmp_path / "discovery", more=ATTACKS[name].config))
+    assert server.until(lambda: server.request("GET", "/ready")[0] == 200, 15), server.log
+    frontend = frontend_of(server.process.pid)
+
+    factors: list[float] = []
+    # What else runs on the machine takes the cores at times: the best of some rounds is the frontend's own.
+    while len(factors) < ROUNDS and not any(factor <= (ATTACKS[name].slowdown or 0) for factor in factors):
+        with Watch(server.port, frontend) as calm:
+            calm.over.wait(CALM)
+        attack = attacker(name, server.port)
+        assert attack.stdout.readline() == "begun\n"
+        with Idle() as idle, Watch(server.port, frontend) as watch:
+            attack.communicate(timeout=200)
+        factors.append((watch.slowest - idle.lateness) / calm.slowest)
+
+    sys.stdout.write(f"{name}: {factors}\n")
+    assert min(factors) <= (ATTACKS[name].slowdown or 0)

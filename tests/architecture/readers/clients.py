@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from dynamo_core.errors import ConfigError, InvalidArgument
+from dynamo_core.protocol import UNREADABLE
 from dynamo_core.settings.documents import parse_text, read_document
 from dynamo_wire import encode as pack
 
@@ -28,6 +30,28 @@ async def tenants_of_frontends() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_admission_fair_queue.usage_codec import decode
 
     yield decode
+
+
+@reader(
+    "dynamo_plugin_frontend_openai.requests.pieces:Pieces._refuse msgspec.json.decode",
+    "dynamo_plugin_frontend_openai.requests.pieces:_numbers msgspec.json.Decoder",
+    "dynamo_plugin_frontend_openai.requests.pieces:_texts msgspec.json.Decoder",
+    good=[to_json({"prompt": [1, 2, 3, 4], "user": "a" * 40})],
+    raises=[InvalidArgument, *UNREADABLE],
+)
+async def large_bodies_of_clients() -> AsyncGenerator[Feed, None]:
+    from dynamo_plugin_frontend_openai.requests import pieces
+
+    def feed(data: bytes) -> None:
+        one = pieces.Pieces()
+        with suppress(InvalidArgument, *UNREADABLE):
+            one._refuse(data)
+        one.cut(data)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pieces, "_SLICE", 16)
+        patched.setattr(pieces, "_PAUSE", 0)
+        yield feed
 
 
 CHAT = to_json({"model": "m", "messages": [{"role": "user", "content": "a"}], "metadata": {"a": "b"}})

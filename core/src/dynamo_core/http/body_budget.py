@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 async def run_in_thread(function: Callable[..., T], *args: object) -> T:
     """Call a function in a thread. A cancelled caller waits for its end, since it holds memory until then."""
-    running = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    running = asyncio.get_running_loop().run_in_executor(None, function, *args)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -73,13 +73,13 @@ async def requests_of_clients() -> AsyncGenerator[Feed, None]:
     from dynamo_plugin_frontend_openai.requests.chat import parse_chat
     from dynamo_plugin_frontend_openai.requests.constraints import _schema
     from dynamo_plugin_frontend_openai.requests.decode import parse_object
-    from dynamo_plugin_frontend_openai.requests.tools import _with_object
     from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
+    from dynamo_plugin_frontend_openai.template_messages import _argument_object
 
     def feed(data: bytes) -> None:
         text = data.decode(errors="surrogateescape")
         _arguments(text)
-        _with_object({"arguments": text})
+        _argument_object(text)
         _readable([data, *_largest(data)])
         find_unreadable(data)
         with suppress(InvalidArgument):

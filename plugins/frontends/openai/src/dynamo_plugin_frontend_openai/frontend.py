@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -41,7 +42,7 @@ from dynamo_plugin_frontend_openai.responses import (
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
 from dynamo_plugin_frontend_openai.schema_check import SchemaChecker
 from dynamo_plugin_frontend_openai.scoring import RerankEndpoint, ScoreEndpoint
-from dynamo_plugin_frontend_openai.template import TemplateStore
+from dynamo_plugin_frontend_openai.template import TemplateStore, describe_template
 from dynamo_plugin_frontend_openai.token_memory import token_memory
 from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
 
@@ -72,6 +73,11 @@ class OpenAIFrontend(Frontend):
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
         """The tokenizer of a model; all of them share one memory of prompts."""
         return load_tokenizer(kind, files, self._token_memory)
+
+    @classmethod
+    def describe_template(cls, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return the forms of messages that a model's chat template reads; nothing if it has none."""
+        return asyncio.run(describe_template(files))
 
     def routes(self) -> Iterable[HttpRoute]:
         """The routes, with their paths from the settings."""

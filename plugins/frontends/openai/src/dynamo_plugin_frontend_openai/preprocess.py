@@ -12,8 +12,9 @@ from dynamo_core.errors import InvalidArgument
 from dynamo_text import encode_async
 
 from dynamo_plugin_frontend_openai.requests.bounds import is_long
-from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, raw_prompt, template_messages
+from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.template_inline import weigh
+from dynamo_plugin_frontend_openai.template_messages import raw_prompt, template_messages, template_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,30 +86,39 @@ def _values(
 ) -> dict[str, Any]:
     """The variables of the template."""
     wish, going_on = request.add_generation_prompt, bool(request.continue_final_message)
-    messages = template_messages(raw, template.no_content(tools=tools is not None))
     if going_on:
-        messages[-1]["content"] += _END_MARK
+        raw = [*raw[:-1], {**raw[-1], "content": _marked(raw[-1]["content"])}]
+    forms = template.forms(tools=tools is not None)
     return template.values(
-        messages,
+        template_messages(raw, forms),
         add_generation_prompt=not going_on if wish is None else wish,
         variables=variables,
-        tools=tools,
+        tools=template_tools(tools, forms),
     )
 
 
+def _marked(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return a content with the mark at its end. A template that trims the content takes the space off the mark."""
+    if isinstance(content, str):
+        return f"{content}{_END_MARK} "
+    # Beside text there may be parts for engines that take the client's body.
+    texts = [part["text"] for part in content if part["type"] == "text"] or [""]
+    return [{"type": "text", "text": text} for text in (*texts[:-1], f"{texts[-1]}{_END_MARK} ")]
+
+
 def _open_ended(text: str) -> str:
-    """The prompt up to the end of the last message, without what the template writes behind it.
+    """Return the prompt up to the end of the last message, without what the template writes behind it.
 
     Raises:
         InvalidArgument: the template does not show the message.
     """
-    prompt, mark, _ = text.rpartition(_END_MARK)
+    prompt, mark, rest = text.rpartition(_END_MARK)
     if not mark:
         raise InvalidArgument(
             "Validation: The chat template of the model does not show the last message, so that it cannot be continued",
             field="continue_final_message",
         )
-    return prompt
+    return prompt if rest.startswith(" ") else prompt.rstrip()
 
 
 async def text_prompts(

@@ -7,13 +7,23 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
+from dynamo_core import DynamoError
 from dynamo_core.errors import InvalidArgument, Unknown
 from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.errors import TemplateFault
 from dynamo_plugin_frontend_openai.requests.decode import object_of
+from dynamo_plugin_frontend_openai.template_detection import (
+    Detection,
+    detect_forms,
+    reasoning_names,
+    run_detection,
+)
+from dynamo_plugin_frontend_openai.template_forms import TemplateForms
 from dynamo_plugin_frontend_openai.template_inline import SECONDS, PlainTemplate, TooMuch, bounded_environment
 from dynamo_plugin_frontend_openai.template_none import asks_for_none
 from dynamo_plugin_frontend_openai.template_plain import is_plain
@@ -35,10 +45,16 @@ _TEMPLATE_FILE = "chat_template.jinja"
 #: Beside that file, or beside what the settings have.
 _TOOL_TEMPLATE_FILE = "tool_use.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
+#: Of models that read pictures too.
+_PROCESSOR_FILE = "chat_template.json"
+_SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: How many compiled templates are kept.
 _KEPT = 64
 #: Seconds for which a template that took long is not tried on the event loop again.
 _APART = 10.0
+#: Seconds that a template may take for a conversation when it is only described.
+_DESCRIBED = 5.0
 #: Characters of a template; those of models have a few thousand.
 _MAX_SOURCE = 256 * 1024
 
@@ -66,6 +82,8 @@ class ChatTemplate:
         self._variables = dict(special_tokens or {})
         self._form = _Form(source)
         self._tool_form = self._form if tool_source is None else _Form(tool_source)
+        #: By whether there are tools. None until they are detected.
+        self._forms: dict[bool, TemplateForms] = {}
 
     def keep_apart(self) -> None:
         """A short conversation took long: it is not tried on the event loop for a while."""
@@ -80,7 +98,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> dict[str, Any]:
         """The variables of a conversation. `tools` are what the model may call, as the client sent them."""
+        # Templates are written for a library that always has these, some as none.
         return {
+            "documents": None,
             **self._variables,
             **(variables or {}),
             "messages": messages,
@@ -90,15 +110,42 @@ class ChatTemplate:
 
     def source(self, *, tools: bool) -> str:
         """The source of the template for conversations with or without tools."""
-        return (self._tool_form if tools else self._form).source
+        return self._form_of(tools).source
 
     def thinking(self, *, tools: bool) -> ThinkingVariables:
         """Which variables turn thinking on and off in conversations with or without tools."""
-        return (self._tool_form if tools else self._form).thinking
+        return self._form_of(tools).thinking
 
-    def no_content(self, *, tools: bool) -> str | None:
-        """What stands for the content of a message that only calls tools."""
-        return (self._tool_form if tools else self._form).no_content
+    def forms(self, *, tools: bool) -> TemplateForms:
+        """Return the forms of messages that the template reads in conversations with or without tools."""
+        return self._forms.get(tools) or self._form_of(tools).forms
+
+    def detect(self, tools: bool) -> Detection:
+        """Begin to find the forms of conversations with or without tools."""
+        return detect_forms(self._form_of(tools).forms, tools=tools)
+
+    def detected(self, tools: bool, forms: TemplateForms) -> None:
+        """Set the forms of conversations with or without tools."""
+        self._forms[tools] = forms
+
+    def detect_now(self) -> bool:
+        """Find the forms; return whether that took hardly any time, else they are not known. Takes a moment."""
+
+        def render(messages: list[dict[str, Any]], shown: Sequence[dict[str, Any]] | None) -> str | None:
+            try:
+                return self.render(self.values(messages, tools=shown))
+            except InvalidArgument:
+                return None
+
+        try:
+            for tools in (False, True):
+                self.detected(tools, run_detection(self.detect(tools), render))
+        except TooMuch:
+            return False
+        return True
+
+    def _form_of(self, tools: bool) -> _Form:
+        return self._tool_form if tools else self._form
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The text of a conversation, if that takes hardly any time.
@@ -125,15 +172,16 @@ class _Form:
     def __init__(self, source: str) -> None:
         self.source = source
         self.plain: PlainTemplate | None = None
-        self.no_content: str | None = ""
+        #: What the source tells of them.
+        self.forms = TemplateForms()
         self.thinking = ThinkingVariables()
         if len(source) > _MAX_SOURCE:
             raise Unknown(f"the model's chat template is broken: it has more than {_MAX_SOURCE} characters")
         environment = bounded_environment()
         try:
             parsed = environment.parse(source)
-            if asks_for_none(parsed):
-                self.no_content = None
+            no_content = None if asks_for_none(parsed) else ""
+            self.forms = TemplateForms(no_content=no_content, reasoning=reasoning_names(parsed))
             self.thinking = ThinkingVariables.of(source, parsed)
             if is_plain(parsed, environment):
                 self.plain = PlainTemplate(environment.from_string(parsed))
@@ -150,7 +198,8 @@ class TemplateStore:
 
     def __init__(self, timeout: float) -> None:
         self._templates: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
-        self._loading = asyncio.Lock()
+        self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._compiling = asyncio.Lock()
         self._processes = TemplateProcesses(timeout)
 
     def known(self, model: ServedModel) -> ChatTemplate | None:
@@ -163,21 +212,52 @@ class TemplateStore:
         return template
 
     async def load(self, model: ServedModel) -> ChatTemplate:
-        """The template of a model.
+        """Return the template of a model, with the forms that it reads.
 
         Raises:
             InvalidArgument: the model has none, so it cannot chat.
             Unknown: its template is broken.
+            Unavailable: too many conversations wait to be rendered.
         """
-        # One after the other, as many requests may ask for the first time; in a thread, as a large one takes a second.
-        async with self._loading:
+        key = (model.card.name, model.card.checksum)
+        # Once, as many requests may ask for the first time.
+        async with self._loading.setdefault(key, asyncio.Lock()):
             template = self.known(model)
             if template is None:
-                template = await asyncio.to_thread(load_template, model)
-        self._templates[model.card.name, model.card.checksum] = template
+                # In a thread, and one after the other, as a large one takes a second.
+                async with self._compiling:
+                    template = await asyncio.to_thread(load_template, model)
+                await self.detect(template)
+        self._templates[key] = template
         while len(self._templates) > _KEPT:
             self._templates.popitem(last=False)
         return template
+
+    async def detect(self, template: ChatTemplate) -> None:
+        """Find the forms of messages that a template reads: in a thread, or if it may take long in a process.
+
+        Raises:
+            Unknown: it is broken.
+            Unavailable: too many conversations wait to be rendered.
+        """
+        if await asyncio.to_thread(template.detect_now):
+            return
+        for tools in (False, True):
+            detection = template.detect(tools)
+            try:
+                messages, shown = next(detection)
+                while True:
+                    values = partial(template.values, messages, tools=shown)
+                    try:
+                        prompt = await self.render(template, values, tools=tools, long=True)
+                    except InvalidArgument:
+                        prompt = None
+                    messages, shown = detection.send(prompt)
+            except StopIteration as end:
+                template.detected(tools, end.value)
+            except TemplateFault as fault:
+                log.warning("the forms that messages need are not known: %s", fault)
+                return
 
     def render_now(self, template: ChatTemplate, values: Mapping[str, Any]) -> str | None:
         """The text of a conversation; None if it is to be rendered in a process of its own.
@@ -222,22 +302,15 @@ class TemplateStore:
 
 
 def load_template(model: ServedModel) -> ChatTemplate:
-    """Reads and compiles the template of a model: the template file, else the one in the tokenizer's settings.
+    """Read and compile the template of a model.
 
     Raises:
-        InvalidArgument: the model has neither, so it cannot chat.
-        Unknown: what it has is broken.
+        InvalidArgument: the model has none, so it cannot chat.
+        Unknown: its template is broken.
     """
-    settings = _settings(model)
-    special = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    tokens = {name: text for name, text in special.items() if text is not None}
-    name = f"The chat template of model {model.name!r}"
-    data, tool_source = model.file(_TEMPLATE_FILE), _text(model.file(_TOOL_TEMPLATE_FILE))
-    if data is not None:
-        return ChatTemplate(data.decode(errors="replace"), tokens, tool_source, name=f"{name} ({_TEMPLATE_FILE})")
-    source, listed = _pick(settings.get("chat_template"))
-    if source is not None:
-        return ChatTemplate(source, tokens, tool_source or listed, name=f"{name} ({_CONFIG_FILE})")
+    template = template_of_files(model.name, model.file)
+    if template is not None:
+        return template
     if model.card.tokenizer == "bytes" or model.card.model_input == "text":
         # An engine that takes text has its own template; here the prompt only estimates the load.
         return ChatTemplate(DEFAULT_TEMPLATE)
@@ -246,14 +319,52 @@ def load_template(model: ServedModel) -> ChatTemplate:
     )
 
 
-def _settings(model: ServedModel) -> dict[str, Any]:
-    data = model.file(_CONFIG_FILE)
+def template_of_files(model: str, file: Callable[[str], bytes | None]) -> ChatTemplate | None:
+    """Return the template in the files of a model: that of its own, else the one in the settings of the tokenizer.
+
+    Raises:
+        Unknown: it is broken, or a file cannot be read.
+    """
+    settings = _settings(model, file, _CONFIG_FILE)
+    named = settings if "added_tokens_decoder" in settings else settings | _settings(model, file, _SPECIAL_TOKENS_FILE)
+    special = {name: _token_text(named.get(name)) for name in _SPECIAL_TOKENS}
+    tokens = {name: text for name, text in special.items() if text is not None}
+    name = f"The chat template of model {model!r}"
+    data, tool_source = file(_TEMPLATE_FILE), _text(file(_TOOL_TEMPLATE_FILE))
+    if data is not None:
+        return ChatTemplate(data.decode(errors="replace"), tokens, tool_source, name=f"{name} ({_TEMPLATE_FILE})")
+    for place in (_CONFIG_FILE, _PROCESSOR_FILE):
+        found = settings if place == _CONFIG_FILE else _settings(model, file, place)
+        source, listed = _pick(found.get("chat_template"))
+        if source is not None:
+            return ChatTemplate(source, tokens, tool_source or listed, name=f"{name} ({place})")
+    return None
+
+
+async def describe_template(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the forms that the template in the files of a model reads, in words; nothing if there is none."""
+    store = TemplateStore(_DESCRIBED)
+    try:
+        template = await asyncio.to_thread(template_of_files, "", files.get)
+        if template is None:
+            return {}
+        await store.detect(template)
+    except DynamoError as error:
+        return {"template": str(error)}
+    finally:
+        await store.aclose()
+    plain, with_tools = (dict(template.forms(tools=tools).describe()) for tools in (False, True))
+    return plain | {f"{name}, with tools": value for name, value in with_tools.items() if value != plain.get(name)}
+
+
+def _settings(model: str, file: Callable[[str], bytes | None], name: str) -> dict[str, Any]:
+    data = file(name)
     if data is None:
         return {}
     try:
         return object_of(data)
     except Unreadable as error:
-        raise Unknown(f"{_CONFIG_FILE} of model {model.name!r} cannot be read: {error}", cause=error) from error
+        raise Unknown(f"{name} of model {model!r} cannot be read: {error}", cause=error) from error
 
 
 def _text(data: bytes | None) -> str | None:

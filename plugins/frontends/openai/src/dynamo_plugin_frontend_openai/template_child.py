@@ -52,9 +52,10 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - the name and the form are jinja2's
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The marked block, as if it were not marked."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        """The marked block, with variables of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body).set_lineno(line)]
 
 
 def environment(cls: type[EnvironmentT]) -> EnvironmentT:

@@ -30,7 +30,6 @@ from dynamo_plugin_frontend_openai.requests.tools import (
     check_tools,
     guided,
     mode_of,
-    with_objects,
 )
 from dynamo_plugin_frontend_openai.template_thinking import SWITCHES, Wish
 
@@ -242,34 +241,3 @@ def _check_calls_or_text(request: ChatRequest) -> None:
         raise invalid(
             f"{found[0]} cannot be combined with tools that may be called; set tool_choice to 'none'", found[0]
         )
-
-
-def template_messages(raw: list[dict[str, Any]], no_content: str | None = "") -> list[dict[str, Any]]:
-    """Messages as templates expect them: the client's own, text parts joined to one text, line by line.
-
-    The arguments of calls are objects, where the client sent text that holds one. `no_content` is the content of a
-    message that only calls tools.
-    """
-    return [_template_message(message, no_content) for message in raw]
-
-
-def _template_message(message: dict[str, Any], no_content: str | None) -> dict[str, Any]:
-    text = _text_of(message)
-    shown = {**message, "content": no_content if text is None else text}
-    if message.get("tool_calls"):
-        shown["tool_calls"] = with_objects(message["tool_calls"])
-    return shown
-
-
-def raw_prompt(raw: list[dict[str, Any]]) -> str:
-    """The bare texts of the messages, one after the other on lines of their own: what is asked without a template."""
-    return "\n".join(text for message in raw if (text := _text_of(message)) is not None)
-
-
-def _text_of(message: dict[str, Any]) -> str | None:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(part["text"] for part in content if part["type"] == "text")
-    if content is None and not message.get("tool_calls"):
-        return ""
-    return content if isinstance(content, str) else None

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 from dynamo_core import GuidedDecodingOptions
-from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.decode import object_of, schema_error
+from dynamo_plugin_frontend_openai.requests.decode import schema_error
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 FUNCTION, ALLOWED = "function", "allowed_tools"
@@ -191,16 +189,3 @@ def _call(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _parameters(function: Function) -> dict[str, Any]:
     return function.parameters or {"type": "object", "properties": {}}
-
-
-def with_objects(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls of a message as templates expect them: with arguments that are objects, where the text holds one."""
-    return [{**call, FUNCTION: _with_object(call[FUNCTION])} if FUNCTION in call else dict(call) for call in calls]
-
-
-def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with suppress(Unreadable):
-            arguments = object_of(arguments or "{}")
-    return {**function, "arguments": {} if arguments is None else arguments}

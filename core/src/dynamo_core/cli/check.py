@@ -30,8 +30,9 @@ def command(as_json: bool, **options: Any) -> None:
     """Load a config and its plugins without starting anything.
 
     Prints what would run: each stage with its plugin, each listener with its reachability, the parsers of each worker's
-    model with the reason for them, unless its engine gives text; and what plugins remark on their settings. Exit code
-    2, with one line that says what is wrong, if the config could not be served.
+    model with the reason for them, unless its engine gives text; the forms that its chat template reads; and what
+    plugins remark on their settings. Exit code 2, with one line that says what is wrong, if the config could not be
+    served.
     """
     from dynamo_core.plugins.loader import PluginLoader
     from dynamo_core.runtime.resolve import resolve
@@ -43,11 +44,13 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 def describe(settings: Settings, resolved: Resolved, loader: PluginLoader) -> dict[str, list[dict[str, Any]]]:
-    """What would run, as plain data: `stages`, `listeners`, `parsers`, and `remarks`."""
+    """Return what would run as plain data: `stages`, `listeners`, `parsers`, `templates`, and `remarks`."""
+    parsers, templates = _models(settings, resolved, loader)
     return {
         "stages": list(_stages(settings, resolved, loader)),
         "listeners": list(_listeners(settings)),
-        "parsers": list(_parsers(settings, loader)),
+        "parsers": parsers,
+        "templates": templates,
         "remarks": list(_remarks(settings, resolved)),
     }
 
@@ -66,8 +69,7 @@ def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Ite
         yield _stage("frontend", resolved.frontend)
     if resolved.response_store is not None:
         yield _stage(resolved.response_store.section, resolved.response_store)
-    for admission in resolved.admission:
-        yield _stage(admission.section, admission)
+    yield from (_stage(admission.section, admission) for admission in resolved.admission)
     if not resolved.admission:
         yield {"stage": "admission", "plugin": "none", "distribution": BUILT_IN, "version": ""}
     if resolved.router is not None:
@@ -78,8 +80,7 @@ def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Ite
     for name, engine in resolved.workers.items():
         worker = settings.workers[name]
         yield _stage(f"workers.{name}", engine) | {"model": worker.model.name, "replicas": worker.replicas}
-    for extension in resolved.extensions:
-        yield _stage(extension.plugin.section, extension.plugin)
+    yield from (_stage(extension.plugin.section, extension.plugin) for extension in resolved.extensions)
     for name in settings.hooks:
         offer = loader.find("hook", name)
         yield {"stage": "hooks", "plugin": name, "distribution": offer.distribution, "version": offer.version}
@@ -98,8 +99,7 @@ def _remarks(settings: Settings, resolved: Resolved) -> Iterator[dict[str, Any]]
     from dynamo_core.certificates import expiry_remark
     from dynamo_core.runtime.resolve import RESPONSE_STORE, store_remark
 
-    remark = store_remark(resolved, settings.frontend.processes)
-    if remark:
+    if remark := store_remark(resolved, settings.frontend.processes):
         yield {"section": RESPONSE_STORE, "remark": remark}
     for section, tls in (("frontend.tls", settings.frontend.tls), ("admin.tls", settings.admin.tls)):
         if remark := expiry_remark(tls):
@@ -109,32 +109,40 @@ def _remarks(settings: Settings, resolved: Resolved) -> Iterator[dict[str, Any]]
 
 
 def _listeners(settings: Settings) -> Iterator[dict[str, Any]]:
-    yield _listener("public", settings.frontend.host, settings.frontend.port)
-    if settings.admin.port is not None:
-        yield _listener("admin", settings.admin.host, settings.admin.port)
+    for name, at in (("public", settings.frontend), ("admin", settings.admin)):
+        if at.port is not None:
+            yield {"listener": name, "host": at.host, "port": at.port, "exposure": exposure(at.host)}
 
 
-def _parsers(settings: Settings, loader: PluginLoader) -> Iterator[dict[str, Any]]:
+def _models(settings: Settings, resolved: Resolved, loader: PluginLoader) -> tuple[list[dict[str, Any]], ...]:
+    """Return the parsers of each worker's model, and the forms that its chat template reads."""
     from dynamo_core.runtime.parser_candidates import find_candidates
     from dynamo_core.runtime.worker_process import worker_config
     from dynamo_core.worker.model_files import read_files
     from dynamo_core.worker.parser_choice import REASONING_KEY, TOOL_KEY, choose_parsers
 
+    parsers, templates = [], []
     candidates = find_candidates(settings, loader)
     for name, worker in settings.workers.items():
         config = worker_config(settings.namespace, name, worker, 0)
-        choice = choose_parsers(config, read_files(config), candidates)
-        for key, chosen in ((TOOL_KEY, choice.tools), (REASONING_KEY, choice.reasoning)):
-            yield {"worker": name, "setting": key, "parser": chosen.name, "reason": chosen.reason}
-
-
-def _listener(name: str, host: str, port: int) -> dict[str, Any]:
-    return {"listener": name, "host": host, "port": port, "exposure": exposure(host)}
+        files = read_files(config)
+        choice = choose_parsers(config, files, candidates)
+        parsers += [
+            {"worker": name, "setting": key, "parser": chosen.name, "reason": chosen.reason}
+            for key, chosen in ((TOOL_KEY, choice.tools), (REASONING_KEY, choice.reasoning))
+        ]
+        forms = resolved.frontend.cls.describe_template(files) if resolved.frontend else {}
+        templates += [{"worker": name, "messages": part, "form": form} for part, form in forms.items()]
+    return parsers, templates
 
 
 def _as_text(graph: dict[str, list[dict[str, Any]]]) -> str:
     stages = [
-        [row["stage"], row["plugin"], row["distribution"], row["version"], _worker_note(row)] for row in graph["stages"]
+        [
+            *(row[key] for key in ("stage", "plugin", "distribution", "version")),
+            " x ".join(str(row[key]) for key in ("replicas", "model") if key in row),
+        ]
+        for row in graph["stages"]
     ]
     listeners = [
         [row["listener"], row["host"], str(row["port"] or "any free"), row["exposure"]] for row in graph["listeners"]
@@ -145,11 +153,12 @@ def _as_text(graph: dict[str, list[dict[str, Any]]]) -> str:
             format_table(["STAGE", "PLUGIN", "DISTRIBUTION", "VERSION", ""], stages),
             format_table(["LISTENER", "HOST", "PORT", "REACHED FROM"], listeners),
             *([format_table(["WORKER", "SETTING", "PARSER", "BECAUSE"], parsers)] if parsers else []),
+            *(
+                [format_table(["WORKER", "IN PROMPTS", "FORM"], [list(row.values()) for row in graph["templates"]])]
+                if graph["templates"]
+                else []
+            ),
             *(f"{row['section']}: {row['remark']}." for row in graph["remarks"]),
             "The config is sound, but see above." if graph["remarks"] else "The config is sound.",
         ]
     )
-
-
-def _worker_note(row: dict[str, Any]) -> str:
-    return f"{row['replicas']} x {row['model']}" if "model" in row else ""

@@ -387,6 +387,14 @@ class Frontend(Plugin, AsyncResource):
             ConfigError: the kind is not known, or a file is missing or broken.
         """
 
+    @classmethod
+    def describe_template(cls, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return the forms of messages that a model's chat template reads, as words for ``dynamo check``.
+
+        `files` maps the bare names of the model's files to their contents.
+        """
+        return {}
+
     async def start(self) -> None:
         """Starts background work. Called once, before the routes can be reached."""
 

@@ -108,10 +108,10 @@ $(STAMPS)/transformers: $(MANIFESTS)
 	@.venv-transformers/bin/python $(PIP) --no-build-isolation $(REAL_DISTRIBUTIONS) 'transformers~=5.23.0' psutil pytest-timeout
 	@mkdir -p $(STAMPS) && touch $@
 
-test-transformers: $(STAMPS)/transformers ## The engine `transformers`, and parsers against those of the library, in .venv-transformers
+test-transformers: $(STAMPS)/transformers ## The engine `transformers`, and parsers and prompts against those of the library, in .venv-transformers
 	@OMP_WAIT_POLICY=passive exec .venv-transformers/bin/python -m pytest -m "full or not full" \
 		plugins/engines/transformers plugins/parsers/standard/tests/test_response_template.py \
-		tests/e2e/test_transformers_served.py $(ARGS)
+		tests/e2e/test_transformers_served.py tests/templates $(ARGS)
 
 $(STAMPS)/peer:
 	@echo "setting up .venv-peer (builds llama.cpp: some minutes, needs a C++ compiler and cmake) …"

@@ -32,7 +32,7 @@ class Format:
     #: Reasoning, content and calls as the pieces of an answer.
     write: Writer
     template: str
-    #: All special tokens of the tokenizer; the first ends an answer.
+    #: All special tokens of the tokenizer; the first ends an answer, the second begins a prompt.
     special: tuple[str, ...]
     #: What the template puts before each result of a tool.
     result: str

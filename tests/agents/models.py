@@ -19,32 +19,34 @@ Model: TypeAlias = tuple[str, Format, Sequence[Mapping[str, Any]]]
 
 
 @cache
-def _trained() -> str:
-    """A byte-level BPE that has seen enough to have tokens that are part JSON and part text."""
+def _trained(*, merges: bool) -> str:
+    """A byte-level BPE that has seen enough to have tokens that are part JSON and part text; else each byte is one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    size = 1500 if merges else len(alphabet)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     texts = [(HERE / name).read_text() for name in ("formats.py", "templates.py")]
     tokenizer.train_from_iterator([line for text in texts for line in text.splitlines()], trainer)
     trained: str = tokenizer.to_str()
     return trained
 
 
-def make_folder(form: Format, path: Path) -> Path:
+def make_folder(form: Format, path: Path, *, merges: bool = True) -> Path:
     """Writes the files of a model of that format."""
     from tokenizers import AddedToken, Tokenizer
 
-    tokenizer = Tokenizer.from_str(_trained())
+    tokenizer = Tokenizer.from_str(_trained(merges=merges))
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in form.special])
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "chat_template.jinja").write_text(form.template)
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": form.special[0]}))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": form.special[0], "bos_token": form.special[1]})
+    )
     (path / "config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(form.special[0])}))
     return path
 
@@ -54,18 +56,18 @@ def model_name(form: Format) -> str:
     return f"tiny-{sum(form.name.encode()):x}"
 
 
-def config(models: Iterable[Model], folder: Path, **frontend: Any) -> str:
-    """A worker for each model, which answers by its script in items of sizes by seed."""
+def config(models: Iterable[Model], folder: Path, *, by_characters: bool = False, **frontend: Any) -> str:
+    """A worker for each model, which answers by its script in items of sizes by seed, or character by character."""
     workers = {}
     for seed, (name, form, script) in enumerate(models):
-        path = make_folder(form, folder / name)
+        path = make_folder(form, folder / name, merges=not by_characters)
         # Which parsers read it is for its files to say.
         model = {"name": name, "path": str(path), "tool_call_parser": "auto", "reasoning_parser": "auto"}
         engine = {
             "use": "mocker",
             "output": "script",
             "speedup_ratio": 0,
-            "chunks": {"most": 8, "seed": seed},
+            "chunks": {"most": 1 if by_characters else 8, "seed": seed},
             "context_length": CONTEXT,
             "num_gpu_blocks": CONTEXT // 16,
             "script": list(script),

@@ -1,6 +1,12 @@
-"""Chat templates in the manner of model families, written by us: they show tools, calls, and what tools returned."""
+"""Chat templates in the manner of model families, written by us: they show tools, calls, and what tools returned.
+
+Those of DeepSeek and Mistral are in the construction of the published ones: they add arguments to text, tell calls by a
+content that is none, and refuse roles that do not take turns.
+"""
 
 from __future__ import annotations
+
+from tests.templates.reference import family
 
 #: A content is a text, or parts.
 _TEXT = """\
@@ -74,41 +80,7 @@ QWEN3_CODER = (
     + _CHATML_ROLES
 )
 
-DEEPSEEK_V31 = (
-    _TEXT
-    + """\
-{{- '<｜begin▁of▁sentence｜>' }}
-{%- if tools %}
-{{- '## Tools\\n' }}"""
-    + _TOOLS
-    + """
-{{- 'A call: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message['role'] == 'assistant' %}
-{{- '<｜Assistant｜></think>' + text(message['content']) }}
-{%- if message['tool_calls'] %}
-{{- '<｜tool▁calls▁begin｜>' }}
-{%- for call in message['tool_calls'] %}
-{{- '<｜tool▁call▁begin｜>' + call['function']['name'] + '<｜tool▁sep｜>' + (call['function']['arguments'] | tojson) }}
-{{- '<｜tool▁call▁end｜>' }}
-{%- endfor %}
-{{- '<｜tool▁calls▁end｜>' }}
-{%- endif %}
-{{- '<｜end▁of▁sentence｜>' }}
-{%- elif message['role'] == 'tool' %}
-{{- '<｜tool▁output▁begin｜>' + text(message['content']) + '<｜tool▁output▁end｜>' }}
-{%- elif message['role'] == 'user' %}
-{{- '<｜User｜>' + text(message['content']) }}
-{%- else %}
-{{- text(message['content']) }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<｜Assistant｜>' + ('<think>' if thinking else '</think>') }}
-{%- endif %}
-"""
-)
+DEEPSEEK_V31 = family("deepseek_v31")
 
 GLM45 = (
     _TEXT
@@ -248,30 +220,7 @@ GPT_OSS = (
 """
 )
 
-MISTRAL = (
-    _TEXT
-    + """\
-{{- '<s>[SYSTEM_PROMPT]First think: [THINK]your thoughts[/THINK], then answer.[/SYSTEM_PROMPT]' }}
-{%- if tools %}
-{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message['role'] == 'assistant' %}
-{{- text(message['content']) }}
-{%- for call in message['tool_calls'] or [] %}
-{{- '[TOOL_CALLS]' + call['function']['name'] + '[ARGS]' + (call['function']['arguments'] | tojson) }}
-{%- endfor %}
-{{- '</s>' }}
-{%- elif message['role'] == 'tool' %}
-{{- '[TOOL_RESULTS]' + text(message['content']) + '[/TOOL_RESULTS]' }}
-{%- elif message['role'] == 'user' %}
-{{- '[INST]' + text(message['content']) + '[/INST]' }}
-{%- else %}
-{{- '[SYSTEM_PROMPT]' + text(message['content']) + '[/SYSTEM_PROMPT]' }}
-{%- endif %}
-{%- endfor %}
-"""
-)
+MISTRAL = family("mistral_v13")
 
 LLAMA3_JSON = (
     _TEXT

@@ -45,7 +45,14 @@ SPOKEN = {
     "opencode": ("hermes", "llama3_json", "deepseek_v31", "glm45", "gpt_oss"),
     "qwen": ("hermes", "qwen3_coder", "minimax_m2", "mistral", "llama3_json", "kimi_k2"),
 }
+#: Formats whose templates are in the construction of the published ones, and that are streamed by the character.
+PUBLISHED = {
+    "codex": ("deepseek_v31", "mistral"),
+    "claude": ("mistral", "deepseek_v31"),
+    "opencode": ("deepseek_v31", "mistral"),
+}
 CASES = [(agent, FORMATS[name]) for agent in AGENTS for name in SPOKEN[agent.name]]
+BY_CHARACTERS = [(agent, FORMATS[name]) for agent in AGENTS for name in PUBLISHED.get(agent.name, ())]
 BY_NAME = {agent.name: agent for agent in AGENTS}
 
 
@@ -106,6 +113,26 @@ def test_an_agent_reads_edits_runs_and_is_resumed(
     assert recorder.statuses == {200}
     # With the history there are three results before: else it would begin the task again.
     assert len(turns(recorder)) == 2
+
+
+@pytest.mark.parametrize(("agent", "form"), BY_CHARACTERS, ids=str)
+def test_an_agent_does_the_task_while_answers_come_by_the_character(
+    agent: Agent, form: Format, serve_for_module: Any, folders: Path, recorded: Any
+) -> None:
+    folder = folders / f"{agent.name}-characters" / form.name
+    work = folder / "work"
+    task.prepare(work)
+    script = task.one_by_one(form, MOVES[agent.name], work)
+    name = model_name(form)
+    server = serve_for_module(config([(name, form, script)], folder / "models", by_characters=True))
+    recorder = recorded(f"{agent.name}-task", server)
+
+    printed = asked(agent, recorder.url, name, folder, task.ASKED)
+
+    assert task.DONE in printed
+    assert (work / "colour.txt").read_text() == task.COLOUR
+    assert task.said(work) == task.COLOUR
+    assert recorder.statuses == {200}
 
 
 @pytest.mark.parametrize(("agent", "form"), [case for case in CASES if case[1].parallel], ids=str)

@@ -9,7 +9,7 @@ from asyncio import events
 from typing import Any
 
 import pytest
-from dynamo_core import FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_core import EmbedOutput, FinishReason, LLMEngineOutput, TopLogprob
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.memory import SMALL
 
@@ -299,3 +299,32 @@ async def test_scores_of_many_answers_do_not_hold_the_loop(
         taken[:] = [0.0]
 
     assert best <= LONGEST
+
+
+async def test_large_embeddings_are_made_while_they_are_written(
+    cold_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = cold_server.add_model(model_types=["embeddings"], capabilities=["embed"])
+    vectors = [[0.5, float(index)] * 256 for index in range(2048)]
+
+    async def embed(*_: Any) -> EmbedOutput:
+        return EmbedOutput(embeddings=vectors, prompt_tokens=2048)
+
+    monkeypatch.setattr(model, "embed", embed)
+    await cold_server.start()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(count())
+    reply = await cold_server.post("/v1/embeddings", {"model": "m", "input": ["x"] * 2048})
+    others.cancel()
+
+    assert [entry["embedding"] for entry in reply.json()["data"]] == vectors
+    assert reply.json()["usage"] == {"prompt_tokens": 2048, "total_tokens": 2048}
+    # The loop did other things after each vector.
+    assert turns > len(vectors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,10 @@ from dynamo_plugin_frontend_openai.requests.embeddings import EmbeddingRequest, 
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel
+
+
+#: Numbers of an answer that is made at once, in about a millisecond.
+_SMALL = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +75,23 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
         await exchange.release_body()
         output = await model.embed(asked, exchange.ctx, exchange.principal)
         tokens = output.prompt_tokens or sum(len(prompt.token_ids) for prompt in prompts)
-        packed = request.encoding_format == "base64"
-        body = {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": pack(vector) if packed else vector}
-                for index, vector in enumerate(output.embeddings)
-            ],
-            "model": model.name,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-        response = await self.send(exchange, [encode(body)])
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        body = _body(output.embeddings, {"model": model.name, "usage": usage}, request.encoding_format == "base64")
+        if sum(map(len, output.embeddings)) <= _SMALL:
+            response = await self.send(exchange, list(body))
+        else:
+            response = await self.send_in_pieces(exchange, body)
         exchange.inflight.succeed(None)
         return response
+
+
+def _body(vectors: Sequence[Sequence[float]], more: dict[str, Any], packed: bool) -> Iterator[bytes]:
+    """Yield the answer as JSON, vector by vector; `more` stands behind them."""
+    yield b'{"object":"list","data":['
+    for index, vector in enumerate(vectors):
+        entry = {"object": "embedding", "index": index, "embedding": pack(vector) if packed else vector}
+        yield b"," + encode(entry) if index else encode(entry)
+    yield b"]," + encode(more)[1:]
 
 
 def pack(vector: Sequence[float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -289,6 +289,31 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         except (TimeoutError, ConnectionError) as error:
             if http.transport is not None:
                 http.transport.abort()
+            raise ClientGone from error
+        return response
+
+    async def send_in_pieces(self, exchange: Exchange, pieces: Iterable[bytes]) -> web.StreamResponse:
+        """Give the client a large answer that is made while the client reads it, and never there as a whole.
+
+        Raises:
+            ClientGone: it left, or does not read it in time.
+        """
+        http = exchange.http
+        response = web.StreamResponse(headers=headers_of(http))
+        response.content_type = "application/json"
+        waiting = bytearray()
+        try:
+            await response.prepare(http)
+            for piece in pieces:
+                waiting += piece
+                if len(waiting) >= AT_ONCE:
+                    await response.write(bytes(waiting))
+                    waiting.clear()
+                # Others have their turn after each.
+                await asyncio.sleep(0)
+            await response.write(bytes(waiting))
+            await response.write_eof()
+        except ConnectionError as error:
             raise ClientGone from error
         return response
 

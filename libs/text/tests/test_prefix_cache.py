@@ -20,6 +20,7 @@ from dynamo_text.hf import HFTokenizer
 from dynamo_text.load import load_tokenizer
 from dynamo_text.prefix_cache import TokenCacheStore
 from dynamo_text.split_pattern import ends_words
+from dynamo_text.splitting import TextSplitter
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
@@ -235,12 +236,12 @@ def hf(library: Library, memory: TokenCacheStore | None = None) -> HFTokenizer:
 
 @cache
 def pair(name: str, piece: int) -> tuple[HFTokenizer, HFTokenizer]:
-    """The tokenizer without a memory, and with one in which long texts are those over `piece` characters."""
+    """The tokenizer that cuts no text, and one with a memory in which long texts are those over `piece` characters."""
     library = MADE[name][0]()
-    cached = hf(library, TokenCacheStore(MB // 4))
-    assert cached._cache is not None
-    cached._cache._splitter.piece = piece
-    return hf(library), cached
+    plain, cached = hf(library), hf(library, TokenCacheStore(MB // 4))
+    plain._pieces.splitter = TextSplitter()
+    cached._pieces.splitter.piece = piece
+    return plain, cached
 
 
 FRAGMENTS = [
@@ -316,9 +317,8 @@ def test_a_real_conversation_gets_the_same_ids(name: str) -> None:
 @made
 def test_words_are_cut_apart_only_where_that_is_known_to_be_safe(name: str) -> None:
     _, cached = pair(name, 1)
-    assert cached._cache is not None
 
-    pieces = cached._cache._splitter.pieces("one and the other")
+    pieces = cached._pieces.splitter.pieces("one and the other")
 
     assert (len(pieces) > 1) is MADE[name][1]
 
@@ -326,18 +326,16 @@ def test_words_are_cut_apart_only_where_that_is_known_to_be_safe(name: str) -> N
 @pytest.mark.parametrize("name", ["byte level", "metaspace first", "llama", "fixed lengths", "stripped pieces"])
 def test_every_tokenizer_is_cut_before_special_tokens(name: str) -> None:
     _, cached = pair(name, 1)
-    assert cached._cache is not None
 
-    pieces = cached._cache._splitter.pieces("A<|im_start|>B<|im_end|>")
+    pieces = cached._pieces.splitter.pieces("A<|im_start|>B<|im_end|>")
 
     assert pieces == ["A", "<|im_start|>B", "<|im_end|>"]
 
 
 def test_a_special_token_that_others_hold_or_overlap_is_not_a_place_to_cut() -> None:
     _, cached = pair("tokens that clash", 1)
-    assert cached._cache is not None
 
-    pieces = cached._cache._splitter.pieces("A<|im_start|>the<|im_end|>A<s>A</s>A")
+    pieces = cached._pieces.splitter.pieces("A<|im_start|>the<|im_end|>A<s>A</s>A")
 
     assert pieces == ["A<|im_start|>the<|im_end|>A<s>A</s>A"]
 
@@ -345,10 +343,9 @@ def test_a_special_token_that_others_hold_or_overlap_is_not_a_place_to_cut() -> 
 def test_spare_tokens_are_not_looked_for() -> None:
     added = [AddedToken(text, normalized=False) for text in ("<spare_1>", "<used>")]
     cached = hf(trained(byte_level(), added=added), TokenCacheStore(MB))
-    assert cached._cache is not None
-    cached._cache._splitter.piece = 1
+    cached._pieces.splitter.piece = 1
 
-    assert cached._cache._splitter.pieces("A<spare_1>A<used>A") == ["A<spare_1>A", "<used>A"]
+    assert cached._pieces.splitter.pieces("A<spare_1>A<used>A") == ["A<spare_1>A", "<used>A"]
 
 
 # Splitting patterns
@@ -731,10 +728,9 @@ def test_the_byte_tokenizer_needs_no_memory() -> None:
 
 def test_pieces_of_a_text_are_the_text(tiny_files: dict[str, bytes]) -> None:
     tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
-    assert tokenizer._cache is not None
     text = "<|im_start|>user\n" + "these are words that stay " * 400 + "<|im_end|>"
 
-    pieces = tokenizer._cache._splitter.pieces(text)
+    pieces = tokenizer._pieces.splitter.pieces(text)
 
     assert "".join(pieces) == text
     assert all(512 <= len(piece) < 600 for piece in pieces[:-1])

@@ -8,6 +8,7 @@ from dynamo_text.calls import is_object as is_object
 from dynamo_text.calls import skip_space as skip_space
 from dynamo_text.detokenizer import Detokenizer as Detokenizer
 from dynamo_text.encode import INLINE as INLINE
+from dynamo_text.encode import TextEncoder as TextEncoder
 from dynamo_text.encode import encode_async as encode_async
 from dynamo_text.json_value import MAX_DEPTH as MAX_DEPTH
 from dynamo_text.json_value import Progress as Progress

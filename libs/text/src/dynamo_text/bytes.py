@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from dynamo_core import BYTES_VOCAB_SIZE
 
+from dynamo_text.limits import EncodeLimit
+from dynamo_text.token_bound import TokenBound
 from dynamo_text.utf8 import Utf8Stream, to_utf8
 
 BOS = 256
@@ -27,6 +29,7 @@ class ByteTokenizer:
     vocab_size = BYTES_VOCAB_SIZE
     bos_token_id: int | None = BOS
     eos_token_ids: tuple[int, ...] = (EOS,)
+    token_bound: TokenBound | None = TokenBound(1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """One id per byte of the UTF-8 text.
@@ -41,6 +44,22 @@ class ByteTokenizer:
         for at in range(0, len(data), _SLICE):
             ids += data[at : at + _SLICE]
         return ids
+
+    def encode_within(self, text: str, limit: EncodeLimit | None, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text.
+
+        Raises:
+            InvalidArgument: the text holds a lone surrogate.
+            TextTooLong: it has more tokens than `limit` allows.
+            GivenUp: the ids are not wanted any more.
+        """
+        if limit is not None:
+            limit.check(TokenBound(1).weight(text))
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def beginning(self, text: str, limit: EncodeLimit) -> str:
+        """Return the beginning of a text whose first tokens, as many as `limit` allows, are those of the text."""
+        return text[: limit.tokens]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD, ids that are not in the vocabulary are left out."""

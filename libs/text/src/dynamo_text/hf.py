@@ -12,11 +12,13 @@ from dynamo_core.errors import ConfigError
 from dynamo_core.protocol import Unreadable, read_json, shown
 
 from dynamo_text.generic import LibraryStream
+from dynamo_text.limits import EncodeLimit
 from dynamo_text.panics import raise_panics
 from dynamo_text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
+from dynamo_text.piecewise import PieceEncoder
 from dynamo_text.prefix_cache import EncodeJob, TokenCache, TokenCacheStore
-from dynamo_text.splitting import affixes, is_deterministic, safe_splitter
-from dynamo_text.utf8 import to_utf8
+from dynamo_text.splitting import TextSplitter, affixes, is_deterministic, safe_splitter
+from dynamo_text.token_bound import TokenBound, token_bound
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -55,9 +57,12 @@ class HFTokenizer:
         config = _Config(files)
         self.bos_token_id: int | None = next(config.ids("bos", vocabulary, self.vocab_size), None)
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(config.ids("eos", vocabulary, self.vocab_size)))
-        self._cache: TokenCache | None = None
-        if memory is not None and is_deterministic(library):
-            self._cache = TokenCache(memory, self._encode_many, safe_splitter(library), affixes(library))
+        #: The least number of tokens of texts, if that is known.
+        self.token_bound: TokenBound | None = token_bound(library)
+        same = is_deterministic(library)
+        splitter = safe_splitter(library) if same else TextSplitter()
+        self._pieces = PieceEncoder(self._encode_many, splitter, affixes(library), self.token_bound)
+        self._cache = TokenCache(memory, self._pieces) if memory is not None and same else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text. Special tokens written out in the text become their ids.
@@ -65,10 +70,26 @@ class HFTokenizer:
         Raises:
             InvalidArgument: the text holds a lone surrogate.
         """
-        if self._cache is not None:
-            return self._cache.encode(text, add_special_tokens)
-        to_utf8(text)  # refuses what the library would refuse with a puzzling TypeError
-        return self._encode_many((text,), add_special_tokens)[0]
+        return self.encode_within(text, None, add_special_tokens=add_special_tokens)
+
+    def encode_within(self, text: str, limit: EncodeLimit | None, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text, of which no more is encoded at once than takes little memory.
+
+        Raises:
+            InvalidArgument: the text holds a lone surrogate.
+            TextTooLong: it has more tokens than `limit` allows, or cannot be cut.
+            GivenUp: the ids are not wanted any more.
+        """
+        return (self._cache or self._pieces).encode(text, add_special_tokens, limit)
+
+    def beginning(self, text: str, limit: EncodeLimit) -> str:
+        """Return the beginning of a text whose first tokens, as many as `limit` allows, are those of the text.
+
+        Raises:
+            InvalidArgument: the text holds a lone surrogate.
+            TextTooLong: it cannot be cut.
+        """
+        return self._pieces.beginning(text, limit)
 
     def begin(self, text: str, *, add_special_tokens: bool = True) -> EncodeJob | None:
         """What is known of a text already, and what is left to do; None if nothing is remembered."""

@@ -163,12 +163,12 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_level_alphabet()
+BYTE_ALPHABET = _byte_level_alphabet()
 
 
 def _byte_level(token: str) -> bytes:
     try:
-        return bytes(map(_ALPHABET.__getitem__, token))
+        return bytes(map(BYTE_ALPHABET.__getitem__, token))
     except KeyError:  # an added token, which is written as it is
         return token.encode()
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, islice
 from operator import itemgetter
 from sys import getsizeof
 from typing import Protocol
 
-from dynamo_text.splitting import TextSplitter
+from dynamo_text.limits import EncodeLimit
+from dynamo_text.piecewise import PieceEncoder, Span
 from dynamo_text.utf8 import to_utf8
 
-#: Encodes texts, each to its ids.
-EncodeMany = Callable[[Sequence[str], bool], list[list[int]]]
-
+#: Up to this many characters a text is looked up at once: cutting it up and finding the pieces takes milliseconds.
+LOOK_UP = 1 << 18
 #: Bytes of an entry beside its text and ids: its place in the table, two tuples and a tuple's head.
 _ENTRY = 300
 #: Bytes of an id: its place in the tuple, and the number, if no other entry has it too.
@@ -132,91 +132,69 @@ class EncodeJob(Protocol):
     def left(self) -> int:
         """The number of characters still to be tokenized."""
 
-    def finish(self) -> list[int]:
-        """All ids. Takes long if much is left. Raises as `Tokenizer.encode` does."""
-
-
-class CachingTokenizer(Protocol):
-    """A tokenizer with a method `begin`, which tells how much work a text needs."""
-
-    def begin(self, text: str, *, add_special_tokens: bool = True) -> EncodeJob | None:
-        """Looks a text up in the cache, fast even for long ones; None without a cache."""
+    def finish(self, limit: EncodeLimit | None = None) -> list[int]:
+        """All ids. Takes long if much is left. Raises as `PieceEncoder.encode` does."""
 
 
 class TokenCache:
-    """The cache of one tokenizer.
+    """The cache of one tokenizer, around what encodes its texts in parts."""
 
-    `encode` is the tokenizer's own; `affixes` are the ids that it puts before and after a text if special tokens are
-    wanted, None if that is not known: then such texts are remembered whole.
-    """
-
-    def __init__(
-        self,
-        memory: TokenCacheStore,
-        encode: EncodeMany,
-        splitter: TextSplitter,
-        affixes: tuple[list[int], list[int]] | None,
-    ) -> None:
+    def __init__(self, memory: TokenCacheStore, encoder: PieceEncoder) -> None:
         self._memory = memory
-        self._encode = encode
-        self._splitter = splitter
-        self._affixes = affixes
+        self._encoder = encoder
         #: Without special tokens, and with them. Pieces are texts without.
         self._owners = (memory.owner(), memory.owner())
         self._numbers = _InternedIds()
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The ids of a text. The list is the caller's own.
-
-        Raises:
-            InvalidArgument: the text holds a lone surrogate.
-        """
-        if len(text) > self._splitter.piece:
-            return self.begin(text, add_special_tokens).finish()
+    def encode(self, text: str, add_special_tokens: bool, limit: EncodeLimit | None = None) -> list[int]:
+        """The ids of a text. The list is the caller's own. Raises as `PieceEncoder.encode` does."""
+        if len(text) > self._encoder.splitter.piece:
+            return self._begin(text, add_special_tokens, limit).finish(limit)
         owner = self._owners[add_special_tokens]
         known = self._memory.get(owner, text)
         if known is not None:
             return list(known)
         to_utf8(text)
-        ids = self._encode((text,), add_special_tokens)[0]
+        ids = self._encoder.encode_many((text,), add_special_tokens)[0]
         self._memory.put(owner, text, tuple(ids))
         return ids
 
     def begin(self, text: str, add_special_tokens: bool) -> EncodeJob:
         """Looks a text up in the cache."""
-        owner = self._owners[add_special_tokens]
-        affixes = self._affixes if add_special_tokens else _NOTHING
-        if affixes is None or not self._splitter:
-            return _PartialJob(self, owner, text, [text], _NOTHING, add_special_tokens)
+        return self._begin(text, add_special_tokens)
+
+    def _begin(self, text: str, add_special_tokens: bool, limit: EncodeLimit | None = None) -> EncodeJob:
+        owner, encoder = self._owners[add_special_tokens], self._encoder
+        whole = encoder.affixes(add_special_tokens) is None or not encoder.splitter
         # Before it is cut up, which takes longer than all the rest if everything is known.
-        known = self._memory.get(owner, text, whole=False)
-        if known is not None:
+        if len(text) <= self.room and (known := self._memory.get(owner, text, whole=whole)) is not None:
             return _CachedJob(known)
-        pieces = self._splitter.pieces(text)
-        return _PartialJob(self, self._owners[False], text, pieces, affixes, False, whole_owner=owner)
+        if whole:
+            return _WholeJob(self, encoder, text, add_special_tokens)
+        spans = encoder.splitter.spans(text, None if limit is None else limit.stretch)
+        return _PartialJob(self, encoder, text, add_special_tokens, spans)
 
-    def look_up(self, owner: int, pieces: list[str]) -> list[tuple[int, ...] | None]:
+    def look_up(self, pieces: Sequence[str]) -> list[tuple[int, ...] | None]:
         """The ids of each piece, or None."""
-        return self._memory.get_many(owner, pieces)
+        return self._memory.get_many(self._owners[False], pieces)
 
-    def store(self, owner: int, text: str, ids: list[int]) -> None:
-        """Remembers a text whose pieces were all known."""
-        # The numbers are those of the pieces already.
-        self._memory.put(owner, text, tuple(ids), shared=True)
+    def store(self, text: str, ids: list[int], add_special_tokens: bool, *, shared: bool) -> None:
+        """Remembers a whole text. `shared`: the numbers are those of its pieces already."""
+        self._memory.put(self._owners[add_special_tokens], text, tuple(ids), shared=shared)
 
-    def encode_pieces(self, owner: int, pieces: list[str], add_special_tokens: bool) -> dict[str, tuple[int, ...]]:
-        """Encodes pieces and remembers them."""
+    def encode_pieces(self, pieces: Sequence[str], room: int) -> tuple[dict[str, tuple[int, ...]], int]:
+        """Encodes pieces and remembers them, up to so many bytes. Returns what is left of these, too."""
         new: dict[str, tuple[int, ...]] = {}
-        memory, numbers = self._memory, self._numbers
-        room = memory.limit // _SHARE
-        for piece, ids in zip(pieces, self._encode(pieces, add_special_tokens), strict=True):
-            shared = new[piece] = numbers.share(ids)
+        for piece, ids in zip(pieces, self._encoder.encode_many(pieces, False), strict=True):
+            shared = new[piece] = self._numbers.share(ids)
             if room > 0:
-                room -= memory.put(owner, piece, shared, shared=True)
-        return new
+                room -= self._memory.put(self._owners[False], piece, shared, shared=True)
+        return new, room
 
-
-_NOTHING: tuple[list[int], list[int]] = ([], [])
+    @property
+    def room(self) -> int:
+        """The bytes that the pieces of one text may take."""
+        return self._memory.limit // _SHARE
 
 
 class _CachedJob:
@@ -229,56 +207,77 @@ class _CachedJob:
     def __init__(self, ids: tuple[int, ...]) -> None:
         self._ids = ids
 
-    def finish(self) -> list[int]:
+    def finish(self, limit: EncodeLimit | None = None) -> list[int]:
         """All ids."""
+        if limit is not None:
+            limit.check(len(self._ids))
         return list(self._ids)
 
 
-class _PartialJob:
-    """See `EncodeJob`. A text of several pieces that are all known is remembered for `whole_owner`."""
+class _WholeJob:
+    """See `EncodeJob`: a text that cannot be cut, and is not known."""
 
-    __slots__ = ("_add", "_affixes", "_cache", "_found", "_owner", "_pieces", "_text", "_whole_owner", "left")
+    __slots__ = ("_add", "_cache", "_encoder", "_text")
+
+    def __init__(self, cache: TokenCache, encoder: PieceEncoder, text: str, add_special_tokens: bool) -> None:
+        self._cache = cache
+        self._encoder = encoder
+        self._text = text
+        self._add = add_special_tokens
+
+    @property
+    def left(self) -> int:
+        """The whole."""
+        return len(self._text)
+
+    def finish(self, limit: EncodeLimit | None = None) -> list[int]:
+        """All ids."""
+        ids = self._encoder.encode(self._text, self._add, limit)
+        self._cache.store(self._text, ids, self._add, shared=False)
+        return ids
+
+
+class _PartialJob:
+    """See `EncodeJob`. A text of several pieces that are all known is remembered whole."""
+
+    __slots__ = ("_add", "_all_known", "_cache", "_encoder", "_found", "_pieces", "_room", "_spans", "_text", "left")
 
     def __init__(
-        self,
-        cache: TokenCache,
-        owner: int,
-        text: str,
-        pieces: list[str],
-        affixes: tuple[list[int], list[int]],
-        add_special_tokens: bool,
-        *,
-        whole_owner: int | None = None,
+        self, cache: TokenCache, encoder: PieceEncoder, text: str, add_special_tokens: bool, spans: Iterable[Span]
     ) -> None:
         self._cache = cache
-        self._whole_owner = whole_owner
-        self._owner = owner
+        self._encoder = encoder
         self._text = text
-        self._pieces = pieces
-        self._affixes = affixes
         self._add = add_special_tokens
-        self._found = cache.look_up(owner, pieces)
-        self.left = sum([len(piece) for piece, ids in zip(pieces, self._found, strict=True) if ids is None])
+        self._room = cache.room
+        self._pieces = 0
+        self._all_known = True
+        self.left = len(text)
+        self._spans = spans
+        #: The ids of each piece, in their order, as far as they have been looked up.
+        self._found: Iterator[tuple[int, ...] | None] | None = None
+        if len(text) <= LOOK_UP:
+            self._spans = spans = list(spans)
+            found = cache.look_up([text[start:end] for start, end in spans])
+            self._found = iter(found)
+            self.left = sum([end - start for (start, end), ids in zip(spans, found, strict=True) if ids is None])
 
-    def finish(self) -> list[int]:
+    def finish(self, limit: EncodeLimit | None = None) -> list[int]:
         """All ids."""
-        before, after = self._affixes
-        found = self._found
-        result = before.copy()
-        new: dict[str, tuple[int, ...]] | None = None
-        if None in found:
-            to_utf8(self._text)  # the whole, so that an error tells the right place
-            missing = dict.fromkeys(piece for piece, ids in zip(self._pieces, found, strict=True) if ids is None)
-            new = self._cache.encode_pieces(self._owner, list(missing), self._add)
-            for piece, ids in zip(self._pieces, found, strict=True):
-                result += new[piece] if ids is None else ids
-        else:
-            for ids in found:
-                result += ids or ()
-        result += after
-        if new is None and self._whole_owner is not None and len(found) > 1:
-            self._cache.store(self._whole_owner, self._text, result)
+        result = self._encoder.join(self._text, self._add, self._resolve, self._spans, limit)
+        if self._all_known and self._pieces > 1:
+            self._cache.store(self._text, result, self._add, shared=True)
         return result
+
+    def _resolve(self, pieces: list[str]) -> Iterable[Sequence[int]]:
+        self._pieces += len(pieces)
+        found = self._cache.look_up(pieces) if self._found is None else list(islice(self._found, len(pieces)))
+        if None not in found:
+            return [ids or () for ids in found]
+        self._all_known = False
+        missing = dict.fromkeys(piece for piece, ids in zip(pieces, found, strict=True) if ids is None)
+        new, self._room = self._cache.encode_pieces(list(missing), self._room)
+        return [new[piece] if ids is None else ids for piece, ids in zip(pieces, found, strict=True)]
 
 
 class _InternedIds(dict[int, int]):

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dynamo_text.limits import TextTooLong
 from dynamo_text.split_pattern import ends_words
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 PIECE = 512
 #: How many anchors are looked for. A tokenizer may have thousands of spare tokens.
 MAX_ANCHORS = 64
+#: Characters that are searched in one go.
+_WINDOW = 1 << 16
+#: The most bytes of a character.
+_CHARACTER = 4
 
 _WORD = r"(?<=[a-z]) (?=[a-z])"
 _OVER_A_WORD_END = re.compile(r"[a-zA-Z][ ▁]")
@@ -46,12 +51,15 @@ _BYTE_SPACE = "Ġ"
 class TextSplitter:
     """Cuts texts of one tokenizer. Where it cuts depends on the text before the cut and two characters after it."""
 
-    def __init__(self, anchors: Iterable[str], *, words: bool, drop_space: bool = False) -> None:
+    def __init__(self, anchors: Iterable[str] = (), *, words: bool = False, drop_space: bool = False) -> None:
+        anchors = list(anchors)
         places = [re.escape(anchor) for anchor in anchors]
         if words:
             places.append(_WORD)
         self._next = re.compile("|".join(places)).search if places else None
         self._drop_space = drop_space
+        #: The most characters that have to be seen to know a place.
+        self._seen = max([2, *map(len, anchors)])
         #: Characters from one cut to the place from which on the next is looked for.
         self.piece = PIECE
 
@@ -60,18 +68,44 @@ class TextSplitter:
 
     def pieces(self, text: str) -> list[str]:
         """The parts of a text, each about `piece` characters long or longer; one if it cannot be cut."""
-        search = self._next
-        if search is None:
-            return [text]
-        parts = []
-        start, piece = 0, self.piece
-        while (found := search(text, start + piece)) is not None:
-            at = found.start()
-            parts.append(text[start:at])
+        return [text[start:end] for start, end in self.spans(text)]
+
+    def spans(self, text: str, longest: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yield where the parts of a text begin and end.
+
+        Raises:
+            TextTooLong: a part has more than `longest` bytes.
+        """
+        start: int = 0
+        while True:
+            at = self._cut(text, start, None if longest is None else start + longest)
+            end = len(text) if at is None else at
+            if longest is not None and _more_bytes(text, start, end, longest):
+                raise TextTooLong(None)
+            yield start, end
+            if at is None:
+                return
             # A tokenizer that puts a space before every piece makes up for the one that is left out.
             start = at + 1 if self._drop_space and text[at] == " " else at
-        parts.append(text[start:])
-        return parts
+
+    def _cut(self, text: str, start: int, stop: int | None) -> int | None:
+        """Return the first place after a part that begins at `start`; None if there is none up to `stop`."""
+        search = self._next
+        end = len(text) if stop is None else min(stop, len(text))
+        at = start + self.piece
+        # A search keeps other threads waiting.
+        while search is not None and at < end:
+            found = search(text, at, at + _WINDOW + self._seen)
+            if found is not None:
+                return found.start()
+            at += _WINDOW
+        return None
+
+
+def _more_bytes(text: str, start: int, end: int, most: int) -> bool:
+    if (end - start) * _CHARACTER <= most:
+        return False
+    return end - start > most or len(text[start:end].encode(errors="surrogatepass")) > most
 
 
 def is_deterministic(library: Library) -> bool:
@@ -93,7 +127,7 @@ def safe_splitter(library: Library) -> TextSplitter:
 def affixes(library: Library) -> tuple[list[int], list[int]] | None:
     """The ids that are put before and after a text if special tokens are wanted; None if that is not known."""
     found: tuple[list[int], list[int]] = ([], [])
-    for step in _steps(_state(library.post_processor), "processors"):
+    for step in steps_of(state_of(library.post_processor), "processors"):
         kind = step["type"]
         if kind == "ByteLevel":
             continue
@@ -165,7 +199,7 @@ class _WordBoundaries:
         )
 
     def _normalizers_keep_it(self, library: Library) -> bool:
-        for number, step in enumerate(_steps(_state(library.normalizer), "normalizers")):
+        for number, step in enumerate(steps_of(state_of(library.normalizer), "normalizers")):
             match step["type"]:
                 case "NFC" | "NFD" | "NFKC" | "NFKD" | "Lowercase" | "StripAccents":
                     continue
@@ -202,7 +236,7 @@ class _WordBoundaries:
 
     def _words_end_there(self, library: Library) -> bool:
         """Whether the pre-tokenizer begins a word at the space."""
-        for step in _steps(_state(library.pre_tokenizer), "pretokenizers"):
+        for step in steps_of(state_of(library.pre_tokenizer), "pretokenizers"):
             ends = self._ends(step)
             if ends is None:
                 self._known = False
@@ -255,17 +289,18 @@ class _WordBoundaries:
         return not any(map(over, vocabulary))
 
 
-def _state(component: Any) -> dict[str, Any] | None:
+def state_of(component: Any) -> dict[str, Any] | None:
+    """Return a component as ``tokenizer.json`` has it."""
     if component is None:
         return None
     state: dict[str, Any] = json.loads(component.__getstate__())
     return state
 
 
-def _steps(state: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """The steps of a component: those of a sequence, one, or none."""
+def steps_of(state: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a component: those of a sequence, one, or none."""
     if state is None:
         return []
     if state["type"] != "Sequence":
         return [state]
-    return [step for part in state[key] for step in _steps(part, key)]
+    return [step for part in state[key] for step in steps_of(part, key)]

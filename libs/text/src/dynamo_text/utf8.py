@@ -7,8 +7,8 @@ from codecs import utf_8_decode
 from dynamo_core.errors import InvalidArgument
 
 
-def to_utf8(text: str) -> bytes:
-    """The UTF-8 bytes of a text.
+def to_utf8(text: str, at: int = 0) -> bytes:
+    """The UTF-8 bytes of a text, which begins at character `at` of another one.
 
     Raises:
         InvalidArgument: the text holds a lone surrogate, which JSON can spell but no encoding can carry.
@@ -16,10 +16,8 @@ def to_utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"the text is not valid Unicode: lone surrogate U+{ord(text[error.start]):04X} at character {error.start}",
-            cause=error,
-        ) from error
+        where = f"lone surrogate U+{ord(text[error.start]):04X} at character {at + error.start}"
+        raise InvalidArgument(f"the text is not valid Unicode: {where}", cause=error) from error
 
 
 class Utf8Stream:

@@ -1,0 +1,44 @@
+"""How much of a text may be encoded, and the errors of a text that has more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Bytes that may be encoded at once for want of a place to cut; a tokenizer takes some 150 times that in memory.
+MAX_STRETCH = 1 << 20
+
+
+class TextTooLong(Exception):
+    """A text has at least so many tokens, which is too many; None where that is not known, and it cannot be cut."""
+
+    def __init__(self, tokens: int | None) -> None:
+        super().__init__(tokens)
+        self.tokens = tokens
+
+
+class GivenUp(Exception):
+    """The ids of a text are not wanted any more."""
+
+
+@dataclass(slots=True)
+class EncodeLimit:
+    """How many tokens a text may have, and how many bytes without a place to cut.
+
+    `given_up` may be set from another thread, and ends the work soon.
+    """
+
+    tokens: int
+    stretch: int = MAX_STRETCH
+    given_up: bool = False
+
+    def check(self, tokens: int) -> None:
+        """Check that the work goes on, of a text that has at least so many tokens.
+
+        Raises:
+            TextTooLong: these are too many.
+            GivenUp: the ids are not wanted any more.
+        """
+        if tokens > self.tokens:
+            raise TextTooLong(tokens)
+        if self.given_up:
+            raise GivenUp

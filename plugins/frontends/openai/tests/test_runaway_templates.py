@@ -421,7 +421,8 @@ async def test_large_tools_are_rendered_off_the_loop(server: Any, model: Any, mo
     watched = Watched(monkeypatch)
     enum = {"type": "string", "enum": ["x"] * 20_000}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": enum}}}}
-    server.add_model("t", files={"chat_template.jinja": b"{{ tools|tojson|length }}"}, checksum="9")
+    files = {"chat_template.jinja": b"{{ tools|tojson|length }}"}
+    server.add_model("t", files=files, checksum="9", context_length=100_000)
     server.directory.models["t"].script = lambda call: call.finish(text="x")
 
     reply = await server.chat(model="t", tools=[tool] * 5, nvext={"annotations": ["formatted_prompt"]})

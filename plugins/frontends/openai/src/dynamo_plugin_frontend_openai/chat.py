@@ -22,6 +22,7 @@ from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.markers import MarkerStore, MarkerTokens
 from dynamo_plugin_frontend_openai.parsed import AnswerParser, ParsedChoice, TextParser
 from dynamo_plugin_frontend_openai.preprocess import Prompt, chat_prompt, fitting
+from dynamo_plugin_frontend_openai.prompt_room import PromptRoom
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest, check_text_only, parse_chat
@@ -73,15 +74,17 @@ class ParsedChat(ParsedRequest):
         """The conversation as one prompt."""
         return [fitting(await self.conversation(model), model, "messages")]
 
-    async def conversation(self, model: ServedModel) -> Prompt:
-        """The conversation as a prompt, however long.
+    async def conversation(self, model: ServedModel, *, counted: bool = False) -> Prompt:
+        """The conversation as a prompt. One whose tokens are only `counted` may be longer than the context.
 
         Raises:
             InvalidArgument: naming the field.
         """
         shown = self.chat.uses_tools or (self.chat.tools and not self._chats.hide_tools)
         tools = self.raw["tools"] if shown else None
-        return await chat_prompt(self.chat, self.raw, model, self._chats.templates, tools)
+        return await chat_prompt(
+            self.chat, self.raw, model, self._chats.templates, PromptRoom(model, "messages", counted=counted), tools
+        )
 
     def choice(
         self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel, stops: StopStrings | None

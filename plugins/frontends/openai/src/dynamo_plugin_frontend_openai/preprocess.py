@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_core import OutputOptions, PreprocessedRequest, RoutingHints, SamplingOptions, StopConditions
 from dynamo_core.errors import InvalidArgument
-from dynamo_text import encode_async
 
+from dynamo_plugin_frontend_openai.prompt_room import PromptRoom
 from dynamo_plugin_frontend_openai.requests.bounds import is_long
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
 from dynamo_plugin_frontend_openai.template_inline import weigh
@@ -50,22 +50,29 @@ async def chat_prompt(
     raw: dict[str, Any],
     model: ServedModel,
     templates: TemplateStore,
+    room: PromptRoom,
     tools: list[dict[str, Any]] | None = None,
 ) -> Prompt:
-    """The prompt of a conversation, however long. `tools` are shown to the model.
+    """The prompt of a conversation. `tools` are shown to the model.
 
     Raises:
-        InvalidArgument: the template refuses the messages.
+        InvalidArgument: the template refuses the messages; or there is no room for them.
         TemplateFault: the template takes too long.
     """
     begun = perf_counter()
     if request.use_raw_prompt:
+        if is_long(raw["messages"]):
+            await room.check_conversation(raw["messages"])
         text, special = raw_prompt(raw["messages"]), True
     else:
         template = templates.known(model) or await templates.load(model)
         variables = {**template.thinking(tools=tools is not None).values(request.wish), **request.template_variables}
         values = partial(_values, request, raw["messages"], template, tools, variables)
         long = is_long(raw["messages"]) or bool((tools or variables) and weigh([tools, variables], _MANY) > _MANY)
+        if long:
+            source = template.source(tools=tools is not None)
+            shown_beside = {name: value for name, value in {**variables, "tools": tools}.items() if name in source}
+            await room.check_conversation(raw["messages"], shown_beside)
         shown = None if long else templates.render_now(template, values())
         if shown is None:
             shown = await templates.render(template, values, tools=tools is not None, long=long)
@@ -73,7 +80,7 @@ async def chat_prompt(
         # A template writes the special tokens itself.
         special = False
     rendered = perf_counter()
-    token_ids = await encode_async(model.tokenizer, text, add_special_tokens=special)
+    token_ids = await room.encode(text, add_special_tokens=special)
     return Prompt(token_ids, text, None if special else rendered - begun, perf_counter() - rendered)
 
 
@@ -130,14 +137,17 @@ async def text_prompts(
         InvalidArgument: one has no tokens, too many, or tokens the model does not know.
     """
     prompts = []
+    room = PromptRoom(model, field)
+    await room.check([value for value in inputs if isinstance(value, str)])
     for value in inputs:
         if isinstance(value, str):
             begun = perf_counter()
-            token_ids = await encode_async(model.tokenizer, value, add_special_tokens=add_special_tokens)
+            token_ids = await room.encode(value, add_special_tokens=add_special_tokens)
             prompt = Prompt(token_ids, value, tokenizing=perf_counter() - begun)
         else:
             # Before its tokens are looked at, which may be a million.
             prompt = fitting(Prompt(value), model, field)
+            room.take(len(value))
             size = model.tokenizer.vocab_size
             # An engine that takes text may have a tokenizer of its own.
             if (largest := max(value)) >= size and model.card.model_input != "text":

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from dynamo_core import RERANK, SCORE, BackendError, ScoreOutput, ScoreRequest
 from dynamo_core.errors import NotSupported
-from dynamo_text import encode_async
 
 from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
+from dynamo_plugin_frontend_openai.prompt_room import PromptRoom
 from dynamo_plugin_frontend_openai.render import encode
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.scoring import (
@@ -46,15 +46,19 @@ class _Scoring(ModelEndpoint[ParsedT]):
         """One score per document, and how many tokens the texts had."""
         model, request = exchange.model, parsed.request
         model.precheck(exchange.principal)
+        first, second = (PromptRoom(model, name, answer=0) for name in parsed.names)
+        most = request.truncate_prompt_tokens
+        queries = await first.shorten(parsed.queries, (request.max_tokens_per_query, most))
+        documents = await second.shorten(parsed.documents, (request.max_tokens_per_doc, most))
         # For admission and routing. What the model gets, pairs or single texts, the engine makes.
-        tokens = await encode_async(model.tokenizer, "\n".join([*parsed.queries, *parsed.documents]))
+        tokens = await PromptRoom(model, parsed.names[1], counted=True).encode("\n".join([*queries, *documents]))
         exchange.inflight.prompt_tokens(len(tokens))
         await exchange.release_body()
         output = await model.score(
             ScoreRequest(
                 model=model.name,
-                queries=parsed.queries,
-                documents=parsed.documents,
+                queries=queries,
+                documents=documents,
                 max_tokens_per_query=request.max_tokens_per_query or None,
                 max_tokens_per_doc=request.max_tokens_per_doc or None,
                 truncate_prompt_tokens=request.truncate_prompt_tokens,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
 from dynamo_core import DynamoError
-from dynamo_text import INLINE, encode_async
+from dynamo_text import INLINE
 
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
+from dynamo_plugin_frontend_openai.prompt_room import PromptRoom
 from dynamo_plugin_frontend_openai.render import encode
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import invalid
@@ -85,10 +86,11 @@ class TokenizeEndpoint(_OfTokenizer[ParsedTokenize]):
         model, request = exchange.model, parsed.request
         if parsed.chat is None:
             special = request.add_special_tokens is not False
-            tokens = await encode_async(model.tokenizer, request.prompt or "", add_special_tokens=special)
+            room = PromptRoom(model, "prompt", counted=True)
+            tokens = await room.encode(request.prompt or "", add_special_tokens=special)
         else:
             parsed.chat.check_for_tokens()
-            tokens = (await parsed.chat.conversation(model)).token_ids
+            tokens = (await parsed.chat.conversation(model, counted=True)).token_ids
         exchange.inflight.prompt_tokens(len(tokens))
         body = {
             "count": len(tokens),

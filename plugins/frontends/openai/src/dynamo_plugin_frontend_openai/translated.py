@@ -37,7 +37,7 @@ class TranslatedRequest(ParsedChat):
     async def count(self, model: ServedModel) -> int:
         """How many tokens the conversation has."""
         with told_as(self.NAMES):
-            return len((await self.conversation(model)).token_ids)
+            return len((await self.conversation(model, counted=True)).token_ids)
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
         """The conversation as one prompt."""

@@ -63,9 +63,13 @@ RequestT = TypeVar("RequestT", bound=ScoringRequest)
 
 @dataclass(frozen=True, slots=True)
 class ParsedScoring:
-    """A checked request and its texts: one query, or as many as there are documents."""
+    """A checked request and its texts: one query, or as many as there are documents.
+
+    `names` are the fields that they were in.
+    """
 
     request: ScoringRequest
+    names: tuple[str, str]
     queries: list[str]
     documents: list[str]
 
@@ -95,7 +99,7 @@ def parse_pairs(raw: dict[str, Any]) -> ParsedScoring:
             f"{names[0]} must hold one text, or as many as {names[1]}: got {len(queries)} and {len(documents)}",
             names[0],
         )
-    return ParsedScoring(request, queries, documents)
+    return ParsedScoring(request, names, queries, documents)
 
 
 def parse_rerank(raw: dict[str, Any]) -> ParsedRerank:
@@ -107,7 +111,8 @@ def parse_rerank(raw: dict[str, Any]) -> ParsedRerank:
     request = _checked(raw, RerankRequest)
     if request.top_n is not None and request.top_n < 0:
         raise invalid(f"top_n must be at least 0, got {request.top_n}", "top_n")
-    return ParsedRerank(request, _texts(request.query, "query"), _texts(request.documents, "documents"))
+    names = ("query", "documents")
+    return ParsedRerank(request, names, *(_texts(getattr(request, name), name) for name in names))
 
 
 _TEXT_FIELDS = tuple(dict.fromkeys(name for names in NAMES for name in names))

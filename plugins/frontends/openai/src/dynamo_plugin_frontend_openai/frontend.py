@@ -25,6 +25,7 @@ from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
 from dynamo_plugin_frontend_openai.endpoint import ModelEndpoint
 from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
+from dynamo_plugin_frontend_openai.heap import give_back
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.memory import MB, AnswerMemory
 from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, MessagesEndpoint
@@ -61,6 +62,7 @@ class OpenAIFrontend(Frontend):
     def __init__(self, config: PluginConfig, services: FrontendServices) -> None:
         super().__init__(config, services)
         self._tasks = TaskSet()
+        self._giving_back: asyncio.Task[None] | None = None
         self._token_memory = token_memory(services)
         self._checker = SchemaChecker(services)
         templates = TemplateStore(self.config.template_timeout)
@@ -181,8 +183,14 @@ class OpenAIFrontend(Frontend):
             ),
         ]
 
+    async def start(self) -> None:
+        """Begins to give back memory that large requests took."""
+        self._giving_back = self._tasks.spawn(give_back(), name="give-back-memory")
+
     async def aclose(self) -> None:
         """Waits a while for streams that are still being closed, then ends that too."""
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         await self._tasks.join(_CLOSE_TIMEOUT)
         await self._tasks.aclose()
         await self._chats.templates.aclose()

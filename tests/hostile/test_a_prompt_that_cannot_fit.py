@@ -42,10 +42,11 @@ def refused(port: int, body: bytes) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("POST", CHAT, body, {"content-type": "application/json", "content-encoding": "gzip"})
     reply = connection.getresponse()
-    answer: dict[str, Any] = json.loads(reply.read())
+    answer = json.loads(reply.read())
     connection.close()
     assert reply.status == 400, answer
-    return answer["error"]
+    error: dict[str, Any] = answer["error"]
+    return error
 
 
 @pytest.mark.full

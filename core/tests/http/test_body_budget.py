@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -167,11 +169,13 @@ async def test_body_that_waits_too_long_is_refused_and_may_be_sent_again(
 async def test_client_that_leaves_while_its_body_waits_leaves_nothing(listener: Listener, handler: Handler) -> None:
     held = [asyncio.create_task(post(listener, bytes(LARGE))) for _ in range(2)]
     await handler.until(2)
-    leaving = asyncio.create_task(post(listener, bytes(LARGE)))
+    _, leaving = await asyncio.open_connection("127.0.0.1", listener.port)
+    leaving.write(b"POST /work HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % LARGE + bytes(LARGE))
     await handler.until_waiting(1)
 
-    leaving.cancel()
-    await asyncio.wait([leaving])
+    # Without a reset it may wait for its answer with its sending half closed.
+    leaving.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    leaving.transport.abort()
     handler.open.set()
     await asyncio.gather(*held)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import time
@@ -547,3 +548,19 @@ async def test_a_body_that_ends_before_it_is_whole_counts_as_a_failure(server: A
 
     assert reply.status == 400
     assert 'reason="validation"' in (await server.metrics.render()).decode()
+
+
+@pytest.mark.parametrize("body", [{"model": "Z" * 500_000, "prompt": "Hi"}, {"prompt": "Z" * 500_000}])
+async def test_refused_body_leaves_nothing_to_the_collector(server: Any, body: dict[str, Any]) -> None:
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        assert (await server.post("/v1/completions", body)).status in (400, 404)
+        await asyncio.sleep(0)
+        gc.collect()
+        kept = [text for part in gc.garbage for text in gc.get_referents(part) if isinstance(text, str | bytes)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+    assert max(map(len, kept), default=0) < 100_000

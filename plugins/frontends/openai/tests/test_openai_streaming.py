@@ -22,9 +22,9 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 async def fill(call: Any) -> int:
-    """Says more than a connection takes that is not read, and then so much that the engine is asked to pause."""
+    """Say more than an unread connection takes, until the engine is asked to pause or the answer is cut off."""
     sent = 0
-    while not call.grip.paused.is_set():
+    while not (call.grip.paused.is_set() or call.released.is_set()):
         size = 65536 if sent < 1 << 22 else 1
         call.say("x" * size)
         sent += size

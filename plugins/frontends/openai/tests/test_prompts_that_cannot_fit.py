@@ -202,7 +202,12 @@ async def test_an_engine_that_takes_text_gets_all_of_it_and_its_load_is_estimate
     model = cold_server.add_model("t", context_length=CONTEXT, model_input="text")
     model.tokenizer = cold_server.directory.models["m"].tokenizer
     asked: list[Any] = []
-    model.script = lambda call: (asked.append(call.request), call.finish(text="x"))
+
+    def script(call: Any) -> None:
+        asked.append(call.request)
+        call.finish(text="x")
+
+    model.script = script
     text = "the one " * (MB // 4)
 
     reply = await cold_server.post("/v1/completions", {"model": "t", "prompt": text})

@@ -158,7 +158,8 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         try:
             return self.services.models.get(name if isinstance(name, str) and principal.allows(name) else "")
         except DynamoError as error:
-            return error
+            # The frames of its traceback and the caller, which keeps it, would hold the body until the next collection.
+            return error.with_traceback(None)
 
     async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedT:
         """What `check` makes of a body. A large one may have as many parts as would hold the event loop."""

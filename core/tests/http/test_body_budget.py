@@ -176,6 +176,7 @@ async def test_client_that_leaves_while_its_body_waits_leaves_nothing(listener: 
     # Without a reset it may wait for its answer with its sending half closed.
     leaving.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     leaving.transport.abort()
+    await until(lambda: listener.running == 2)
     handler.open.set()
     await asyncio.gather(*held)
 

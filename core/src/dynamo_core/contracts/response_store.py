@@ -38,8 +38,8 @@ class ResponseStore(Plugin, AsyncResource):
 
     A server that is away is an `Unavailable` or `CannotConnect` of each call, raised within the store's own timeout;
     `start` does not wait for it. A call that is cancelled may have been carried out or not. Owners and keys are texts
-    of at most 512 characters; times are in seconds. A store that is bounded forgets the records first that were written
-    or renewed longest ago.
+    of at most 512 characters; times are in seconds. A store that is bounded makes room by forgetting records of the
+    owner that holds the most bytes, beginning with the record that was written or renewed longest ago.
     """
 
     #: Whether other processes see the same records.

@@ -218,6 +218,15 @@ class ResponseStoreKit:
         assert held[1] is None, "the oldest record is still there"
         assert sum(len(value) for value in held if value is not None) <= self._bound()
 
+    async def test_the_owner_that_holds_the_most_makes_room(self, store: ResponseStore, owner: str) -> None:
+        size = self._bound() // 8
+        await store.put(owner, {"old": bytes(size)}, LONG)
+
+        for number in range(16):
+            await store.put(f"{owner}/other", {f"{number}": bytes(size)}, LONG)
+
+        assert await store.get(owner, ["old"]) == [bytes(size)], "an owner's records were forgotten for another's"
+
     async def test_what_can_never_fit_is_refused_and_changes_nothing(self, store: ResponseStore, owner: str) -> None:
         bound = self._bound()
         await store.put(owner, {"a": b"1"}, LONG)

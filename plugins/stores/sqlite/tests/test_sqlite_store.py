@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -98,7 +99,8 @@ async def test_expired_records_leave_the_file(path: Path) -> None:
 
     with sqlite3.connect(path) as file:
         assert file.execute("SELECT key FROM records").fetchall() == [("a",)]
-        assert file.execute("SELECT bytes FROM total").fetchone() == (2,)
+        assert file.execute("SELECT bytes FROM total").fetchone() == (2 + 256,)
+        assert file.execute("SELECT value FROM contents").fetchall() == [(b"22",)]
     file.close()
 
 
@@ -119,3 +121,54 @@ async def test_a_file_of_another_version_is_refused_and_left_as_it_is(path: Path
     with pytest.raises(ConfigError, match="version 7 of another"):
         await store.start()
     await store.aclose()
+
+
+async def test_look_ups_cost_no_more_beside_large_records_of_another_owner(path: Path) -> None:
+    async with make(path) as store:
+        await store.start()
+        await store.put("me", {str(number): b"1" for number in range(20)}, 600)
+
+        async def cost() -> float:
+            begun = time.process_time()
+            for number in range(100):
+                await store.get("me", [str(number % 20)], 600)
+            return time.process_time() - begun
+
+        alone = min([await cost() for _ in range(3)])
+        for number in range(16):
+            await store.put("zed", {str(number): bytes(6 * MB)}, 600)
+
+        assert min([await cost() for _ in range(3)]) < 3 * alone
+
+
+async def test_a_look_up_does_not_wait_for_a_writer(path: Path) -> None:
+    async with make(path, timeout=20) as store:
+        await store.start()
+        await store.put("me", {"a": b"1"}, 600)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+
+        async with asyncio.timeout(10):
+            found = await store.get("me", ["a"], 1200)
+        other.execute("ROLLBACK")
+        other.close()
+
+    # The renewal came after the writer.
+    with sqlite3.connect(path) as file:
+        assert found == [b"1"]
+        assert file.execute("SELECT expires > ? FROM records", (time.time() + 900,)).fetchone() == (1,)
+    file.close()
+
+
+async def test_an_owner_that_writes_a_lot_does_not_hold_up_another(path: Path) -> None:
+    async with make(path) as store:
+        await store.start()
+        done: list[str] = []
+
+        async def put(owner: str, key: str) -> None:
+            await store.put(owner, {key: bytes(MB)}, 600)
+            done.append(owner)
+
+        await asyncio.gather(*(put("zed", str(number)) for number in range(20)), put("me", "a"))
+
+        assert done.index("me") < 4

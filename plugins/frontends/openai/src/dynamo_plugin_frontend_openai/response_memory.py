@@ -9,8 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
-from dynamo_core import HttpFault, Principal, ResponseStore
+from dynamo_core import HttpFault, Principal, ResponseStore, pauses
 from dynamo_core.errors import InvalidArgument, Unavailable
 
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
@@ -41,8 +42,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _MB = 1024 * 1024
-#: How often a write to a conversation is tried that other requests write to as well.
-_ATTEMPTS = 20
+#: Seconds that a write to a conversation may take to which other requests write as well, and its pauses in between.
+_CONTENTION = 30.0
+_FIRST_PAUSE, _LAST_PAUSE = 0.002, 0.25
 
 
 class PreviousResponseNotFound(InvalidArgument):
@@ -94,6 +96,8 @@ class ResponseMemory:
     def __init__(self, store: ResponseStore, config: OpenAIConfig, services: FrontendServices) -> None:
         self._store = store
         self._config = config
+        #: Held by the request of this process that writes to a conversation, by owner and id.
+        self._writing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._failures = services.metrics.counter(
             f"{services.metrics_prefix}_response_store_failures_total",
             "Failures of the response store: calls (operation get, put, delete), and answers left unstored (pass).",
@@ -201,12 +205,13 @@ class ResponseMemory:
 
     async def describe(self, owner: str, id: str, metadata: dict[str, Any]) -> Conversation:
         """Replaces the notes of a conversation."""
-        for _ in range(_ATTEMPTS):
+
+        async def attempt() -> Conversation | None:
             conversation, data = await self._conversation(owner, id)
             conversation.metadata = metadata
-            if await self._put(owner, {id: encoded(conversation)}, {id: data}):
-                return conversation
-        raise _contended(id)
+            return conversation if await self._put(owner, {id: encoded(conversation)}, {id: data}) else None
+
+        return await self._retried(owner, id, attempt)
 
     async def add(self, owner: str, id: str, items: Sequence[Item]) -> list[Item]:
         """Adds items to a conversation; they come back with their ids."""
@@ -219,19 +224,18 @@ class ResponseMemory:
             HttpFault: one of the two is not there.
         """
         conversation, _ = await self._conversation(owner, id)
-        recalled = Recalled(owner, stores=False)
-        for _ in range(_ATTEMPTS):
+
+        async def attempt() -> Conversation | None:
+            recalled = Recalled(owner, stores=False)
             keys = conversation.keys()
             for key, data in zip(keys, await self._load(recalled, keys), strict=True):
                 items = items_of_record(key, data)
                 left = [one for one in items if one.get("id") != item]
                 if len(left) < len(items):
-                    if await self._put(owner, {key: encoded(Batch(left))}, {key: data}):
-                        return conversation
-                    break
-            else:
-                raise HttpFault(404, f"Item with id '{item[:80]}' not found in the conversation.")
-        raise _contended(id)
+                    return conversation if await self._put(owner, {key: encoded(Batch(left))}, {key: data}) else None
+            raise HttpFault(404, f"Item with id '{item[:80]}' not found in the conversation.")
+
+        return await self._retried(owner, id, attempt)
 
     async def end_conversation(self, owner: str, id: str) -> None:
         """Removes a conversation with its items."""
@@ -313,16 +317,39 @@ class ResponseMemory:
         self, owner: str, id: str, make: Callable[[int], list[Item]], more: Mapping[str, bytes]
     ) -> list[Item]:
         """Adds a batch that `make` makes of its number, and writes `more` with it."""
-        for _ in range(_ATTEMPTS):
+
+        async def attempt() -> list[Item] | None:
             conversation, data = await self._conversation(owner, id)
             self._check_length(conversation.batches + 1)
             items = make(conversation.batches)
             key = batch_key(id, conversation.batches)
             conversation.batches += 1
             records = {id: encoded(conversation), key: encoded(Batch(items)), **more}
-            if await self._put(owner, records, {id: data}):
-                return items
-        raise _contended(id)
+            return items if await self._put(owner, records, {id: data}) else None
+
+        return await self._retried(owner, id, attempt)
+
+    async def _retried(self, owner: str, id: str, attempt: Callable[[], Awaitable[T | None]]) -> T:
+        """Return the result of the first attempt to write to a conversation that no other writer came before.
+
+        The requests of this process take turns, so that they meet writers of other processes only.
+
+        Raises:
+            Unavailable: other writers came first for too long.
+        """
+        turn = self._writing.setdefault((owner, id), asyncio.Lock())
+        wait = pauses(_FIRST_PAUSE, _LAST_PAUSE, least=0.0)
+        try:
+            async with asyncio.timeout(_CONTENTION), turn:
+                while True:
+                    result = await attempt()
+                    if result is not None:
+                        return result
+                    await asyncio.sleep(next(wait))
+        except TimeoutError as error:
+            raise Unavailable(
+                f"Conversation '{id[:80]}' is written to by too many requests at the same time: please retry"
+            ) from error
 
     async def _resolved(self, recalled: Recalled, items: Sequence[Item], *, strict: bool = True) -> list[Item]:
         """Items with those in the place of references that are named by them."""
@@ -412,10 +439,6 @@ def _no_previous(id: str, why: str = "") -> PreviousResponseNotFound:
     return PreviousResponseNotFound(
         f"Previous response with id '{id[:80]}' not found.{why}", field="previous_response_id"
     )
-
-
-def _contended(id: str) -> Unavailable:
-    return Unavailable(f"Conversation '{id[:80]}' is written to by too many requests at the same time: please retry")
 
 
 def response_memory(services: FrontendServices, config: OpenAIConfig) -> ResponseMemory | None:

@@ -172,7 +172,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
             opening=told(opening(wanted, prompts, model.tokenizer.decode)),
             closing=lambda: told(closing(wanted, exchange.timing)),
             usage=usage if request.include_usage else None,
-            check=self._checker.of(answer.choices, model.name),
+            check=self._checker.of(answer.choices, model.name, exchange.principal),
             done=self.DONE,
             seal=exchange.seal,
         )
@@ -195,7 +195,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
     ) -> list[bytes]:
         model = exchange.model
         collected = await UnaryAnswer(answer, renderer, self._memory).collect()
-        check = self._checker.of(answer.choices, model.name)
+        check = self._checker.of(answer.choices, model.name, exchange.principal)
         if check is not None:
             await check()
         extension = unary_extension(parsed.request.annotations, prompts, exchange.timing, model.tokenizer.decode)

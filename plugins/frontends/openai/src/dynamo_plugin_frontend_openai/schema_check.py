@@ -11,15 +11,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from dynamo_core import TaskSet
 
 from dynamo_plugin_frontend_openai.template_child import Checked, SchemaJob
-from dynamo_plugin_frontend_openai.template_process import STARTS, LimitedProcess
+from dynamo_plugin_frontend_openai.template_process import PROCESSES, STARTS, LimitedProcess
 
 if TYPE_CHECKING:
-    from dynamo_core import FrontendServices
+    from dynamo_core import FrontendServices, Principal
 
     from dynamo_plugin_frontend_openai.choices import Choice
 
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds for a check, and for the wait before it.
 _TIMEOUT = 2.0
+#: Seconds for the first try of a check, far more than ordinary schemas need. A longer check is tried again in a queue
+#: of its own.
+_QUICK = 0.2
 _END = 5.0
 #: The reasons for which an answer ends that is all there.
 _WHOLE = ("stop", "tool_calls")
@@ -48,13 +52,28 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str
 
 
+class _Queue:
+    """A queue for a few processes, in which an owner has one check at a time, and waits behind one of each other."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Semaphore(PROCESSES)
+        self._turns: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
+
+    def turn_of(self, owner: object) -> asyncio.Lock:
+        """Return the lock that the checks of an owner take one after the other."""
+        return self._turns.setdefault(owner, asyncio.Lock())
+
+
 class SchemaChecker:
-    """Checks answers, one after the other, in a process that is started when it is first needed."""
+    """Checks answers in a few processes, which are started when they are first needed.
+
+    Checks that take long have a queue of their own, so that the others wait for short ones only.
+    """
 
     def __init__(self, services: FrontendServices, timeout: float = _TIMEOUT) -> None:
         self._timeout = timeout
-        self._process: LimitedProcess | None = None
-        self._turn = asyncio.Lock()
+        self._idle: list[LimitedProcess] = []
+        self._quick, self._long = _Queue(), _Queue()
         self._closed = False
         self._tasks = TaskSet()
         self._count = services.metrics.counter(
@@ -63,30 +82,26 @@ class SchemaChecker:
             ("model",),
         )
 
-    def of(self, choices: Sequence[Choice], model: str) -> Callable[[], Awaitable[None]] | None:
+    def of(self, choices: Sequence[Choice], model: str, principal: Principal) -> Callable[[], Awaitable[None]] | None:
         """What gives choices their verdicts, once they have ended; None if none is to be checked."""
         wanted = any(choice.answered is not None for choice in choices)
-        return partial(self._look, choices, model) if wanted else None
+        # Clients without keys cannot be told apart: each request stands for itself.
+        owner = (principal.key_id, principal.tenant) if principal.key_id else object()
+        return partial(self._look, choices, model, owner) if wanted else None
 
-    async def _look(self, choices: Sequence[Choice], model: str) -> None:
+    async def _look(self, choices: Sequence[Choice], model: str, owner: object) -> None:
         for choice in choices:
             # One that was cut off says so itself.
             if choice.answered is not None and choice.finish_reason in _WHOLE:
                 claims = list(choice.answered.claims())
-                choice.verdict = await self.check(claims, model) if claims else None
+                choice.verdict = await self.check(claims, model, owner) if claims else None
 
-    async def check(self, claims: Sequence[Claim], model: str) -> Verdict | None:
-        """What is wrong with an answer of this model; None if nothing is."""
-        clock = asyncio.get_running_loop().time
-        try:
-            async with asyncio.timeout(self._timeout) as deadline, self._turn:
-                process, self._process = self._process or LimitedProcess(self._tasks, "jsonschema"), None
-                deadline.reschedule(clock() + STARTS)
-                await process.start()
-                deadline.reschedule(clock() + self._timeout)
-                checked = await self._ask(process, claims)
-        except TimeoutError:
-            checked = None
+    async def check(self, claims: Sequence[Claim], model: str, owner: object) -> Verdict | None:
+        """What is wrong with an answer of this model; None if nothing is. An owner has one check at a time."""
+        quick = min(_QUICK, self._timeout)
+        checked = await self._try(self._quick, owner, claims, quick)
+        if checked is None and quick < self._timeout:
+            checked = await self._try(self._long, owner, claims, self._timeout)
         if checked is None:
             verdict = Verdict(None, "it took too long to check")
         elif checked.at is None:
@@ -100,17 +115,31 @@ class SchemaChecker:
         return verdict
 
     async def aclose(self) -> None:
-        """Ends the process; a check that still runs ends its own. Safe twice."""
+        """Ends the processes; a check that still runs ends its own. Safe twice."""
         self._closed = True
         await self._tasks.join(_END)
-        if self._process is not None:
-            await self._process.end()
+        await asyncio.gather(*(process.end() for process in self._idle))
+        self._idle.clear()
 
-    async def _ask(self, process: LimitedProcess, claims: Sequence[Claim]) -> Checked | None:
-        job = SchemaJob([(claim.text, claim.schema) for claim in claims], self._timeout)
+    async def _try(self, queue: _Queue, owner: object, claims: Sequence[Claim], seconds: float) -> Checked | None:
+        """Return what a process has found within `seconds`; None if it took longer, or waited too long for its turn."""
+        clock = asyncio.get_running_loop().time
+        turn = queue.turn_of(owner)
+        try:
+            async with asyncio.timeout(self._timeout) as deadline, turn, queue.room:
+                process = self._idle.pop() if self._idle else LimitedProcess(self._tasks, "jsonschema")
+                deadline.reschedule(clock() + STARTS)
+                await process.start()
+                deadline.reschedule(clock() + seconds)
+                return await self._ask(process, claims, seconds)
+        except TimeoutError:
+            return None
+
+    async def _ask(self, process: LimitedProcess, claims: Sequence[Claim], seconds: float) -> Checked | None:
+        job = SchemaJob([(claim.text, claim.schema) for claim in claims], seconds)
         checked = await process.ask(lambda: job, Checked)
         if checked is None or checked.last or self._closed:
             await process.end()
         else:
-            self._process = process
+            self._idle.append(process)
         return checked

@@ -33,6 +33,12 @@ TOKEN = "a-token-that-is-long-enough"
 names = (f"model-{number}" for number in count())
 
 
+def resident(tracker: Tracker) -> int:
+    """Return the kilobytes of memory that the process has."""
+    status = Path(f"/proc/{tracker.process.pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
+
+
 class Tracker:
     """A running service. Without other options it listens on a free port of the loopback."""
 
@@ -399,6 +405,29 @@ def test_bounds_on_tenants_and_hashes_are_400(start: Start) -> None:
     ):
         assert (answer[0], "sequence_hashes has 4 entries: at most 3" in answer[1]["error"]) == (400, True)
     assert tracker.add("m", "r", range(3), tenant_id="a") == (201, OK)
+
+
+def test_memory_is_bounded_however_much_is_added(start: Start) -> None:
+    tracker = start(*local("--max-held", "200000"))
+    for tenant in ("flood", "other"):
+        assert tracker.register("m", tenant_id=tenant) == (201, OK)
+
+    def add(number: int) -> tuple[int, Any]:
+        return tracker.add("m", f"r{number}", range(number * 2**40, number * 2**40 + 90_000), tenant_id="flood")
+
+    assert add(1) == (201, OK)
+    held = resident(tracker)
+    refused = [add(number) for number in range(2, 20)]
+
+    assert {status for status, _ in refused} == {429}
+    key = {"model_name": "m", "tenant_id": "flood", "worker_id": 7, "dp_rank": 0}
+    hashes = list(range(90_000))
+    assert (
+        tracker.exchange("POST", "/add", {**key, "request_id": "r", "sequence_hashes": hashes})[1]["retry-after"] == "1"
+    )
+    assert "--max-held" in refused[0][1]["error"]
+    assert resident(tracker) < 2 * held
+    assert tracker.add("m", "r", range(1000), tenant_id="other") == (201, OK)
 
 
 def test_a_body_full_of_small_hashes_is_refused_unless_the_bound_is_raised(tracker: Tracker, model: str) -> None:

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal, Unknown
+from dynamo_plugin_router_slot_tracker.errors import Conflict, Full, Malformed, Refusal, Unknown
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Projection, Registration, RequestKey, Unregistration
 from hypothesis import strategies as st
@@ -419,3 +419,56 @@ def test_the_ids_of_a_removed_worker_are_free_while_others_stay() -> None:
         registry.complete_prefill(key_of("r"))
     registry.add(addition("r", [1], 5, rank=(2, 0)))
     assert [(load.worker_id, load.active_prefill_tokens) for load in registry.loads()] == [(2, 5)]
+
+
+def test_a_tenant_holds_as_much_as_it_leaves_free() -> None:
+    registry = Registry(max_held=200)
+    for tenant in ("a", "b"):
+        registry.register(worker(tenant=tenant))
+        registry.register(worker(2, tenant=tenant))
+
+    def add(request_id: str, tenant: str, rank: tuple[int, int] = (1, 0)) -> None:
+        registry.add(addition(request_id, list(range(46)), rank=rank, tenant_id=tenant))
+
+    add("1", "a")
+    add("2", "a", (2, 0))
+    with pytest.raises(Full, match="tenant_id=a holds 100 hashes, and 100 of 200 are free"):
+        add("3", "a")
+    # That leaves a share for each of the others.
+    add("1", "b")
+    with pytest.raises(Full):
+        add("2", "b")
+
+    registry.free(key_of("1", tenant="a"))
+    registry.unregister(Unregistration(worker_id=2, model_name="m", tenant_id="a"))
+    add("2", "b")
+    registry.unregister(Unregistration(worker_id=1, model_name="m", tenant_id="b"))
+    registry.unregister(Unregistration(worker_id=2, model_name="m", tenant_id="b"))
+    add("1", "a")
+    add("2", "a")
+
+
+def test_expiry_makes_room() -> None:
+    clock = Clock()
+    registry = Registry(clock=clock, max_held=100)
+    registry.register(worker())
+    registry.add(addition("1", list(range(46))))
+    with pytest.raises(Full):
+        registry.add(addition("2", []))
+
+    clock.now += 400
+
+    registry.add(addition("2", list(range(46))))
+
+
+def test_names_are_bounded() -> None:
+    registry = Registry()
+    registry.register(worker())
+
+    for call in (
+        lambda: registry.register(worker(model="m" * 1025)),
+        lambda: registry.register(worker(tenant="t" * 1025)),
+        lambda: registry.add(addition("r" * 1025, [])),
+    ):
+        with pytest.raises(Malformed, match="has 1025 characters: at most 1024 are taken"):
+            call()

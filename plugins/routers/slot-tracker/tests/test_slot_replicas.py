@@ -43,7 +43,7 @@ from dynamo_plugin_router_slot_tracker.registry import Registry
 replicas.QUEUE = 10
 
 def replica():
-    registry = Registry()
+    registry = Registry(max_held=10**8)
     registry.register(Registration(worker_id=7, model_name="m", block_size=16, dp_start=0, dp_size=2))
     sync = replicas.Replicas(replicas.SyncSettings("tcp://127.0.0.1:*"), registry)
     sync.open()

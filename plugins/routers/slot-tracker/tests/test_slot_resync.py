@@ -377,6 +377,22 @@ def test_what_is_told_of_other_block_sizes_or_too_many_hashes_is_not_held(clock:
     assert set(listener.active) == {"short"}
 
 
+def test_what_there_is_no_room_for_is_not_held(clock: Clock, pair: Pair) -> None:
+    teller, _, _ = pair
+    listener = Node(clock)
+    listener.registry = Registry(clock=clock, max_held=14)
+    listener.registry.register(worker(EARLY))
+    listener.replication = Replication(listener.registry, listener, gaps=True, clock=clock)
+    link = Link(teller, listener)
+    for number in range(3):
+        teller.add(f"r{number}", [number])
+    link.break_off()
+
+    quiet(clock, [link])
+
+    assert len(listener.active) == 1
+
+
 def test_one_part_at_a_time_is_asked_for_and_all_of_them_come(
     clock: Clock, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from dynamo_core.errors import problem_of
 from dynamo_core.http import error_response
 
 from dynamo_plugin_router_slot_tracker.decoding import BodyOf
-from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed
+from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas
 from dynamo_plugin_router_slot_tracker.schemas import (
@@ -93,6 +93,8 @@ class Api:
         async def handle(http: web.Request) -> web.StreamResponse:
             try:
                 response = await handler(http)
+            except Refusal as error:
+                response = respond_error(msgspec.structs.replace(problem_of(error), retry_after=error.RETRY_AFTER))
             except DynamoError as error:
                 response = respond_error(problem_of(error))
             if count is not None:

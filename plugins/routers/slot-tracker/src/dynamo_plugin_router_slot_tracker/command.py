@@ -6,6 +6,7 @@ import click
 
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS
 from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
+from dynamo_plugin_router_slot_tracker.room import MAX_HELD
 from dynamo_plugin_router_slot_tracker.service import DEFAULT_PORT, ServiceSettings, listener_tls
 
 
@@ -67,6 +68,13 @@ def _listed(value: str | None) -> tuple[str, ...]:
     default=MAX_HASHES,
     show_default=True,
     help="Most sequence hashes of one request.",
+)
+@click.option(
+    "--max-held",
+    type=click.IntRange(min=1),
+    default=MAX_HELD,
+    show_default=True,
+    help="Most sequence hashes of all active requests; a tenant may hold as many as are free.",
 )
 @click.option(
     "--token",

@@ -11,6 +11,8 @@ class Refusal(HttpFault):
     """A call that is refused; the message is meant for the caller."""
 
     STATUS: ClassVar[int] = 400
+    #: Seconds after which the call may be repeated, if that is of use.
+    RETRY_AFTER: ClassVar[int | None] = None
 
     def __init__(self, message: str) -> None:
         super().__init__(self.STATUS, message)
@@ -42,3 +44,10 @@ class WrongSchema(Refusal):
     """The body is JSON, but not what is expected here."""
 
     STATUS = 422
+
+
+class Full(Refusal):
+    """There is no room for another request until others are freed or expire."""
+
+    STATUS = 429
+    RETRY_AFTER = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from dynamo_plugin_router_slot_tracker.errors import Full
 from dynamo_plugin_router_slot_tracker.events import Part, PartTopic, TrackerPart
 from dynamo_plugin_router_slot_tracker.registry import RESTORED, Rank, Registry, Scope
 from dynamo_plugin_router_slot_tracker.schemas import Held
@@ -31,8 +32,7 @@ def reconcile(registry: Registry, part: Part) -> int:
             held = requests.get(request_id)
             if held is None or not _is_same(scope, held, now):
                 _free(scope, request_id)
-        _hold(scope, requests, owner, now)
-        fitting += len(requests)
+        fitting += _hold(scope, requests, owner, now)
     return sum(len(one.requests) for one in part.trackers) - fitting
 
 
@@ -66,16 +66,24 @@ def _free(scope: Scope, request_id: str) -> None:
         rank.active.free(request_id)
 
 
-def _hold(scope: Scope, requests: dict[str, Held], owner: int, now: float) -> None:
+def _hold(scope: Scope, requests: dict[str, Held], owner: int, now: float) -> int:
+    """Hold these requests of a replica. Return how many there was room for."""
+    left_out = 0
     missing: defaultdict[Rank, list[ActiveSequence]] = defaultdict(list)
     for request_id, held in requests.items():
         rank = scope.requests.get(request_id)
         if rank is None:
-            rank = scope.requests[request_id] = scope.ranks[held.worker_id, held.dp_rank]
+            rank = scope.ranks[held.worker_id, held.dp_rank]
             hashes = tuple(held.sequence_hashes)
+            try:
+                scope.hold(request_id, rank, len(hashes))
+            except Full:
+                left_out += 1
+                continue
             missing[rank].append(ActiveSequence(request_id, hashes, held.new_isl_tokens, now - held.age))
         elif not held.new_isl_tokens:
             rank.active.complete_prefill(request_id)
         scope.owners[request_id] = owner
     for rank, sequences in missing.items():
         rank.insert(sequences)
+    return len(requests) - left_out

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal, Unknown
+from dynamo_plugin_router_slot_tracker.room import MAX_HELD, Room
 from dynamo_plugin_router_slot_tracker.schemas import (
     U32_MAX,
     Addition,
@@ -33,6 +34,8 @@ MAX_RANKS = 65_536
 MAX_TRACKERS = 4096
 #: Most hashes of one request. More than this many of 64 bits do not fit into a body.
 MAX_HASHES = 131_072
+#: Most characters of a name or an id.
+MAX_NAME = 1024
 #: The owner of a request that came with a snapshot of the whole service: some other replica.
 RESTORED = 0
 
@@ -59,10 +62,14 @@ class Rank:
 class Scope:
     """The workers of one model and tenant."""
 
-    __slots__ = ("block_size", "owners", "ranks", "requests", "workers")
+    __slots__ = ("_room", "_tenant", "_weights", "block_size", "owners", "ranks", "requests", "workers")
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, tenant: str, room: Room) -> None:
         self.block_size = block_size
+        self._tenant = tenant
+        self._room = room
+        #: What each active request takes of the room.
+        self._weights: dict[str, int] = {}
         self.workers: dict[int, Registration] = {}
         self.ranks: dict[tuple[int, int], Rank] = {}
         #: Where each active request is. Ids are unique in a scope.
@@ -70,9 +77,21 @@ class Scope:
         #: The replica that took the `/add` of a request; those that are not here are this process's own.
         self.owners: dict[str, int] = {}
 
+    def hold(self, request_id: str, rank: Rank, hashes: int) -> None:
+        """List a request with so many hashes, which is not active yet; the rank does not count it by that.
+
+        Raises:
+            Full: there is no room for it.
+        """
+        self._weights[request_id] = self._room.take(self._tenant, request_id, hashes)
+        self.requests[request_id] = rank
+
     def forget(self, request_id: str) -> Rank | None:
         """Takes a request off the lists of this scope; the rank that still counts it, or None if it is not active."""
         self.owners.pop(request_id, None)
+        weight = self._weights.pop(request_id, None)
+        if weight is not None:
+            self._room.give_back(self._tenant, weight)
         return self.requests.pop(request_id, None)
 
 
@@ -90,12 +109,14 @@ class Registry:
         max_ranks: int = MAX_RANKS,
         max_trackers: int = MAX_TRACKERS,
         max_hashes: int = MAX_HASHES,
+        max_held: int = MAX_HELD,
     ) -> None:
         self.clock = clock
         self._expiry = expiry
         self._max_ranks = max_ranks
         self._max_trackers = max_trackers
         self.max_hashes = max_hashes
+        self._room = Room(max_held)
         self._ranks = 0
         self._scopes: dict[tuple[str, str], Scope] = {}
         #: Seconds between two looks for requests that are too old.
@@ -110,7 +131,8 @@ class Registry:
         """Adds a worker with its ranks.
 
         Raises:
-            Malformed: its sizes or its range are impossible, or there would be too many ranks or scopes.
+            Malformed: its sizes or its range are impossible, a name is too long, or there would be too many ranks or
+                scopes.
             Conflict: it is there already, or others of its scope have another block size.
         """
         if worker.block_size == 0:
@@ -119,6 +141,8 @@ class Registry:
             raise Malformed("dp_size must be greater than 0")
         if worker.dp_start + worker.dp_size > U32_MAX:
             raise Malformed(f"dp range overflows u32: start={worker.dp_start} size={worker.dp_size}")
+        _check_name("model_name", worker.model_name)
+        _check_name("tenant_id", worker.tenant_id)
         key = (worker.model_name, worker.tenant_id)
         scope = self._scopes.get(key)
         if scope is not None and scope.block_size != worker.block_size:
@@ -139,7 +163,7 @@ class Registry:
                     f"no slot tracker for {_scope_name(*key)}: at most {self._max_trackers} pairs of model and tenant "
                     "can be tracked"
                 )
-            scope = self._scopes[key] = Scope(worker.block_size)
+            scope = self._scopes[key] = Scope(worker.block_size, worker.tenant_id, self._room)
         scope.workers[worker.worker_id] = worker
         for dp_rank in _range_of(worker):
             scope.ranks[worker.worker_id, dp_rank] = Rank(worker.worker_id, dp_rank)
@@ -157,12 +181,11 @@ class Registry:
         if scope is None or registration is None:
             raise Unknown(f"worker {worker.worker_id} not found for {_scope_name(*key)}")
         self._ranks -= registration.dp_size
-        if not scope.workers:
-            del self._scopes[key]
-            return
         for dp_rank in _range_of(registration):
             for sequence in scope.ranks.pop((worker.worker_id, dp_rank)).active:
                 scope.forget(sequence.request_id)
+        if not scope.workers:
+            del self._scopes[key]
 
     def workers(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Registration]:
         """All workers, or those of a model, of a tenant, or of both; sorted by model, tenant and id."""
@@ -179,8 +202,9 @@ class Registry:
 
         Raises:
             Unknown: the scope or the rank is not there.
-            Malformed: it has too many hashes.
+            Malformed: it has too many hashes, or its id is too long.
             Conflict: a request of that id is active.
+            Full: its tenant holds as much as it may.
         """
         return self._add(addition, self._now(), owner)
 
@@ -338,11 +362,12 @@ class Registry:
             raise Unknown(f"Worker {_rank_name(addition.worker_id, addition.dp_rank)} not found")
         self._check_number(addition.sequence_hashes)
         request_id = addition.request_id
+        _check_name("request_id", request_id)
         holder = scope.requests.get(request_id)
         if holder is not None:
             raise Conflict(f"Request {request_id} already exists (assigned to worker {holder})")
+        scope.hold(request_id, rank, len(addition.sequence_hashes))
         rank.active.add(request_id, addition.sequence_hashes, addition.new_isl_tokens, added)
-        scope.requests[request_id] = rank
         if owner is not None:
             scope.owners[request_id] = owner
         return scope.block_size
@@ -375,6 +400,11 @@ def _held(key: tuple[str, str], rank: Rank, sequence: ActiveSequence, now: float
         new_isl_tokens=sequence.prefill_tokens,
         age=now - sequence.added,
     )
+
+
+def _check_name(field: str, name: str) -> None:
+    if len(name) > MAX_NAME:
+        raise Malformed(f"{field} has {len(name)} characters: at most {MAX_NAME} are taken")
 
 
 def _range_of(worker: Registration) -> range:

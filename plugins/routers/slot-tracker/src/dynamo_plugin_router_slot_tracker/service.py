@@ -17,6 +17,7 @@ from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_liste
 from dynamo_plugin_router_slot_tracker.metrics import ServiceMetrics
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS, Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
+from dynamo_plugin_router_slot_tracker.room import MAX_HELD
 from dynamo_plugin_router_slot_tracker.snapshot import snapshot_route, take_snapshot
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class ServiceSettings:
     max_ranks: int = MAX_RANKS
     max_trackers: int = MAX_TRACKERS
     max_hashes: int = MAX_HASHES
+    max_held: int = MAX_HELD
     sync: SyncSettings | None = None
     token: str | None = None
     tls: ServerTls = field(default_factory=ServerTls)
@@ -76,6 +78,7 @@ class Service:
             max_ranks=settings.max_ranks,
             max_trackers=settings.max_trackers,
             max_hashes=settings.max_hashes,
+            max_held=settings.max_held,
         )
         self.replicas = None if settings.sync is None else Replicas(settings.sync, self.registry)
         metrics = ServiceMetrics(self.registry, self.replicas) if settings.metrics else None

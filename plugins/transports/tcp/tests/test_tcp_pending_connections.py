@@ -15,6 +15,7 @@ from dynamo_core import Endpoint, EngineContext, ServedContext
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol import Instance
 from dynamo_core.telemetry import Metrics
+from dynamo_plugin_transport_tcp.acceptor import BURST, PACE
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import frame
 from dynamo_plugin_transport_tcp.messages import MAGIC, Challenge, Hello, Proof, Ready, caller_decoder, pack
@@ -26,6 +27,7 @@ Make = Callable[..., TcpTransport]
 WAIT = 10.0
 BYTES = Endpoint("bytes", int, bytes)
 OTHER = Endpoint("other", int, bytes)
+TEXT = Endpoint("text", str, bytes)
 
 
 class RawClient:
@@ -37,9 +39,10 @@ class RawClient:
         self._nonce = nonce
 
     @classmethod
-    async def at(cls, address: str, limit: int = 65536) -> RawClient:
+    async def at(cls, address: str, limit: int = 65536, host: str = "127.0.0.1") -> RawClient:
         place = Address.parse(address)
-        return cls(*await asyncio.open_connection(place.host, place.port, limit=limit), place.nonce)
+        streams = await asyncio.open_connection(place.host, place.port, limit=limit, local_addr=(host, 0))
+        return cls(*streams, place.nonce)
 
     def say(self, *data: bytes) -> None:
         self._writer.write(b"".join(data))
@@ -72,7 +75,7 @@ class RawClient:
         self._writer.transport.abort()
 
 
-async def nothing(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
+async def nothing(request: object, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
     async def items() -> AsyncGenerator[bytes, None]:
         yield b""
 
@@ -367,3 +370,87 @@ async def test_where_all_places_are_taken_a_caller_without_calls_makes_room(
 
 async def serve_more(transport: TcpTransport) -> str:
     return (await transport.serve(7, OTHER, nothing)).address["tcp"]
+
+
+async def test_callers_that_stop_in_the_handshake_keep_no_other_out(make_transport: Make, recorder: Any) -> None:
+    server, client, sink = make_transport(max_connections=4), make_transport(), recorder()
+    address = await serve(server)
+    halfway = [await RawClient.at(address) for _ in range(8)]
+    for one in halfway:
+        one.say(one.hello())
+        assert isinstance(await one.hear(), Challenge)
+
+    await client.call(Instance(instance_id=7, address={"tcp": address}), BYTES, 0, EngineContext("r"), sink)
+
+    assert await sink.end() is None
+    for one in halfway:
+        one.leave()
+
+
+async def test_the_host_with_the_most_silent_connections_makes_room(make_transport: Make, recorder: Any) -> None:
+    server, client, sink = make_transport(max_silent=4), make_transport(), recorder()
+    address = await serve(server)
+    await client.call(Instance(instance_id=7, address={"tcp": address}), BYTES, 0, EngineContext("r"), sink)
+    await sink.end()
+
+    stranger = silent(address, 1, host="127.0.0.2")
+    # From where callers come, too.
+    flood = silent(address, 20)
+
+    assert len(await left(flood, 3)) == 3
+    assert await left(stranger, 1) == stranger
+    for connection in (*stranger, *flood):
+        connection.close()
+
+
+async def test_connections_are_accepted_at_a_bounded_pace(make_transport: Make) -> None:
+    server = make_transport(max_silent=4096)
+    address = await serve(server)
+    before, begun = len(os.listdir("/proc/self/fd")), time.monotonic()
+
+    # As many as may wait in the system, too.
+    flood = silent(address, 400)
+    accepted = len(os.listdir("/proc/self/fd")) - before - len(flood)
+    seconds = time.monotonic() - begun
+
+    assert accepted <= BURST + 1 + seconds / PACE
+    for connection in flood:
+        connection.close()
+
+
+async def test_frames_that_are_begun_take_bounded_memory(make_transport: Make, recorder: Any) -> None:
+    server, client, sink = make_transport(max_frame_mb=1), make_transport(), recorder()
+    address = await serve(server)
+    await server.serve(8, TEXT, nothing)
+    opening = pack(Open(1, 8, "text", "r", "r", {}, msgspec.Raw(encode("x" * (1000 << 10)))))
+    begun = len(opening) * 9 // 10
+    flood = [await RawClient.at(address, host="127.0.0.2") for _ in range(6)]
+    for one in flood:
+        await one.shake_hands()
+    links, instance = set(server._registry.links), Instance(instance_id=8, address={"tcp": address})
+
+    def held() -> int:
+        return sum(link.splitter.held for link in links)
+
+    for one in flood:
+        one.say(opening[:begun])
+    async with asyncio.timeout(WAIT):
+        while held() < 2 << 20:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+    most = 0
+    for _ in range(300):
+        await asyncio.sleep(0)
+        most = max(most, held())
+    # Half of four frames, the one that goes on, and what one read of each connection brings.
+    assert most <= (3 << 20) + 6 * (256 << 10) < 6 * begun
+
+    # Another host has its own share, and the last of the flood that goes on is served as well.
+    await client.call(instance, TEXT, "x" * (1000 << 10), EngineContext("r"), sink)
+    assert await sink.end() is None
+    flood[-1].say(opening[begun:])
+    async with asyncio.timeout(WAIT):
+        while isinstance(heard := await flood[-1].hear(), Pong):
+            continue
+    assert isinstance(heard, Accepted)
+    for one in flood:
+        one.leave()

@@ -31,6 +31,11 @@ ACCEPT_QUEUE = 512
 #: Seconds before the next attempt when none can be accepted.
 ACCEPT_PAUSE = 1.0
 
+#: Connections that are accepted in a row, and seconds until the next may be: a flood of them takes a small share of the
+#: processor time, and what waits meanwhile waits in the system.
+BURST = 64
+PACE = 0.002
+
 #: Seconds that ending the thread may take.
 STOP_TIMEOUT = 5.0
 
@@ -118,6 +123,8 @@ class Acceptor:
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
+        # The time up to which the connections so far are paid for.
+        paid = 0.0
         while True:
             try:
                 sock, place = await loop.sock_accept(self._sock)
@@ -134,8 +141,10 @@ class Acceptor:
             task.add_done_callback(partial(self._over, sock, pending))
             pending.close = task.cancel
             self._limiter.add(pending)
+            now = loop.time()
+            paid = max(paid, now - BURST * PACE) + PACE
             # The next may be there already, and then this would not wait.
-            await asyncio.sleep(0)
+            await asyncio.sleep(max(0.0, paid - now))
 
     def _over(self, sock: socket.socket, pending: PendingConnection, meeting: asyncio.Task[bool]) -> None:
         # A callback, not a `finally`: a task that is cancelled before its first step never enters its coroutine.

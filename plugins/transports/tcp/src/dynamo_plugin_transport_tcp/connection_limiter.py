@@ -1,8 +1,8 @@
 """Limits the connections whose callers have not yet proved that they read the worker's record.
 
-A caller proves it with the nonce of the worker's address, in its first message. Until then its connection is *pending*.
-The number of pending connections is limited, and a new one evicts the oldest: a caller speaks as soon as it is
-connected, so a connection that stays silent is no caller. Connections that have sent the nonce do not count.
+A caller proves it in the handshake, with the nonce of the worker's address and the secret. Until then its connection is
+*pending*. The number of pending connections is limited, and a new one evicts the oldest of the host that has the most:
+a caller speaks as soon as it is connected, so a connection that stays silent is no caller.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class ConnectionLimiter:
         self._most = most
         self._evicted = evicted
         self._lock = threading.Lock()
-        #: In the order of arrival.
-        self._waiting: dict[PendingConnection, None] = {}
-        #: Hosts from which a connection has sent the nonce, the newest last.
+        #: By host, in the order of arrival.
+        self._waiting: dict[str, dict[PendingConnection, None]] = {}
+        self._count = 0
+        #: Hosts from which a connection has done the handshake, the newest last.
         self._verified: dict[str, None] = {}
         #: When the last warning about a host was logged.
         self._warned: dict[str, float] = {}
@@ -53,11 +54,12 @@ class ConnectionLimiter:
         """Adds a connection, and evicts another where there are too many. Called in the thread that accepts."""
         oldest: PendingConnection | None = None
         with self._lock:
-            if len(self._waiting) >= self._most:
-                unknown = (known for known in self._waiting if known.host not in self._verified)
-                oldest = next(unknown, None) or next(iter(self._waiting))
-                del self._waiting[oldest]
-            self._waiting[pending] = None
+            if self._count >= self._most:
+                host = max(self._waiting, key=lambda host: (len(self._waiting[host]), host not in self._verified))
+                oldest = next(iter(self._waiting[host]))
+                self._drop(oldest)
+            self._waiting.setdefault(pending.host, {})[pending] = None
+            self._count += 1
         if oldest is not None:
             self._evicted.inc()
             self.warn(
@@ -73,13 +75,22 @@ class ConnectionLimiter:
     def remove(self, pending: PendingConnection) -> None:
         """The connection is closed. Safe twice."""
         with self._lock:
-            self._waiting.pop(pending, None)
+            self._drop(pending)
 
     def verified(self, pending: PendingConnection) -> None:
-        """The connection has sent the nonce. Others from its host are evicted last."""
+        """The caller has done the handshake. Of hosts with as many pending connections, its host comes last."""
         with self._lock:
-            self._waiting.pop(pending, None)
+            self._drop(pending)
             _remember(self._verified, pending.host, None)
+
+    def _drop(self, pending: PendingConnection) -> None:
+        """Forget a connection, with the lock held. Safe twice."""
+        waiting = self._waiting.get(pending.host, {})
+        if pending in waiting:
+            del waiting[pending]
+            self._count -= 1
+            if not waiting:
+                del self._waiting[pending.host]
 
     def warn(self, host: str, message: str, *details: object) -> None:
         """Logs a warning about a host, at most once a minute."""

@@ -51,14 +51,17 @@ from dynamo_plugin_transport_tcp.messages import (
     listener_decoder,
 )
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
+from dynamo_plugin_transport_tcp.unfinished import LARGE, UnfinishedFrames
 
 log = logging.getLogger(__name__)
+
+#: Largest frames that callers together may have begun and not finished.
+UNFINISHED = 4
 
 #: Bytes of events in one frame, so that they never stand in the way of rows for long; and bytes that may wait.
 EVENT_FRAME = 64 * 1024
 EVENT_BACKLOG_BYTES = 8 * 1024 * 1024
-#: Bytes of a frame that is being read from which on its sender is told so, and seconds between two such words.
-LARGE = 64 * 1024
+#: Seconds between two words to the sender of a large frame that it is being read.
 PROGRESS_INTERVAL = 0.5
 
 #: More than what an event takes beside its payload.
@@ -89,8 +92,12 @@ class Registry:
     served: dict[tuple[int, str], TcpServed] = field(default_factory=dict)
     sources: dict[tuple[str, int], Source] = field(default_factory=dict)
     links: set[ListenerLink] = field(default_factory=set)
-    #: Connections whose callers have shown the nonce, in the order in which they came.
+    #: Connections whose callers have done the handshake, in the order in which they came.
     callers: dict[ListenerLink, None] = field(default_factory=dict)
+    unfinished: UnfinishedFrames = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unfinished = UnfinishedFrames(UNFINISHED * self.config.max_frame)
 
     def make_room(self) -> bool:
         """Whether there is room for another caller. One that has no calls makes room: it connects again when needed."""
@@ -137,7 +144,7 @@ class ListenerLink(Link):
     STOPS_READING: ClassVar[bool] = True
 
     def __init__(self, registry: Registry, pending: PendingConnection | None = None) -> None:
-        """`pending` is its entry in the limiter, until the caller has sent the nonce."""
+        """`pending` is its entry in the limiter, until the caller has done the handshake."""
         super().__init__(registry.config, listener_decoder, registry.damaged)
         self._registry = registry
         self._pending = pending
@@ -151,6 +158,8 @@ class ListenerLink(Link):
         self._event_bytes = 0
         self._challenges = b"", secrets.token_bytes(CHALLENGE_BYTES)
         self._deadline: asyncio.TimerHandle | None = None
+        #: Whether nothing is read, as other callers' frames take the memory.
+        self._held_back = False
         self.handlers = {Hello: self._on_hello}
 
     # The handshake.
@@ -174,12 +183,6 @@ class ListenerLink(Link):
             raise CannotConnect(proto_mismatch(hello.proto))
         if hello.wanted != self._registry.nonce:
             raise CannotConnect("not me: the process that published this address is gone")
-        registry = self._registry
-        if self._pending is not None:
-            registry.limiter.verified(self._pending)
-        if not registry.make_room():
-            raise CannotConnect(f"{len(registry.callers)} connections are open, no more are accepted")
-        registry.callers[self] = None
         self._challenges = hello.challenge, self._challenges[1]
         self.peer_limit = hello.max_frame
         self.handlers = {Proof: self._on_proof}
@@ -194,6 +197,12 @@ class ListenerLink(Link):
         if not proven(proof(secret, CALLER, nonce, *self._challenges), given.proof if secret else b""):
             raise CannotConnect("the secrets of the two processes differ")
         self.verify_transcript(given.transcript)
+        registry = self._registry
+        if self._pending is not None:
+            registry.limiter.verified(self._pending)
+        if not registry.make_room():
+            raise CannotConnect(f"{len(registry.callers)} connections are open, no more are accepted")
+        registry.callers[self] = None
         if self._deadline is not None:
             self._deadline.cancel()
         self.handlers = self._serving()
@@ -215,9 +224,7 @@ class ListenerLink(Link):
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost with it."""
-        return (
-            Hello not in self.handlers and Proof not in self.handlers and not self._streams and not self._subscriptions
-        )
+        return not self._streams and not self._subscriptions
 
     # Calls.
 
@@ -295,6 +302,8 @@ class ListenerLink(Link):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self in self._registry.callers:
+            self._registry.unfinished.update(self, self.splitter.held)
         if self.splitter.held > LARGE:
             # The caller's pings wait behind what it sends: it would take a long request for silence.
             now = self._loop.time()
@@ -302,7 +311,37 @@ class ListenerLink(Link):
                 self._progress_sent = now
                 self.send_body(PONG)
 
+    @property
+    def host(self) -> str:
+        """See `Reader`."""
+        return "" if self._pending is None else self._pending.host
+
+    def hold_reading(self) -> None:
+        """See `Reader`."""
+        self._held_back = True
+        if self._transport is not None and not self.closing:
+            self._transport.pause_reading()
+
+    def go_on_reading(self) -> None:
+        """See `Reader`."""
+        self._held_back = False
+        # Its silence was this end's doing.
+        self.liveness.heard(self._loop.time())
+        if self._transport is not None and not self.closing and not self.blocked:
+            self._transport.resume_reading()
+
+    def cut_reading(self) -> None:
+        """See `Reader`."""
+        self.close(Disconnected("a frame was begun and does not grow, while others wait for the memory that it takes"))
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._held_back:
+            self.hold_reading()
+
     def ticked(self, now: float) -> None:
+        if self._held_back:
+            self.liveness.heard(now)
         if not self._streams.in_flight or self.blocked:
             self._overdue = None
             return
@@ -346,6 +385,7 @@ class ListenerLink(Link):
         if self._pending is not None:
             registry.limiter.remove(self._pending)
         registry.callers.pop(self, None)
+        registry.unfinished.remove(self)
         if self in registry.links:
             registry.links.discard(self)
             registry.connections.dec()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -11,12 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from dynamo_core import EngineContext, PreprocessedRequest, Principal
-from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.protocol import Instance, ModelCard
-from dynamo_core.protocol.events import KvCleared, KvEvent, RouterEvent
 
 from benchmarks.registrations import ROUTERS, Fleet, Watcher, directory
 
@@ -145,25 +140,3 @@ async def test_loop_runs_on_while_a_whole_fleet_leaves(tmp_path: Path, stack: As
 
     # Between none gone and all gone there were turns in which some were.
     assert {left for _, left in seen} - {0, 1000}
-
-
-def joining(size: int) -> float:
-    """CPU seconds of a router of caches for so many workers, each of which tells of its cache as it comes."""
-
-    async def join() -> float:
-        async with AsyncExitStack() as stack, directory("memory") as place:
-            watcher = Watcher(place, stack, "kv")
-            pool = Pool("many", "aggregated")
-            router: Any = watcher.make_router(pool)
-            stack.push_async_callback(router.aclose)
-            begun = time.process_time()
-            for number in range(1, size + 1):
-                pool.add(Instance(instance_id=number), ModelCard(name="many", instance_id=number))
-                router._on_message(number, msgspec.msgpack.encode([RouterEvent(number, KvEvent(0, KvCleared()))]))
-            return time.process_time() - begun
-
-    return min(asyncio.run(join()) for _ in range(3))
-
-
-def test_cost_of_workers_that_join_a_router_of_caches_grows_with_their_number() -> None:
-    assert joining(1600) < 3 * joining(800)

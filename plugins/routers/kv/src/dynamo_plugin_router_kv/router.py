@@ -298,15 +298,12 @@ class KvRouter(Router):
                 self._predicted.forget(worker_id)
         for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in instances]:
             self._follower.remove(worker_id)
+        again = asyncio.get_running_loop().time() + SECOND_LOOK
         for worker_id in instances:
-            self._follow_worker(worker_id, pool)
+            has_history = self._predicted is None and pool.cards[worker_id].runtime_config.enable_local_indexer
+            if self._follower.add(worker_id, has_history=has_history) and has_history:
+                self._joined.append((again, worker_id))
         self._request_histories()
-
-    def _follow_worker(self, worker_id: int, pool: PoolView) -> None:
-        """Follow the cache of a worker of the pool, unless it is followed already."""
-        has_history = self._predicted is None and pool.cards[worker_id].runtime_config.enable_local_indexer
-        if self._follower.add(worker_id, has_history=has_history) and has_history:
-            self._joined.append((asyncio.get_running_loop().time() + SECOND_LOOK, worker_id))
 
     def _look_again(self, now: float) -> None:
         """Asks workers that came a while ago once more, for what they told before their events reached this process."""
@@ -335,10 +332,8 @@ class KvRouter(Router):
             self._unreadable.warn(f"{source:016x}", error)
             return
         self._unreadable.readable(f"{source:016x}")
-        # The other workers are looked at by the next choice: a fleet that comes tells of each worker alone.
-        for worker_id in {event.worker_id for event in router_events}:
-            if worker_id in self._pool.instances:
-                self._follow_worker(worker_id, self._pool)
+        if self._pool.version != self._version:
+            self._sync_workers(self._pool)
         on_event = self._follower.on_event
         for event in router_events:
             if on_event(event):

@@ -62,7 +62,7 @@ class GuessMachine(RuleBasedStateMachine):
     def leave(self, worker: int) -> None:
         self.used = {rank: own for rank, own in self.used.items() if rank[0] != worker}
 
-        self.predicted.forget(worker)
+        self.predicted.forget({worker})
 
     @rule(rank=ranks, prompt=prompts)
     def ask(self, rank: Rank, prompt: list[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dynamo_core import CounterLike, HistogramLike, MetricsScope, Phase, PoolView
@@ -171,18 +171,23 @@ class RouterMetrics:
         """An event was odd."""
         self._warnings.labels(kind).inc()
 
-    def registered(self, ranks: Sequence[Rank]) -> None:
-        """These can be routed to, and no others."""
-        now = set(ranks)
-        for worker_id, rank in self._ranks - now:
-            self._registered.remove(f"{worker_id:016x}", str(rank), self._pool.role, self._router_id)
-        for worker_id, rank in now - self._ranks:
+    def registered(self, ranks: Collection[Rank]) -> None:
+        """Show that these ranks can be routed to now."""
+        for worker_id, rank in ranks:
             self._registered.labels(f"{worker_id:016x}", str(rank), self._pool.role, self._router_id).set(1)
-        self._ranks = now
-        known = {worker_id for worker_id, _ in now}
-        for worker_id, phase in [key for key in self._workers if key[0] not in known]:
-            self._workers.pop((worker_id, phase)).remove()
+        self._ranks.update(ranks)
+
+    def unregistered(self, ranks: Collection[Rank], workers: Iterable[int]) -> None:
+        """Show nothing of these ranks and workers any more."""
+        for worker_id, rank in ranks:
+            self._registered.remove(f"{worker_id:016x}", str(rank), self._pool.role, self._router_id)
+        for worker_id in workers:
+            for phase in Phase:
+                worker = self._workers.pop((worker_id, phase), None)
+                if worker is not None:
+                    worker.remove()
             self._latest.pop(worker_id, None)
+        self._ranks.difference_update(ranks)
 
     def routed(
         self,
@@ -233,7 +238,7 @@ class RouterMetrics:
     def close(self) -> None:
         """The router is gone, and what it told of its workers with it."""
         unregister(self)
-        self.registered(())
+        self.unregistered(tuple(self._ranks), {worker_id for worker_id, _ in self._ranks})
         self.silent.set(0)
         self.blocks.set(0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dynamo_core import KvBlock
 from dynamo_core.kv import Rank
@@ -66,8 +66,8 @@ class PredictedCache:
             if gone:
                 self._index.remove(rank, gone)
 
-    def forget(self, worker_id: int) -> None:
-        """A worker has gone."""
-        for rank in [rank for rank in self._ranks if rank[0] == worker_id]:
+    def forget(self, worker_ids: Collection[int]) -> None:
+        """Forget what workers hold that are gone."""
+        for rank in [rank for rank in self._ranks if rank[0] in worker_ids] if worker_ids else ():
             del self._ranks[rank]
             self._index.clear(rank)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import perf_counter
@@ -32,7 +32,7 @@ from dynamo_core import (
 )
 from dynamo_core.errors import InvalidArgument, NotSupported
 from dynamo_core.kv import Load, unshared_blocks
-from dynamo_core.protocol import Unreadable, UnreadableWarner, read
+from dynamo_core.protocol import ModelCard, Unreadable, UnreadableWarner, read
 
 from dynamo_plugin_router_kv.candidates import Candidates, CandidateSelector
 from dynamo_plugin_router_kv.choice import Weights, best, choose, costs
@@ -112,6 +112,8 @@ class KvRouter(Router):
         #: Workers that came lately, and when they are asked a second time.
         self._joined: deque[tuple[float, int]] = deque()
         self._asked = asyncio.Semaphore(ASKED_AT_ONCE)
+        #: The cards of the workers that the rest knows.
+        self._cards: dict[int, ModelCard] = {}
         #: The pool's version that the rest goes by.
         self._version = -1
         #: The time since which events are due: a request was routed that changes a cache, and no event came.
@@ -289,18 +291,26 @@ class KvRouter(Router):
     # Following the caches.
 
     def _sync_workers(self, pool: PoolView) -> None:
-        """Adds and removes workers as the pool has changed."""
+        """Add and remove workers as the pool has changed."""
         self._version = pool.version
-        instances = pool.instances
-        self._metrics.registered([rank for one, card in pool.cards.items() for rank in ranks_of(one, card)])
+        self._update(pool.cards, self._cards.keys() - pool.cards.keys())
+
+    def _update(self, cards: Mapping[int, ModelCard], gone: Collection[int] = ()) -> None:
+        """Take in the present cards of some workers, and that some are gone."""
+        known = self._cards
+        changed = [worker_id for worker_id, card in cards.items() if known.get(worker_id) is not card]
+        before = {rank for one in (*gone, *changed) if one in known for rank in ranks_of(one, known.pop(one))}
+        after = {rank for one in changed for rank in ranks_of(one, cards[one])}
+        self._metrics.unregistered(before - after, gone)
+        self._metrics.registered(after - before)
         if self._predicted is not None:
-            for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in instances]:
-                self._predicted.forget(worker_id)
-        for worker_id in [worker_id for worker_id in self._follower.workers if worker_id not in instances]:
+            self._predicted.forget(gone)
+        for worker_id in gone:
             self._follower.remove(worker_id)
         again = asyncio.get_running_loop().time() + SECOND_LOOK
-        for worker_id in instances:
-            has_history = self._predicted is None and pool.cards[worker_id].runtime_config.enable_local_indexer
+        for worker_id in changed:
+            card = known[worker_id] = cards[worker_id]
+            has_history = self._predicted is None and card.runtime_config.enable_local_indexer
             if self._follower.add(worker_id, has_history=has_history) and has_history:
                 self._joined.append((again, worker_id))
         self._request_histories()
@@ -333,7 +343,9 @@ class KvRouter(Router):
             return
         self._unreadable.readable(f"{source:016x}")
         if self._pool.version != self._version:
-            self._sync_workers(self._pool)
+            # No more than these: while many workers come, each would cost as much as there are workers.
+            cards = self._pool.cards
+            self._update({one: cards[one] for event in router_events if (one := event.worker_id) in cards})
         on_event = self._follower.on_event
         for event in router_events:
             if on_event(event):

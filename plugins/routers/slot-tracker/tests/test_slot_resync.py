@@ -355,12 +355,18 @@ def test_requests_of_a_snapshot_are_freed_once_their_owner_has_none(clock: Clock
     assert not listener.active
 
 
+def bounded(clock: Clock, **bounds: int) -> Node:
+    """Return a node whose registry has other bounds."""
+    node = Node(clock)
+    node.registry = Registry(clock=clock, **bounds)
+    node.registry.register(worker(EARLY))
+    node.replication = Replication(node.registry, node, gaps=True, clock=clock)
+    return node
+
+
 def test_what_is_told_of_other_block_sizes_or_too_many_hashes_is_not_held(clock: Clock, pair: Pair) -> None:
     teller, _, _ = pair
-    listener = Node(clock)
-    listener.registry = Registry(clock=clock, max_hashes=2)
-    listener.registry.register(worker(EARLY))
-    listener.replication = Replication(listener.registry, listener, gaps=True, clock=clock)
+    listener = bounded(clock, max_hashes=2)
     link = Link(teller, listener)
     for model, size in (("n", 32), ("o", 16)):
         teller.registry.register(
@@ -379,10 +385,7 @@ def test_what_is_told_of_other_block_sizes_or_too_many_hashes_is_not_held(clock:
 
 def test_what_there_is_no_room_for_is_not_held(clock: Clock, pair: Pair) -> None:
     teller, _, _ = pair
-    listener = Node(clock)
-    listener.registry = Registry(clock=clock, max_held=14)
-    listener.registry.register(worker(EARLY))
-    listener.replication = Replication(listener.registry, listener, gaps=True, clock=clock)
+    listener = bounded(clock, max_held=14)
     link = Link(teller, listener)
     for number in range(3):
         teller.add(f"r{number}", [number])

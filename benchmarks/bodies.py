@@ -26,18 +26,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 MODEL: Final = "m"
 MB: Final = 1_000_000
 #: What may be seen: seconds of the longest hold, and MiB above the idle frontend.
-MOST_HOLD: Final = 0.1
-MOST_MEMORY: Final = 400
-#: Seconds between two probes, and for which the memory after a body is waited for.
-PACE: Final = 0.005
-REST: Final = 4.0
-PATIENCE: Final = 120.0
-
-CONFIG: Final = """
-workers: {{w: {{model: {{name: m, path: {folder}}}, engine: {{use: mocker, speedup_ratio: 0}}}}}}
-transport: {{use: tcp}}
-discovery: {{use: file, path: {discovery}}}
-"""
+MOST_HOLD, MOST_MEMORY = 0.1, 400
+#: Seconds between two probes, for which the memory after a body is waited for, and for an answer.
+PACE, REST, PATIENCE = 0.005, 4.0, 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +57,12 @@ class Seen:
         """Whether the bounds were kept and every answer is a client's error."""
         return set(self.statuses) <= {400, 404, 413, 422} and self.hold <= MOST_HOLD and self.peak <= MOST_MEMORY
 
+
+CONFIG: Final = """
+workers: {{w: {{model: {{name: m, path: {folder}}}, engine: {{use: mocker, speedup_ratio: 0}}}}}}
+transport: {{use: tcp}}
+discovery: {{use: file, path: {discovery}}}
+"""
 
 TEXTS: Final[dict[str, Callable[[int], str]]] = {
     "letters": lambda size: "a" * size,

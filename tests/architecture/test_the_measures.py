@@ -16,7 +16,8 @@ pytestmark = pytest.mark.timeout(300)
 #: What no figure may exceed. A figure that falls takes its bound with it. One that has to rise does so here, and the
 #: commit says why. Statements of plugins and tests have no bound: they grow with what the product can do.
 BOUNDS = {
-    "statements of core": 15_310,
+    # Bounds on bodies, unread answers and files, and errors of engines by name: 720 statements more.
+    "statements of core": 16_029,
     "small modules of core": 5,
     "small __init__ files of core": 17,
     "lines of the longest function": 59,
@@ -27,7 +28,7 @@ BOUNDS = {
     "pairs among tests": 27,
     "files of migration": 5,
     # An extension that shows everything imports each kind of event, one that exports metrics the attributes of spans.
-    "names that plugins import from core": 213,
+    "names that plugins import from core": 214,
     "modules of core that they come from": 6,
     "names that plugins import from libs": 81,
     "modules of libs that they come from": 5,

@@ -17,6 +17,7 @@ class Told:
 
     def __init__(self, *, buffered: bool = False) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.repairs: set[str] = set()
         self.buffered = buffered
 
     def begin_call(self, name: str, id: str | None = None) -> None:
@@ -25,6 +26,9 @@ class Told:
     def arguments(self, text: str) -> None:
         name, before = self.calls[-1]
         self.calls[-1] = (name, before + text)
+
+    def repaired(self, kind: str) -> None:
+        self.repairs.add(kind)
 
 
 Make = Callable[[CallSink], CallReader]
@@ -81,7 +85,7 @@ def test_an_object_with_a_name_is_a_call(text: str, arguments: str, size: int) -
         '{"name": "f", "arguments": "{} {}"}',
         '{"name": "f", "arguments": 12}',
         '{"name": "f" "arguments": {}}',
-        '{"name": "f", }',
+        '{"name": "f", ,}',
         '{"name": "f", "name": "g"}',
         "{name: 1}",
     ],
@@ -218,3 +222,78 @@ def test_the_reading_does_not_depend_on_where_the_text_is_cut(parts: list[str], 
     text = "".join(parts)
 
     assert read(make, text, size) == read(make, text)
+
+
+def bare(sink: CallSink) -> CallReader:
+    return CallArguments(sink, "f")
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("make", "text", "calls", "kinds"),
+    [
+        (bare, '{"a": "x\ny",}', ['{"a": "x\\ny"}'], {"control_character", "trailing_comma"}),
+        (CallObject, '{"name": "f", "arguments": {"a": 1,},}', ['{"a": 1}'], {"trailing_comma"}),
+        (CallObject, '{"arguments": {"a": "\t"}, "name": "f"}', ['{"a": "\\t"}'], {"control_character"}),
+        (CallObject, '{"x\n": "\\.", "name": "f", "arguments": {}}', ["{}"], {"control_character", "backslash"}),
+        (
+            CallObject,
+            json.dumps({"name": "f", "arguments": '{"a": "\\d",'})[:-3] + '}"}',
+            ['{"a": "\\\\d"}'],
+            {"backslash"},
+        ),
+        (CallObject, '{"name": "f", "arguments": "{}}"}', ["{}"], {"surplus_bracket"}),
+        (CallObject, '{"name": "f", "arguments": "{\\"a\\": 1"}', ['{"a": 1}'], {"missing_bracket"}),
+        (CallArray, '[{"name": "f", "arguments": {}}, ]', ["{}"], {"trailing_comma"}),
+        (CallArray, '[{"name": "f", "arguments": {}} } , {"name": "f"}]', ["{}", "{}"], {"surplus_bracket"}),
+        (CallArray, '[{"name": "f", "arguments": {"a": 1}]', ['{"a": 1}'], {"missing_bracket"}),
+    ],
+)
+def test_slips_in_arguments_and_around_them_are_repaired_and_counted(
+    make: Make, text: str, calls: list[str], kinds: set[str], size: int, buffered: bool
+) -> None:
+    sink = Told(buffered=buffered)
+    reader = make(sink)
+    for at in range(0, len(text), size):
+        reader.feed(text[at : at + size])
+
+    assert reader.progress is Progress.DONE
+    assert sink.calls == [("f", arguments) for arguments in calls]
+    assert sink.repairs == kinds
+
+
+WITHOUT_ONE_BRACKET: dict[str, Make] = {
+    '{"a": 1': bare,
+    '{"name": "f", "arguments": {"a": 1}': CallObject,
+    '{"name": "f", "arguments": {"a": 1}, "id": "x"': CallObject,
+    '[{"name": "f", "arguments": {"a": 1}}': CallArray,
+}
+WITHOUT_MORE: dict[str, Make] = {
+    **dict.fromkeys(('{"a": {"b": 1', '{"a": 1, ', ""), bare),
+    **dict.fromkeys(('{"name": "f"', '{"name": "f", "arguments": {"a": 1'), CallObject),
+    "[": CallArray,
+}
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize("text", [*WITHOUT_ONE_BRACKET, *WITHOUT_MORE])
+def test_a_call_is_completed_if_one_bracket_is_missing(text: str, buffered: bool) -> None:
+    sink = Told(buffered=buffered)
+    complete = text in WITHOUT_ONE_BRACKET
+    reader = (WITHOUT_ONE_BRACKET if complete else WITHOUT_MORE)[text](sink)
+    reader.feed(text)
+
+    assert reader.complete() is complete
+    if complete:
+        assert reader.progress is Progress.DONE
+        assert sink.calls == [("f", '{"a": 1}')]
+        assert sink.repairs == {"missing_bracket"}
+
+
+def test_what_waits_of_arguments_that_are_cut_off_is_told() -> None:
+    for make, text in ((bare, '{"a": 1, '), (CallObject, '{"name": "f", "arguments": {"a": "\\u00')):
+        calls, progress, shown = read(make, text, 1)
+
+        assert (progress, shown) == (Progress.OPEN, "")
+        assert text.endswith(calls[0][1])

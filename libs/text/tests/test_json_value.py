@@ -1,4 +1,4 @@
-"""Where a JSON value ends, in text that comes in pieces."""
+"""Where a JSON value ends, in text that comes in pieces, and what is repaired on the way."""
 
 from __future__ import annotations
 
@@ -23,15 +23,21 @@ NEARLY = st.text(st.sampled_from('{}[]",:.-+eE019 \\u/ntrulfasé\n\x01'), max_si
 
 def read(text: str, sizes: list[int]) -> tuple[Progress, int]:
     """How far the reading came and where it stopped, for pieces of these sizes in turn."""
-    value, at, turn = JsonValue(), 0, 0
+    return told(text, sizes)[:2]
+
+
+def told(text: str, sizes: list[int]) -> tuple[Progress, int, str, set[str]]:
+    """The same, with what the value is told as and the kinds of repairs."""
+    value, at, turn, out = JsonValue(), 0, 0, ""
     while at < len(text) and value.progress is Progress.OPEN:
         piece = text[at : at + sizes[turn % len(sizes)]]
         turn += 1
         came = value.feed(piece)
         at += came
+        out += value.take()
         if came < len(piece):
             break
-    return value.progress, at
+    return value.progress, at, out + value.give_up(), value.repairs
 
 
 def is_json(text: str) -> bool:
@@ -53,15 +59,24 @@ def test_the_end_of_a_value_is_found_wherever_the_text_is_cut(value: Any, indent
 
 
 @given(NEARLY)
-def test_a_value_is_taken_exactly_if_it_is_json(text: str) -> None:
-    progress, at = read(text + "\n", [100])
+def test_a_value_is_taken_as_it_is_exactly_if_it_is_json(text: str) -> None:
+    progress, at, out, repairs = told(text + "\n", [100])
 
-    assert (progress is Progress.DONE and not text[at:].strip(" \t\n\r")) == is_json(text)
+    whole = progress is Progress.DONE and not text[at:].strip(" \t\n\r")
+    assert (whole and not repairs) == is_json(text)
+    assert repairs or out == (text + "\n")[:at]
+
+
+@given(NEARLY)
+def test_a_value_that_was_repaired_is_json(text: str) -> None:
+    progress, _, out, _ = told(text + "\n", [100])
+
+    assert progress is not Progress.DONE or is_json(out)
 
 
 @given(NEARLY, st.lists(st.integers(1, 5), min_size=1))
-def test_what_breaks_a_value_is_found_at_the_same_place_wherever_the_text_is_cut(text: str, sizes: list[int]) -> None:
-    assert read(text, sizes) == read(text, [100])
+def test_a_value_is_told_and_breaks_in_the_same_way_wherever_the_text_is_cut(text: str, sizes: list[int]) -> None:
+    assert told(text, sizes) == told(text, [100])
 
 
 @given(NEARLY)
@@ -78,8 +93,56 @@ def test_values_that_are_nested_deeper_than_anybody_reads_are_refused() -> None:
     assert read("[" * 10_000, [7]) == (Progress.BROKEN, MAX_DEPTH)
 
 
-@pytest.mark.parametrize("text", ["tru!", "01", "-", '{"a" 1}', "[1,]", '{"a":1,}', '"\n"', '"\\x"', "1.e3", "nan"])
+@pytest.mark.parametrize("text", ["tru!", "01", "-", '{"a" 1}', "[,]", '{"a":1,,}', "{'a':1}", "1.e3", "nan"])
 def test_these_are_no_json(text: str) -> None:
     assert not is_json(text)
     progress, at = read(text + " ", [1])
     assert progress is Progress.BROKEN or text[at:].strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "kind"),
+    [
+        ('{"a": "one\ntwo\r\x00"}', {"a": "one\ntwo\r\0"}, "control_character"),
+        ('{"a\t": 1}', {"a\t": 1}, "control_character"),
+        (r'{"a": "\d+ \. C:\W \u12 \ucafg"}', {"a": r"\d+ \. C:\W \u12 \ucafg"}, "backslash"),
+        (r'{"a": "it\'s", "b": "\u12\'"}', {"a": "it's", "b": r"\u12" + "'"}, "backslash"),
+        (r'{"a": "\ud83d\d \ud83d\ude00"}', {"a": "\ud83d\\d \U0001f600"}, "backslash"),
+        ('{"a": [1, 2 , ] ,\n}', {"a": [1, 2]}, "trailing_comma"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_slips_that_can_be_read_in_one_way_are_repaired(text: str, value: Any, kind: str, size: int) -> None:
+    progress, at, out, repairs = told(text, [size])
+
+    assert (progress, at, repairs) == (Progress.DONE, len(text), {kind})
+    assert json.loads(out) == value
+
+
+def test_nothing_that_may_become_a_repair_is_told_too_early() -> None:
+    value = JsonValue()
+
+    value.feed('{"a": "x\\')
+    assert value.take() == '{"a": "x'
+    value.feed('d", "b": "\\u00e')
+    assert value.take() == '\\\\d", "b": "'
+    value.feed('9" , ')
+    assert value.take() == '\\u00e9" '
+    value.feed('"c": 1')
+    assert value.take() == ', "c": 1'
+
+
+@pytest.mark.parametrize(
+    ("text", "closed"),
+    [
+        ('{"a": 1', True),
+        ('{"a": {"b": [1]}', True),
+        *((text, False) for text in ("{", '{"a": "x', '{"a": [1', '{"a": 1,', '{"a":', '{"a": 1.', '{"a": 1}')),
+    ],
+)
+def test_one_bracket_is_closed_where_nothing_else_is_missing(text: str, closed: bool) -> None:
+    value = JsonValue()
+    value.feed(text)
+
+    assert value.close() is closed
+    assert not closed or is_json(value.take())

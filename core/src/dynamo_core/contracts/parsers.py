@@ -7,11 +7,11 @@ it.
 
 from __future__ import annotations
 
-import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeAlias
 
 import msgspec
@@ -78,6 +78,10 @@ class _Parser(Plugin, ABC):
     DESCRIBED: ClassVar[bool] = False
     #: How many calls so far began and turned out not to be sound. It never falls.
     malformed: int = 0
+    #: How many calls so far were repaired, by kinds of repairs: few words, such as ``trailing_comma``.
+    repairs: Mapping[str, int] = MappingProxyType({})
+    #: Set before `finish` if a limit or a stop string ended the answer: no end that is missing is then repaired.
+    cut_off: bool = False
 
     @classmethod
     def recognizes(cls, model: ModelText) -> str | None:
@@ -172,32 +176,19 @@ class Parsers:
 NO_PARSERS = Parsers()
 
 
-#: An escape of JSON at the end of a text that may go on. A surrogate belongs to the escape of the other one.
-_ESCAPE = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
-_LONGEST_ESCAPE = 11
-
-
-def _unfinished_escape(text: str) -> int:
-    """How many characters at the end of a part of JSON are an escape that may go on. The part begins with no escape."""
-    at = max(0, len(text) - _LONGEST_ESCAPE)
-    while (at := text.find("\\", at)) >= 0:
-        before = text[:at]
-        if _ESCAPE.match(text, at) and (at - len(before.rstrip("\\"))) % 2 == 0:
-            return len(text) - at
-        at += 1
-    return 0
-
-
 class DeltaWriter:
     """Collects deltas and joins neighbours of one kind. `new_id` makes the ids of calls that have none of their own."""
 
-    __slots__ = ("_deltas", "_ids", "_make", "_new_id", "_parts", "buffered", "calls")
+    __slots__ = ("_deltas", "_ids", "_make", "_mended", "_new_id", "_parts", "buffered", "calls", "repairs")
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         #: How many calls have begun.
         self.calls = 0
         #: Whether readers hold a call back until its arguments are complete.
         self.buffered = False
+        #: How many calls were repaired, by kinds of repairs.
+        self.repairs: dict[str, int] = {}
+        self._mended: set[tuple[int, str]] = set()
         self._new_id = new_id
         self._ids: set[str] = set()
         self._deltas: list[ParserDelta] = []
@@ -224,19 +215,16 @@ class DeltaWriter:
         """Adds to the arguments of the last call."""
         self._add(self._arguments, text)
 
+    def repaired(self, kind: str) -> None:
+        """Count the last call among those with this kind of repairs, once."""
+        if (self.calls, kind) not in self._mended:
+            self._mended.add((self.calls, kind))
+            self.repairs[kind] = self.repairs.get(kind, 0) + 1
+
     def take(self) -> list[ParserDelta]:
         """All deltas since the last call."""
         self._join()
         deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def take_whole(self) -> list[ParserDelta]:
-        """The same, but for an escape at the end of arguments that is not complete: it waits for the rest."""
-        deltas = self.take()
-        if deltas and isinstance(last := deltas[-1], ToolCallArguments) and (held := _unfinished_escape(last.text)):
-            whole = last.text[:-held]
-            deltas[-1:] = [ToolCallArguments(last.index, whole)] if whole else []
-            self.arguments(last.text[-held:])
         return deltas
 
     def _arguments(self, text: str) -> ParserDelta:

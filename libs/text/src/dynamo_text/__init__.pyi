@@ -4,8 +4,8 @@ from dynamo_text.calls import CallArray as CallArray
 from dynamo_text.calls import CallObject as CallObject
 from dynamo_text.calls import CallReader as CallReader
 from dynamo_text.calls import CallSink as CallSink
-from dynamo_text.calls import is_object as is_object
 from dynamo_text.calls import skip_space as skip_space
+from dynamo_text.calls import surplus_kind as surplus_kind
 from dynamo_text.detokenizer import Detokenizer as Detokenizer
 from dynamo_text.encode import INLINE as INLINE
 from dynamo_text.encode import TextEncoder as TextEncoder

@@ -4,6 +4,10 @@ A reader takes characters until the call is complete or cannot be one. It *repor
 name is known and the arguments have begun; from then on it passes the arguments on as they come. To a `buffered` sink
 it reports the call once the arguments are complete. It keeps the text that it has not reported, so that text that
 turns out to be no markup can be shown as it was written.
+
+Readers of JSON repair slips that can be read in one way only: those of `JsonValue`, commas before the closing brackets
+of the markup itself, and one closing bracket that is missing or too many at the end. The sink hears of the repairs of
+a call once its arguments are complete.
 """
 
 from __future__ import annotations
@@ -11,10 +15,10 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from dynamo_text.json_value import JsonValue, Progress
+from dynamo_text.json_value import MISSING_BRACKET, SURPLUS_BRACKET, TRAILING_COMMA, JsonValue, Progress
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -29,7 +33,10 @@ class CallSink(Protocol):
         """A call begins."""
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the last call: part of a JSON object, as it was written."""
+        """More of the arguments of the last call: part of a JSON object, as it was written or repaired."""
+
+    def repaired(self, kind: str) -> None:
+        """Count a kind of repair of the last call, which may be told again."""
 
 
 class CallReader(Protocol):
@@ -46,6 +53,10 @@ class CallReader(Protocol):
         which says that there is none.
         """
 
+    def complete(self) -> bool:
+        """End the call where its markup goes on, or the answer ends; false if more than one bracket is missing."""
+        return False
+
     def unreported(self) -> str:
         """The text that was read and not reported."""
 
@@ -53,7 +64,7 @@ class CallReader(Protocol):
         """What is to be shown as it is if the text ends here: nothing, if only the end of the markup is missing."""
 
 
-class CallArguments:
+class CallArguments(CallReader):
     """The bare arguments of a call whose name is known: a JSON object. `before` is markup that was read already."""
 
     def __init__(self, sink: CallSink, name: str, id: str | None = None, before: str = "") -> None:
@@ -63,9 +74,9 @@ class CallArguments:
         self._name, self._id = name, id
         self._raw = [before]
         self._value = JsonValue()
-        #: Whether the object has begun, and how much of `_raw` stands before it.
         self._begun = False
-        self._before = 0
+        #: Arguments that wait for their end.
+        self._waiting: list[str] = []
 
     def feed(self, text: str, at: int = 0, last: bool = False) -> int:
         """See `CallReader.feed`."""
@@ -80,22 +91,18 @@ class CallArguments:
             if not self._sink.buffered:
                 self._report()
             self._begun = True
-            self._before = len(self._raw)
         start, at = at, self._value.feed(text, at)
-        self.progress = self._value.progress
-        self._raw.append(text[start:at])
-        if self.reported:
-            self._sink.arguments(self._raw.pop())
-        elif self.progress is Progress.DONE:
-            arguments = "".join(self._raw[self._before :])
-            self._report()
-            self._sink.arguments(arguments)
+        if not self.reported:
+            self._raw.append(text[start:at])
+        self._tell()
         return at
 
-    def _report(self) -> None:
-        self._sink.begin_call(self._name, self._id)
-        self.reported = True
-        self._raw.clear()
+    def complete(self) -> bool:
+        """See `CallReader.complete`."""
+        closed = self._value.close()
+        if closed:
+            self._tell()
+        return closed
 
     def unreported(self) -> str:
         """See `CallReader.unreported`."""
@@ -103,7 +110,28 @@ class CallArguments:
 
     def leftover(self) -> str:
         """See `CallReader.leftover`."""
+        if self.reported:
+            self._sink.arguments(self._value.give_up())
         return self.unreported()
+
+    def _tell(self) -> None:
+        value = self._value
+        self.progress = value.progress
+        arguments = value.take()
+        if not self.reported:
+            self._waiting.append(arguments)
+            if value.progress is not Progress.DONE:
+                return
+            arguments = "".join(self._waiting)
+            self._report()
+        self._sink.arguments(arguments)
+        if value.progress is Progress.DONE:
+            _count(self._sink, value.repairs)
+
+    def _report(self) -> None:
+        self._sink.begin_call(self._name, self._id)
+        self.reported = True
+        self._raw.clear()
 
 
 class _Next(enum.Enum):
@@ -129,12 +157,12 @@ class _Role(enum.Enum):
     SKIPPED = enum.auto()
 
 
-class CallObject:
+class CallObject(CallReader):
     """A call as a JSON object: a text `name`, and `arguments` or `parameters`, in any order, among other keys.
 
-    Arguments that are an object are told as they were written; if they are a text that holds an object, that; if they
-    are null, an empty text or missing, an empty object. Anything else is no call, and neither is an object whose name
-    `accepts` refuses. `before` is markup that was read already.
+    Arguments that are an object are told as they were written, with repairs; if they are a text that holds an object,
+    that; if they are null, an empty text or missing, an empty object. Anything else is no call, and neither is an
+    object whose name `accepts` refuses. `before` is markup that was read already.
     """
 
     def __init__(self, sink: CallSink, before: str = "", accepts: Callable[[str], bool] = bool) -> None:
@@ -153,6 +181,8 @@ class CallObject:
         self._has_arguments = False
         #: Arguments that came before the name.
         self._early: list[str] = []
+        #: Repairs that the sink has not heard of.
+        self._repairs: set[str] = set()
 
     def feed(self, text: str, at: int = 0, last: bool = False) -> int:
         """See `CallReader.feed`."""
@@ -161,12 +191,22 @@ class CallObject:
             at = self._structure(text, at) if self._value is None else self._inside(self._value, text, at)
         return at
 
+    def complete(self) -> bool:
+        """See `CallReader.complete`. A call without arguments is not one that only lacks its end."""
+        if self._value is not None or self._next is not _Next.MORE or not self.reported:
+            return False
+        self._repairs.add(MISSING_BRACKET)
+        self._end()
+        return True
+
     def unreported(self) -> str:
         """See `CallReader.unreported`."""
         return "".join(self._raw)
 
     def leftover(self) -> str:
         """See `CallReader.leftover`. Of a call that was reported, keys after its arguments may be there in part."""
+        if self._value is not None and self._role is _Role.ARGUMENTS and self.reported:
+            self._sink.arguments(self._value.give_up())
         unreported = self.unreported()
         return unreported if not self.reported or unreported.strip() else ""
 
@@ -188,11 +228,12 @@ class CallObject:
             self._next = _Next.VALUE
         elif char == "," and expected is _Next.MORE:
             self._next = _Next.KEY
-        elif char == "}" and expected in (_Next.MORE, _Next.KEY_OR_END) and self._name is not None:
+        elif char == "}" and expected in (_Next.MORE, _Next.KEY_OR_END, _Next.KEY) and self._name is not None:
+            if expected is _Next.KEY:
+                self._repairs.add(TRAILING_COMMA)
             if not self.reported:
                 self._report("{}")
-            self._raw.clear()
-            self.progress = Progress.DONE
+            self._end()
             return at + 1
         else:
             self.progress = Progress.BROKEN
@@ -223,23 +264,38 @@ class CallObject:
 
     def _inside(self, value: JsonValue, text: str, at: int) -> int:
         start, at = at, value.feed(text, at)
-        piece = text[start:at]
+        piece = value.take()
         if self._role is _Role.ARGUMENTS and self.reported:
             self._sink.arguments(piece)
         else:
-            self._raw.append(piece)
+            self._raw.append(text[start:at])
             if self._role is _Role.ARGUMENTS:
                 self._early.append(piece)
             elif self._role is not _Role.SKIPPED:
                 self._piece.append(piece)
+        if value.progress is Progress.OPEN:
+            return at
         if value.progress is Progress.BROKEN:
             self.progress = Progress.BROKEN
-        elif value.progress is Progress.DONE:
-            self._value = None
-            self._next = _Next.COLON if self._role is _Role.KEY else _Next.MORE
-            if not self._take("".join(self._piece)):
-                self.progress = Progress.BROKEN
+            return at
+        self._value = None
+        self._next = _Next.COLON if self._role is _Role.KEY else _Next.MORE
+        self._repairs |= value.repairs
+        if not self._take("".join(self._piece)):
+            self.progress = Progress.BROKEN
+        elif self.reported:
+            self._tell_repairs()
         return at
+
+    def _end(self) -> None:
+        self._raw.clear()
+        self.progress = Progress.DONE
+        self._tell_repairs()
+
+    def _tell_repairs(self) -> None:
+        if self._repairs:
+            _count(self._sink, self._repairs)
+            self._repairs.clear()
 
     def _take(self, piece: str) -> bool:
         """Takes in a value that is complete; false if there is no call with such a value."""
@@ -256,9 +312,11 @@ class CallObject:
             if self._name is not None and not self.reported:
                 self._report("".join(self._early))
         elif self._role is _Role.OTHER_ARGUMENTS:
-            arguments = _object(piece)
-            if arguments is None:
+            found = _object(piece)
+            if found is None:
                 return False
+            arguments, repairs = found
+            self._repairs |= repairs
             if self._name is None:
                 self._early.append(arguments)
             else:
@@ -274,7 +332,7 @@ class CallObject:
         self._raw.clear()
 
 
-class CallArray:
+class CallArray(CallReader):
     """Calls as the objects of a JSON array. `before` is markup that was read already."""
 
     def __init__(self, sink: CallSink, before: str = "") -> None:
@@ -284,6 +342,8 @@ class CallArray:
         self._raw = [before]
         self._opened = False
         self._comma = False
+        #: Whether a bracket too many stands after the last object.
+        self._surplus = False
         self._object: CallObject | None = None
 
     def feed(self, text: str, at: int = 0, last: bool = False) -> int:
@@ -296,12 +356,21 @@ class CallArray:
                 continue
             at = call.feed(text, at)
             self.reported = self.reported or call.reported
-            if call.progress is Progress.DONE:
+            if call.progress is Progress.OPEN:
+                return at
+            if call.progress is Progress.DONE or (text.startswith("]", at) and call.complete()):
                 self._object = None
-                self._comma = True
+                self._comma, self._surplus = True, False
             else:
                 self.progress = call.progress
         return at
+
+    def complete(self) -> bool:
+        """See `CallReader.complete`."""
+        if self._object is not None or not self._comma or self._surplus:
+            return False
+        self._end(MISSING_BRACKET)
+        return True
 
     def unreported(self) -> str:
         """See `CallReader.unreported`."""
@@ -319,6 +388,9 @@ class CallArray:
         if at == len(text):
             return at
         char = text[at]
+        if char == "]" and self.reported:
+            self._end(*[SURPLUS_BRACKET] * self._surplus, *[TRAILING_COMMA] * (not self._comma))
+            return at + 1
         if self._opened and not self._comma:
             if char != "{":
                 self.progress = Progress.BROKEN
@@ -327,16 +399,21 @@ class CallArray:
             self._object = CallObject(self._sink, before="".join(self._raw))
             self._raw.clear()
             return at
-        if char == "]" and self._comma:
-            self._raw.clear()
-            self.progress = Progress.DONE
-            return at + 1
-        if char != ("," if self._opened else "["):
+        if char == "}" and self._comma and not self._surplus:
+            self._surplus = True
+        elif char != ("," if self._opened else "["):
             self.progress = Progress.BROKEN
             return at
-        self._opened, self._comma = True, False
+        else:
+            _count(self._sink, [SURPLUS_BRACKET] * self._surplus)
+            self._opened, self._comma = True, False
         self._raw.append(char)
         return at + 1
+
+    def _end(self, *repairs: str) -> None:
+        self._raw.clear()
+        self.progress = Progress.DONE
+        _count(self._sink, repairs)
 
 
 def skip_space(text: str, at: int) -> int:
@@ -357,18 +434,30 @@ def _text(piece: str) -> str | None:
     return value
 
 
-def _object(piece: str) -> str | None:
-    """The JSON object that stands for arguments that are not written as one; None if they are nothing of the kind."""
+def _object(piece: str) -> tuple[str, set[str]] | None:
+    """The JSON object that stands for arguments that are not written as one, and its repairs; None if they are none."""
     if piece == "null":
-        return "{}"
+        return "{}", set()
     text = _text(piece)
     if text is None:
         return None
     text = text.strip() or "{}"
-    return text if is_object(text) else None
-
-
-def is_object(text: str) -> bool:
-    """Whether a text is a JSON object and nothing else."""
     value = JsonValue()
-    return text.startswith("{") and value.feed(text) == len(text) and value.progress is Progress.DONE
+    rest = text[value.feed(text) :].strip() if text.startswith("{") else text
+    if value.progress is not Progress.DONE and (rest or not value.close()):
+        return None
+    if surplus_kind(rest):
+        value.repairs.add(SURPLUS_BRACKET)
+    elif rest:
+        return None
+    return value.take(), value.repairs
+
+
+def surplus_kind(text: str) -> str:
+    """Return the kind of repair that drops a text after the end of JSON: that of one closing bracket, or none."""
+    return SURPLUS_BRACKET if text in ("}", "]") else ""
+
+
+def _count(sink: CallSink, repairs: Iterable[str]) -> None:
+    for kind in repairs:
+        sink.repaired(kind)

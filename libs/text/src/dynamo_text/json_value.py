@@ -1,8 +1,9 @@
-"""Finds the end of a JSON value in text that comes in pieces, and the first character that cannot be part of one."""
+"""Finds the end of a JSON value in text that comes in pieces, and repairs slips that can be read in one way only."""
 
 from __future__ import annotations
 
 import enum
+import json
 import re
 
 #: How deep a value may be nested; deeper ones are what parsers of JSON give up on.
@@ -10,6 +11,8 @@ MAX_DEPTH = 200
 
 _STRING = re.compile(r'[^"\\\x00-\x1f]*')
 _SPACE = re.compile(r"[ \t\n\r]*")
+#: The escape of one half of a surrogate pair, after which that of the other half follows.
+_HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB].{2}")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _ESCAPES = frozenset('"\\/bfnrt')
 _LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
@@ -40,6 +43,11 @@ class Progress(enum.Enum):
     BROKEN = enum.auto()
 
 
+#: Kinds of repairs.
+CONTROL_CHARACTER, BACKSLASH, TRAILING_COMMA = "control_character", "backslash", "trailing_comma"
+MISSING_BRACKET, SURPLUS_BRACKET = "missing_bracket", "surplus_bracket"
+
+
 class _Mode(enum.Enum):
     """What comes next."""
 
@@ -57,12 +65,31 @@ class _Mode(enum.Enum):
 
 
 class JsonValue:
-    """Reads one value by the letter of RFC 8259. Each character is looked at once; nothing of the text is kept."""
+    """Reads one value by the letter of RFC 8259, but for repairs. Each character is looked at once.
 
-    __slots__ = ("_in_key", "_left", "_mode", "_number", "_stack", "progress")
+    Control characters inside strings become escapes, a backslash that begins no escape becomes two (before an
+    apostrophe none), and a comma before a closing bracket is dropped. `take` returns the value so far, as it was
+    written or repaired; the beginning of an escape, and a comma and the space after it, wait there for what follows.
+    """
+
+    __slots__ = (
+        "_from",
+        "_held",
+        "_hold",
+        "_in_key",
+        "_left",
+        "_mode",
+        "_number",
+        "_out",
+        "_stack",
+        "progress",
+        "repairs",
+    )
 
     def __init__(self) -> None:
         self.progress = Progress.OPEN
+        #: The kinds of repairs so far.
+        self.repairs: set[str] = set()
         self._mode = _Mode.VALUE
         #: The brackets that are open, by what closes them.
         self._stack: list[str] = []
@@ -70,6 +97,12 @@ class JsonValue:
         self._number = ""
         #: What must still come of a literal or of an escaped character.
         self._left = ""
+        #: What `take` returns next, and where text that belongs there begins in the piece that is being read.
+        self._out: list[str] = []
+        self._from = 0
+        #: What waits: where it begins in that piece (-1: nothing waits), and what of it came before that piece.
+        self._hold = -1
+        self._held: list[str] = []
 
     def feed(self, text: str, at: int = 0) -> int:
         """Reads on from `at`; returns where it stopped: at the end of the text, after the value, or at what breaks it.
@@ -77,6 +110,8 @@ class JsonValue:
         A number ends with the character after it, which is not part of it.
         """
         end = len(text)
+        self._from = at
+        self._hold = at if self._held else -1
         while at < end and self.progress is Progress.OPEN:
             mode = self._mode
             if mode is _Mode.STRING:
@@ -84,7 +119,7 @@ class JsonValue:
             elif mode is _Mode.NUMBER:
                 at = self._in_number(text[at], at)
             elif mode is _Mode.ESCAPE or mode is _Mode.HEX or mode is _Mode.LITERAL:
-                at = self._fixed(text[at], at)
+                at = self._fixed(text, at)
             else:
                 char = text[at]
                 if char in " \t\n\r":
@@ -93,22 +128,59 @@ class JsonValue:
                     if at == end:
                         break
                     char = text[at]
-                at = self._structure(char, at)
+                at = self._structure(text, at)
+        if self._hold < 0:
+            self._out.append(text[self._from : at])
+        else:
+            self._out.append(text[self._from : self._hold])
+            self._held.append(text[self._hold : at])
         return at
 
+    def take(self) -> str:
+        """Return what has become certain of the value since the last call."""
+        out = self._out
+        if len(out) == 1:
+            return out.pop()
+        self._out = []
+        return "".join(out)
+
+    def give_up(self) -> str:
+        """Return what still waits, where the text ends in the value."""
+        held = "".join(self._held)
+        self._held.clear()
+        return self.take() + held
+
+    def close(self) -> bool:
+        """Close the outermost bracket where nothing else is missing; false if more is."""
+        if self._mode is _Mode.NUMBER and self._number in _WHOLE:
+            self._ended()
+        if self._mode is not _Mode.MORE or len(self._stack) != 1:
+            return False
+        self._out.append(self._stack[0])
+        self.repairs.add(MISSING_BRACKET)
+        self._close()
+        return True
+
     def _string(self, text: str, at: int, end: int) -> int:
+        if self._hold >= 0 and text[at] != "\\":
+            # Half of a surrogate pair, without the other half.
+            self._release()
         match = _STRING.match(text, at)
         at = match.end() if match is not None else at
         if at == end:
             return at
-        if text[at] == '"':
+        char = text[at]
+        if char == '"':
             self._mode = _Mode.COLON
             if not self._in_key:
                 self._ended()
-        elif text[at] == "\\":
+        elif char == "\\":
             self._mode = _Mode.ESCAPE
+            if self._hold < 0:
+                self._hold = at
         else:
-            return self._break(at)
+            self._hold = at
+            self._replace(text, at + 1, json.dumps(char)[1:-1], CONTROL_CHARACTER)
         return at + 1
 
     def _in_number(self, char: str, at: int) -> int:
@@ -121,28 +193,39 @@ class JsonValue:
         self._ended()
         return at
 
-    def _fixed(self, char: str, at: int) -> int:
+    def _fixed(self, text: str, at: int) -> int:
         """A character of which there is little choice: in an escape or a literal."""
+        char = text[at]
         if self._mode is _Mode.ESCAPE:
             if char == "u":
                 self._mode, self._left = _Mode.HEX, "0000"
             elif char in _ESCAPES:
                 self._mode = _Mode.STRING
+                self._release()
             else:
-                return self._break(at)
+                return self._unescape(text, at)
             return at + 1
         if not (char in _HEX if self._mode is _Mode.HEX else char == self._left[0]):
-            return self._break(at)
+            return self._unescape(text, at) if self._mode is _Mode.HEX else self._break(at)
         self._left = self._left[1:]
         if not self._left:
             if self._mode is _Mode.HEX:
                 self._mode = _Mode.STRING
+                if not _HIGH_SURROGATE.fullmatch(self._waiting(text, at + 1)):
+                    self._release()
             else:
                 self._ended()
         return at + 1
 
-    def _structure(self, char: str, at: int) -> int:
-        mode, stack = self._mode, self._stack
+    def _unescape(self, text: str, at: int) -> int:
+        """What waits ends in a backslash that begins no escape, since the character at `at` follows."""
+        before, _, begun = self._waiting(text, at).rpartition("\\")
+        self._replace(text, at, before + ("" if text[at] == "'" and not begun else f"\\\\{begun}"), BACKSLASH)
+        self._mode = _Mode.STRING
+        return at
+
+    def _structure(self, text: str, at: int) -> int:
+        mode, stack, char = self._mode, self._stack, text[at]
         if mode is _Mode.COLON:
             if char != ":":
                 return self._break(at)
@@ -152,9 +235,15 @@ class JsonValue:
                 self._close()
             elif char == ",":
                 self._mode = _Mode.KEY if stack[-1] == "}" else _Mode.VALUE
+                self._hold = at
             else:
                 return self._break(at)
+        elif self._hold >= 0 and char == stack[-1]:
+            self._replace(text, at, self._waiting(text, at)[1:], TRAILING_COMMA)
+            self._close()
         elif mode is _Mode.KEY or mode is _Mode.KEY_OR_END:
+            if self._hold >= 0:
+                self._release()
             if char == '"':
                 self._mode, self._in_key = _Mode.STRING, True
             elif char == "}" and mode is _Mode.KEY_OR_END:
@@ -164,6 +253,8 @@ class JsonValue:
         elif char == "]" and mode is _Mode.VALUE_OR_END:
             self._close()
         else:
+            if self._hold >= 0:
+                self._release()
             return self._begin(char, at)
         return at + 1
 
@@ -182,6 +273,24 @@ class JsonValue:
         else:
             return self._break(at)
         return at + 1
+
+    def _waiting(self, text: str, at: int) -> str:
+        """What waits, up to `at`."""
+        return "".join(self._held) + text[self._hold : at]
+
+    def _release(self) -> None:
+        """What waits belongs to the value as it is."""
+        if self._held:
+            self._out += self._held
+            self._held.clear()
+        self._hold = -1
+
+    def _replace(self, text: str, at: int, new: str, repair: str) -> None:
+        """Put something else in the place of what waits, up to `at`."""
+        self._out += (text[self._from : self._hold], new)
+        self._held.clear()
+        self._from, self._hold = at, -1
+        self.repairs.add(repair)
 
     def _close(self) -> None:
         self._stack.pop()

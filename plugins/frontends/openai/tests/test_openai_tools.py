@@ -256,58 +256,149 @@ async def test_calls_beside_one_that_breaks_are_calls(server: Any, model: Any) -
 
 
 @pytest.mark.parametrize(("text", "choice"), BROKEN)
-async def test_a_stream_that_has_begun_a_call_says_that_it_broke_and_ends_with_an_error(
+async def test_a_stream_that_has_begun_a_call_ends_in_order_though_the_call_breaks(
     server: Any, text: str, choice: Any
 ) -> None:
     connection, call = await server.asked("/v1/chat/completions", {**chat(tool_choice=choice), "stream": True})
     # The call is shown before it breaks.
     at = text.rindex("{") + 1
     call.say(text[:at])
-    await connection.until(b'"arguments":"{"')
+    seen = await connection.until(b'"arguments":"{"')
     call.say(text[at:])
     call.finish()
+    seen += await connection.until(b"data: [DONE]\n\n")
 
-    rest = await connection.ended()
-
-    last = json.loads(re.findall(rb"data: (\{.*\})\n\n", rest)[-1])
-    assert last["error"]["code"] == "invalid_tool_call"
-    assert "'weather'" in last["error"]["message"]
-    assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "error"}]
-    assert b"[DONE]" not in rest
-    assert b'"finish_reason":"tool_calls"' not in rest
-    assert (await server.record()).status == "error"
-
-
-async def test_a_call_that_breaks_before_the_limit_is_broken_and_not_cut_off(server: Any, model: Any) -> None:
-    model.script = lambda call: None
-    connection, call = await server.asked("/v1/chat/completions", {**chat(), "stream": True})
-    call.say('<tool_call>{"name": "weather", "arguments": {')
-    await connection.until(b'"arguments":"{"')
-    call.say("! and so on")
-    call.finish(FinishReason.LENGTH)
-
-    assert b'"code":"invalid_tool_call"' in await connection.ended()
+    choices = [json.loads(event)["choices"][0] for event in re.findall(rb"data: (\{.*\})\n\n", seen)]
+    assert choices[-1] == {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
+    message = folded([choice["delta"] for choice in choices])
+    [told] = message["tool_calls"]
+    arguments = told["function"]["arguments"]
+    assert text.endswith(arguments + (message["content"] or ""))
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(arguments)
+    assert (await server.record()).status == "success"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "told"),
-    [
-        ("/v1/responses", {"input": "Hi"}, b"event: response.failed"),
-        ("/v1/messages", {"max_tokens": 99, "messages": [{"role": "user", "content": "Hi"}]}, b"event: error"),
-    ],
-)
-async def test_the_other_apis_say_it_in_their_own_words(
-    server: Any, path: str, body: dict[str, Any], told: bytes
-) -> None:
+async def test_a_call_that_breaks_before_the_limit_ends_with_the_limit(server: Any, model: Any) -> None:
+    model.says('<tool_call>{"name": "weather", "arguments": {', "! and so on", reason=FinishReason.LENGTH)
+
+    stream = await server.chat(tools=TOOLS, stream=True)
+
+    assert folded(deltas(stream))["content"] == "! and so on"
+    assert stream.events[-2]["choices"][0]["finish_reason"] == "length"
+    assert stream.events[-1] == "data: [DONE]"
+
+
+def own_tool(path: str) -> dict[str, Any]:
     function = TOOLS[0]["function"]
-    own = {"type": "function", **function} if path == "/v1/responses" else {"name": "weather", "input_schema": {}}
-    connection, call = await server.asked(path, {"model": "m", "stream": True, "tools": [own], **body})
-    call.say('<tool_call>{"name": "weather", "arguments": {')
-    await connection.until(b"weather")
-    call.say("!")
-    call.finish()
+    return {"type": "function", **function} if path == "/v1/responses" else {"name": "weather", "input_schema": {}}
 
-    assert told in await connection.ended()
+
+def named(body: bytes, kind: str) -> list[dict[str, Any]]:
+    """The events of one kind in a stream of another API."""
+    return [json.loads(data) for data in re.findall(rf"event: {kind}\ndata: (.*)\n".encode(), body)]
+
+
+OTHERS = {
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"max_tokens": 999, "messages": [{"role": "user", "content": "Hi"}]},
+}
+
+
+@pytest.mark.parametrize(("path", "body"), OTHERS.items())
+async def test_streams_of_the_other_apis_end_in_order_though_a_call_breaks(
+    server: Any, model: Any, path: str, body: dict[str, Any]
+) -> None:
+    model.says('<tool_call>{"name": "weather", "arguments": {"city": ', "Oslo!")
+
+    reply = await server.post(path, {"model": "m", "stream": True, "tools": [own_tool(path)], **body})
+
+    assert reply.whole
+    if path == "/v1/responses":
+        [done] = named(reply.body, "response.completed")
+        call, text = done["response"]["output"]
+        assert (call["status"], call["arguments"]) == ("incomplete", '{"city": ')
+        assert (text["status"], text["content"][0]["text"]) == ("completed", "Oslo!")
+    else:
+        assert [event["delta"]["stop_reason"] for event in named(reply.body, "message_delta")] == ["tool_use"]
+        told = [event["delta"] for event in named(reply.body, "content_block_delta")]
+        assert "".join(delta.get("partial_json", "") for delta in told) == '{"city": '
+        assert "".join(delta.get("text", "") for delta in told) == "Oslo!"
+        assert reply.body.endswith(b'data: {"type":"message_stop"}\n\n')
+
+
+#: What a model writes as arguments with slips, and what it means.
+SLIPS = [
+    ('{"city": "Os\nlo\t"}', "Os\nlo\t"),
+    (r'{"city": "\d \' "}', r"\d ' "),
+    ('{"city": "Oslo", }', "Oslo"),
+    ('{"city": "Oslo"', "Oslo"),
+    ('{"city": "Oslo"}}', "Oslo"),
+]
+
+
+@pytest.mark.parametrize(("slip", "city"), SLIPS)
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
+async def test_slips_in_a_call_are_repaired_alike_in_a_stream_and_a_body(
+    server: Any, model: Any, slip: str, city: str, choice: Any
+) -> None:
+    call = f'{{"name": "weather", "arguments": {slip}}}'
+    text = {"auto": f"<tool_call>{call}</tool_call>", "required": f"[{call}]"}.get(str(choice), slip)
+    model.says(*text)
+
+    answer = await both(server, tool_choice=choice)
+
+    message = answer["message"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": city}
+    assert message["content"] is None
+    assert answer["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("path", "body"), OTHERS.items())
+async def test_slips_in_a_call_are_repaired_in_the_other_apis(
+    server: Any, model: Any, path: str, body: dict[str, Any]
+) -> None:
+    request = {"model": "m", "tools": [own_tool(path)], **body}
+    for slip, city in SLIPS:
+        model.says(*f'<tool_call>{{"name": "weather", "arguments": {slip}}}</tool_call>')
+
+        stream = (await server.post(path, {**request, "stream": True})).body
+        whole = (await server.post(path, request)).json()
+
+        if path == "/v1/responses":
+            [item] = whole["output"]
+            arguments = item["arguments"]
+            [done] = named(stream, "response.function_call_arguments.done")
+            told = "".join(event["delta"] for event in named(stream, "response.function_call_arguments.delta"))
+            assert arguments == told == done["arguments"]
+            assert json.loads(arguments) == {"city": city}
+        else:
+            [block] = whole["content"]
+            told = "".join(event["delta"]["partial_json"] for event in named(stream, "content_block_delta"))
+            assert block["input"] == json.loads(told) == {"city": city}
+
+
+async def test_calls_that_were_repaired_are_counted_by_model_and_kind(server: Any, model: Any) -> None:
+    model.says(CALL.replace('"Oslo"', '"Oslo",'), SECOND.replace("{}", '{"a": "\n", "b": ["\n", ], }'))
+
+    await server.chat(tools=TOOLS)
+    await server.chat(tools=TOOLS, stream=True)
+
+    counts = re.findall(rb'repaired_tool_calls_total{kind="(.*)",model="m"} (.*)', await server.metrics.render())
+    assert sorted(counts) == [(b"control_character", b"2.0"), (b"trailing_comma", b"4.0")]
+
+
+@pytest.mark.parametrize("stop", [None, ","])
+async def test_a_call_that_lacks_its_end_is_none_where_a_stop_string_cut_it_off(
+    server: Any, model: Any, stop: str | None
+) -> None:
+    model.says('{"city": "Oslo"' + (stop or ""))
+    fields = {"stop": stop} if stop else {}
+
+    [choice] = (await server.chat(tools=TOOLS, tool_choice=NAMED, **fields)).json()["choices"]
+
+    assert choice["message"].get("content") == ('{"city": "Oslo"' if stop else None)
+    assert ("tool_calls" in choice["message"]) is (stop is None)
 
 
 async def test_an_answer_without_a_reason_ends_with_its_calls_all_the_same(server: Any, model: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,7 @@ class Written:
 
 
 _STRING = r'"(?:[^"\\\x00-\x1f]|\\.)*+"'
+_CARELESS = r'"(?s:[^"\\]|\\.)*+"'
 #: Tags, and the parts of objects that hold calls.
 JSON_TOKENS = rf"\s|[\[\]{{}}:,]|{_STRING}|-?\d[\d.eE+-]*+|true|false|null"
 #: The same of Mistral, with a name before the arguments, which may follow it without a tag.
@@ -207,9 +208,12 @@ def test_an_answer_that_is_cut_off_has_nothing_but_what_was_written(
         if buffered:
             parser.buffer_calls()
 
+        parser.cut_off = True
+
         parsed = parse(parser, text[:end], [2])
 
         assert not is_lost(parsed, text[:end], written)
+        assert not parser.repairs
         assert [ESCAPED, '{"b": 2}'][: len(arguments_of(parsed))] == arguments_of(parsed) or not buffered
         assert all(ESCAPED.startswith(each) or each == '{"b": 2}'[: len(each)] for each in arguments_of(parsed))
 
@@ -242,6 +246,98 @@ def test_arguments_stream_before_the_call_is_closed(tools: Any, written: Written
     assert [type(delta) for delta in deltas] == [ToolCallStart, ToolCallArguments]
     assert isinstance(deltas[1], ToolCallArguments)
     assert deltas[1].text == '{"a": "one '
+
+
+#: Arguments with one slip each, what they mean, and the kind of repair.
+SLIPS: list[tuple[str, Any, str]] = [
+    ('{"a": "one\n\ntwo"}', {"a": "one\n\ntwo"}, "control_character"),
+    ('{"a": "\tone", "b": "\x01"}', {"a": "\tone", "b": "\x01"}, "control_character"),
+    ('{"a": "\\d+ C:\\Users \\u12"}', {"a": "\\d+ C:\\Users \\u12"}, "backslash"),
+    ('{"a": "it\\\'s"}', {"a": "it's"}, "backslash"),
+    ('{"a": [1, 2,], "b": {"c": 3}, }', {"a": [1, 2], "b": {"c": 3}}, "trailing_comma"),
+    ('{"a": 1', {"a": 1}, "missing_bracket"),
+    ('{"a": {"b": "x"}', {"a": {"b": "x"}}, "missing_bracket"),
+    ('{"a": 1}}', {"a": 1}, "surplus_bracket"),
+]
+
+
+@FORMATS
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_slip_that_can_be_read_in_one_way_is_repaired_and_counted(
+    parse: Any, tools: Any, written: Written, size: int, buffered: bool
+) -> None:
+    for arguments, value, kind in SLIPS:
+        parser = written.parser(tools)
+        if buffered:
+            parser.buffer_calls()
+
+        [(_, name, told)] = parse(parser, written.write([("f", arguments)]), [size])
+
+        assert (name, json.loads(told)) == ("f", value)
+        assert parser.repairs == {kind: 1}
+        assert parser.malformed == 0
+
+
+TAG_TOO_MANY, BRACKET_TOO_MANY, BRACKET_MISSING = "surplus_tag", "surplus_bracket", "missing_bracket"
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("written", "text", "names", "repairs"),
+    [
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>\n</tool_call>', "f", [TAG_TOO_MANY]),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {}}} {"name": "g", "arguments": {}\n</tool_call>',
+            "fg",
+            [BRACKET_TOO_MANY, BRACKET_MISSING],
+        ),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1[TOOL_CALLS]g[ARGS]{}}', "fg", [BRACKET_MISSING, BRACKET_TOO_MANY]),
+        ("mistral", '[TOOL_CALLS][{"name": "f"}}, {"name": "g"}, ]', "fg", [BRACKET_TOO_MANY, "trailing_comma"]),
+        (
+            "llama3_json",
+            '{"name": "f", "parameters": {"a": 1}; {"name": "g", "parameters": {}}}',
+            "fg",
+            [BRACKET_MISSING, BRACKET_TOO_MANY],
+        ),
+        ("nemotron", '<TOOLCALL>[{"name": "f", "arguments": {}}</TOOLCALL>', "f", [BRACKET_MISSING]),
+        ("deepseek_v31", deepseek_v31([("f", "{}")]) + "<｜tool▁calls▁end｜>", "f", [TAG_TOO_MANY]),
+        ("gpt_oss", gpt_oss([("f", '{"a": 1 }\n}\n'), ("g", '{"a": 1\n')]), "fg", [BRACKET_TOO_MANY, BRACKET_MISSING]),
+    ],
+)
+def test_brackets_and_tags_that_are_missing_or_too_many_leave_no_content(
+    parse: Any, tools: Any, written: str, text: str, names: str, repairs: list[str], size: int
+) -> None:
+    parser = WRITTEN[written].parser(tools)
+
+    parsed = parse(parser, text, [size])
+
+    assert [each[:2] for each in parsed] == [("call", name) for name in names]
+    assert all(is_object(arguments) for arguments in arguments_of(parsed))
+    assert parser.repairs == dict.fromkeys(repairs, 1)
+    assert parser.malformed == 0
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}'),
+        ("mistral, names", '[TOOL_CALLS]f[ARGS]{"a": 1'),
+        ("gpt_oss", '<|channel|>commentary to=functions.f<|message|>{"a": 1'),
+    ],
+)
+def test_the_end_of_a_call_is_repaired_at_the_end_of_an_answer_unless_a_limit_cut_that_off(
+    parse: Any, tools: Any, written: str, text: str, cut_off: bool
+) -> None:
+    parser = WRITTEN[written].parser(tools)
+    parser.cut_off = cut_off
+
+    [(_, _, arguments)] = parse(parser, text)
+
+    assert arguments in (['{"a": 1', '{"a": 1}'] if cut_off else ['{"a": 1}'])
+    assert parser.repairs == ({} if cut_off else {BRACKET_MISSING: 1})
 
 
 MALFORMED: list[tuple[type[ToolCallParser], str]] = [
@@ -335,8 +431,8 @@ HARMONY_ANSWERS: list[tuple[str, list[tuple[str, ...]]]] = [
     ("<|channel|>thought<|message|>Hm.<|end|>", [("content", "<|channel|>thought<|message|>Hm.<|end|>")]),
     ("<|start|>user<|message|>Hi.<|end|>", [("content", "<|start|>user<|message|>Hi.<|end|>")]),
     (
-        '<|channel|>commentary to=functions.f<|message|>{"a": 1<|end|><|start|>assistant<|channel|>final<|message|>Hi.',
-        [("call", "f", '{"a": 1'), ("content", "Hi.")],
+        '<|channel|>commentary to=functions.f<|message|>{"a": [<|end|><|start|>assistant<|channel|>final<|message|>Hi.',
+        [("call", "f", '{"a": ['), ("content", "Hi.")],
     ),
 ]
 
@@ -367,18 +463,38 @@ def test_a_tag_that_comes_as_a_token_ends_what_looked_like_the_beginning_of_one(
     assert "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)) == "a <|e"
 
 
-def is_lost(parsed: Sequence[tuple[str, ...]], text: str, written: Written) -> bool:
+IN_ARGUMENTS = ("control_character", "backslash", "trailing_comma")
+
+
+def mended(text: str, at: int, out: str, done: int, kinds: Collection[str]) -> Iterator[tuple[int, int]]:
+    """How repairs of these kinds may go on from two places, in what was written and in what was made of it."""
+    char = text[at : at + 1]
+    if "control_character" in kinds and "" < char < " " and out.startswith(json.dumps(char)[1:-1], done):
+        yield at + 1, done + len(json.dumps(char)) - 2
+    if "backslash" in kinds and char == "\\":
+        if out.startswith("\\\\", done):
+            yield at + 1, done + 2
+        if text.startswith("'", at + 1) and out.startswith("'", done):
+            yield at + 2, done + 1
+    if ("trailing_comma" in kinds and char == ",") or ("surplus_bracket" in kinds and char in ("}", "]")):
+        yield at + 1, done
+    if "missing_bracket" in kinds and out[done : done + 1] in ("}", "]"):
+        yield at, done + 1
+
+
+def is_lost(parsed: Sequence[tuple[str, ...]], text: str, written: Written, repairs: Collection[str] = ()) -> bool:
     """Whether something of a text is in no piece of the output, and is not the markup of calls either.
 
     The pieces are content, reasoning and arguments, in order. What is missing in them must consist of the tags of the
-    format, white space, and the parts of calls beside the arguments.
+    format, white space, and the parts of calls beside the arguments. `repairs` says what else may differ.
     """
     out, omitted = "", set()
     for kind, *words in parsed:
         if kind == "call" and words[-1] == "{}":
             omitted.add(len(out))
         out += words[-1]
-    patterns = [re.compile(each) for each in (written.markup, written.tags())]
+    markup = written.markup.replace(_STRING, _CARELESS) if repairs else written.markup
+    patterns = [re.compile(each) for each in (markup, written.tags())]
     left, seen = [(0, 0)], set()
     while left:
         at, done = place = left.pop()
@@ -391,6 +507,7 @@ def is_lost(parsed: Sequence[tuple[str, ...]], text: str, written: Written) -> b
         left += [(at, done + 2)] if done in omitted else []
         left += [(match.end(), done) for each in patterns if (match := each.match(text, at))]
         left += [(at + 1, done + 1)] if text[at : at + 1] == out[done : done + 1] != "" else []
+        left += mended(text, at, out, done, repairs)
     return True
 
 
@@ -429,6 +546,13 @@ def pieces(dice: random.Random, text: str, markers: Sequence[str]) -> Iterator[t
             at += size
 
 
+def is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
+
+
 def check_mutants(parse: Any, tools: Any, written: Written, count: int) -> None:
     """Parses mutated answers, whole and in pieces."""
     dice = random.Random(count)
@@ -436,13 +560,22 @@ def check_mutants(parse: Any, tools: Any, written: Written, count: int) -> None:
         text = mutated(dice, written)
         whole = written.parser(tools)
         expected = parse(whole, text)
-        assert not is_lost(expected, text, written), text
+        sound = [each for each in arguments_of(expected) if is_object(each)]
+        # Of a call that breaks in the end, repairs are told as they come, and not counted.
+        broken = whole.malformed or len(sound) < len(arguments_of(expected))
+        assert not is_lost(expected, text, written, {*whole.repairs, *(IN_ARGUMENTS if broken else ())}), text
+        buffered = written.parser(tools)
+        buffered.buffer_calls()
+        assert arguments_of(parse(buffered, text)) == sound, text
+        # The end of a section that began with a call that is text is a tag too many.
+        assert {**buffered.repairs, "surplus_tag": 0} == {**whole.repairs, "surplus_tag": 0}, text
         parser, deltas = written.parser(tools), []
         for piece, is_token in pieces(dice, text, written.parser.MARKERS):
             deltas += parser.feed_marker(piece) if is_token else parser.feed(piece)
         deltas += parser.finish()
         assert parse(Replayed(deltas), "") == expected, text
         assert parser.malformed == whole.malformed >= 0, text
+        assert parser.repairs == whole.repairs, text
 
 
 class Replayed:
@@ -484,3 +617,86 @@ def test_any_cut_of_any_calls_gives_the_same(written: Written, data: st.DataObje
     for index, (_, expected) in enumerate(calls):
         told = [delta.text for delta in deltas if isinstance(delta, ToolCallArguments) and delta.index == index]
         assert json.loads("".join(told)) == expected
+
+
+class Careless:
+    """Writes values as JSON with slips where the dice say so."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+
+    def write(self, value: Any) -> str:
+        match value:
+            case dict():
+                return self._within("{}", [f"{self.write(key)}: {self.write(each)}" for key, each in value.items()])
+            case list():
+                return self._within("[]", [self.write(each) for each in value])
+            case str():
+                written = ""
+                for char in reversed(value):
+                    written = self._char(char, written) + written
+                return f'"{written}"'
+        return json.dumps(value)
+
+    def _within(self, brackets: str, items: list[str]) -> str:
+        comma = self._dice.choice(("", "", ",", " ,\n ")) if items else ""
+        return f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
+
+    def _char(self, char: str, following: str) -> str:
+        slips = [json.dumps(char, ensure_ascii=self._dice.random() < 0.5)[1:-1]]
+        if char < " ":
+            slips.append(char)
+        elif char == "'":
+            slips.append("\\'")
+        elif char == "\\" and following and following[0] not in "\"\\/bfnrtu'":
+            slips.append("\\")
+        return self._dice.choice(slips)
+
+
+LETTERS = "\n\t\x01\x1f\\'\"du.{},[]é😀 "
+
+
+def meant(dice: random.Random, depth: int = 2) -> dict[str, Any]:
+    """Arguments with letters that models are careless with."""
+
+    def text() -> str:
+        return "".join(dice.choices(LETTERS, k=dice.randrange(6)))
+
+    def value() -> Any:
+        return dice.choice(
+            (text(), text(), dice.randint(-9, 9), None, [text(), 1], meant(dice, depth - 1) if depth else {})
+        )
+
+    return {text(): value() for _ in range(dice.randrange(4))}
+
+
+def arguments_in(deltas: Sequence[ParserDelta]) -> list[str]:
+    told: dict[int, str] = {}
+    for delta in deltas:
+        assert not isinstance(delta, ContentDelta)
+        if isinstance(delta, ToolCallArguments):
+            told[delta.index] = told.get(delta.index, "") + delta.text
+    return list(told.values())
+
+
+@FORMATS
+@given(seed=st.integers(0, 2**32))
+def test_calls_that_are_written_carelessly_mean_the_same_streamed_and_whole(written: Written, seed: int) -> None:
+    dice = random.Random(seed)
+    values = [meant(dice) for _ in range(dice.randint(1, 2))]
+    arguments = [Careless(dice).write(each) for each in values]
+    if dice.random() < 0.5 and not arguments[-1].endswith((",}", ", }", "\n }")):
+        # Without an argument, nothing says that there was to be an end.
+        arguments[-1] = arguments[-1] + "}" if dice.random() < 0.5 or not values[-1] else arguments[-1][:-1]
+    text = written.write([("f", each) for each in arguments])
+
+    streamed, whole = (written.parser([{"type": "function", "function": {"name": "f"}}]) for _ in range(2))
+    whole.buffer_calls()
+    deltas: list[ParserDelta] = []
+    for piece, is_token in pieces(dice, text, written.parser.MARKERS):
+        deltas += streamed.feed_marker(piece) if is_token else streamed.feed(piece)
+
+    told = arguments_in([*deltas, *streamed.finish()])
+    assert told == arguments_in([*whole.feed(text), *whole.finish()])
+    assert [json.loads(each) for each in told] == values
+    assert streamed.repairs == whole.repairs

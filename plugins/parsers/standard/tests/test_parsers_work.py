@@ -128,6 +128,8 @@ def test_structure_costs_a_fixed_number_of_lines_per_character(tools: Any) -> No
     parser = HermesParser(tools)
     parser.feed('<tool_call>{"name": "f", "arguments": {"a": [')
     text = '{"b": [1, -2.5e3, true, null, "\\u0041"]}, ' * 25
+    # From now on a comma waits at the beginning of each piece.
+    parser.feed(text)
 
     counts = []
     for _ in range(4):

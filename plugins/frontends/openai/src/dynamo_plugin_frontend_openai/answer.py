@@ -90,11 +90,9 @@ class Answer:
                 before = choice.completion_tokens
                 text = choice.feed(output)
                 self._tokens += choice.completion_tokens - before
-                last = choice.fault is None and choice.finish_reason is not None
+                last = choice.finish_reason is not None
                 ready, tokens = output.text_logprobs, choice.tokens
                 pieces.append(Piece(choice, text, choice.scored, output.delta, last, choice.parsed, ready, tokens))
-                if choice.fault is not None:
-                    raise choice.fault
         if stream.ended and not stream.waiting and not source.waiting and source.open:
             if stream.error is not None:
                 raise stream.error
@@ -102,9 +100,7 @@ class Answer:
             left = [choice for choice in source.choices.values() if choice.finish_reason is None]
             for choice in left:
                 text = choice.end()
-                pieces.append(Piece(choice, text, choice.scored, None, choice.fault is None, choice.parsed))
-                if choice.fault is not None:
-                    raise choice.fault
+                pieces.append(Piece(choice, text, choice.scored, None, True, choice.parsed))
 
     def pause(self) -> None:
         """The client cannot keep up."""

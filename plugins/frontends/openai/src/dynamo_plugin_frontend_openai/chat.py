@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dynamo_core import FrontendServices, PreprocessedRequest, ReasoningParser, ServedModel, ToolCallParser
     from dynamo_text import StopStrings
 
+    from dynamo_plugin_frontend_openai.meters import ReadCalls
     from dynamo_plugin_frontend_openai.render import Identity
 
     ParserT = TypeVar("ParserT", ToolCallParser, ReasoningParser)
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
 class ChatDependencies:
     """What all routes that chat have in common. `hide_tools` leaves tools out of a prompt if none may be called.
 
-    `report_malformed` counts calls that a model has written and that were not sound.
+    `count_calls` counts calls that a model has written and that were not sound.
     """
 
     templates: TemplateStore
     hide_tools: bool
-    report_malformed: Callable[[ServedModel, int], None]
+    count_calls: Callable[[ServedModel, ReadCalls], None]
     markers: MarkerStore = field(default_factory=MarkerStore)
 
 
@@ -123,7 +124,7 @@ class ParsedChat(ParsedRequest):
             stops,
             answered,
             markers=markers,
-            report_malformed=partial(self._chats.report_malformed, model),
+            count_calls=partial(self._chats.count_calls, model),
         )
 
     def _callable_tools(self) -> list[dict[str, Any]]:

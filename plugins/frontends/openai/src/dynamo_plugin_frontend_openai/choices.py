@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from dynamo_core import (
     BackendError,
     CompletionUsage,
-    DynamoError,
     FinishReason,
     LLMEngineOutput,
     ParserDelta,
@@ -48,7 +47,6 @@ class Choice:
         "called",
         "completion_tokens",
         "cut",
-        "fault",
         "finish_reason",
         "index",
         "limit",
@@ -73,8 +71,6 @@ class Choice:
         self.called = False
         #: Whether it ended here, at a stop string or token, and the engine knows nothing of it.
         self.cut = False
-        #: Why its end is not that of an answer, although the engine sees nothing wrong with it.
-        self.fault: DynamoError | None = None
         #: What gathers it for a check at its end, if there is one.
         self.answered: Answered | None = None
         #: Why it is not what was asked for, if it was checked and is not.

@@ -212,7 +212,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
 
     def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
         """The last item of a stream that broke, as this API words it."""
-        return error_event(problem, error) if exchange.broken is None else exchange.broken(problem)
+        return error_event(problem) if exchange.broken is None else exchange.broken(problem)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         inflight = exchange.inflight

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dynamo_core import DeltaWriter, ParserDelta
-from dynamo_text import CallArguments, CallArray, CallReader, Progress, skip_space
+from dynamo_text import CallArguments, CallArray, CallReader, Progress, skip_space, surplus_kind
 
 from dynamo_plugin_frontend_openai.parsed import TextParser
 
@@ -18,6 +20,10 @@ class ForcedCalls:
     def __init__(self, name: str | None, own: TextParser | None) -> None:
         self._out = DeltaWriter()
         self._own = own
+        #: Set before `finish` if the model did not end the answer itself.
+        self.cut_off = False
+        #: One bracket too many after the JSON: dropped if there is no text after it.
+        self._surplus = ""
         #: Whether there is text after the JSON.
         self._after = False
         #: None once it has turned out that this is not what was asked for.
@@ -33,6 +39,11 @@ class ForcedCalls:
     def malformed(self) -> int:
         """How many calls in the model's own form were not sound."""
         return 0 if self._own is None else self._own.malformed
+
+    @property
+    def repairs(self) -> Mapping[str, int]:
+        """How many calls were repaired, by kinds of repairs."""
+        return self._out.repairs if self._own is None else {**self._own.repairs, **self._out.repairs}
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:
         """What a special token makes certain: before any call, that this is not the JSON that was asked for."""
@@ -54,8 +65,13 @@ class ForcedCalls:
     def finish(self) -> list[ParserDelta]:
         """What is left at the end."""
         reader, own = self._reader, self._own
-        left = reader.leftover() if reader is not None and reader.progress is Progress.OPEN else ""
+        left = ""
+        if reader is not None and reader.progress is Progress.OPEN and (self.cut_off or not reader.complete()):
+            left = reader.leftover()
+        if self._surplus and not self._after:
+            self._out.repaired(surplus_kind(self._surplus))
         if own is not None and (reader is None or not reader.reported):
+            own.cut_off = self.cut_off
             return [*own.feed(left), *own.finish()]
         self._out.content(left)
         return self._out.take()
@@ -70,7 +86,11 @@ class ForcedCalls:
             self._after = True
         if not self._after:
             at = skip_space(text, at)
+            if not self._surplus and surplus_kind(text[at : at + 1]):
+                self._surplus = text[at]
+                at = skip_space(text, at + 1)
             self._after = at < len(text)
+            self._out.content(self._surplus if self._after else "")
         self._out.content(text[at:])
         return self._out.take()
 

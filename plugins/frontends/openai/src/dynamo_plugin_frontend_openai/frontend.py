@@ -29,7 +29,7 @@ from dynamo_plugin_frontend_openai.heap import give_back
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.memory import MB, AnswerMemory
 from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, MessagesEndpoint
-from dynamo_plugin_frontend_openai.meters import malformed_calls
+from dynamo_plugin_frontend_openai.meters import call_counter
 from dynamo_plugin_frontend_openai.models import ModelLists
 from dynamo_plugin_frontend_openai.openapi import Description, Operation
 from dynamo_plugin_frontend_openai.response_memory import ResponseMemory, response_memory
@@ -69,7 +69,7 @@ class OpenAIFrontend(Frontend):
         self._chats = ChatDependencies(
             templates,
             hide_tools=self.config.exclude_tools_when_tool_choice_none,
-            report_malformed=malformed_calls(services),
+            count_calls=call_counter(services),
         )
 
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, ServedModel
@@ -44,15 +44,41 @@ class PromptMeters:
                 self._latency.observe(1000 * prompt.tokenizing)
 
 
-def malformed_calls(services: FrontendServices) -> Callable[[ServedModel, int], None]:
-    """Counts calls of tools that a model has written and that were not sound."""
-    counter = services.metrics.counter(
+class ReadCalls(Protocol):
+    """Calls of tools that have been read."""
+
+    @property
+    def malformed(self) -> int:
+        """How many were not sound, and became text."""
+
+    @property
+    def repairs(self) -> Mapping[str, int]:
+        """How many were repaired, by kinds of repairs."""
+
+
+#: Kinds of repairs that have a label of their own; a parser of a third party may have others.
+_REPAIRS = frozenset(
+    ("control_character", "backslash", "trailing_comma", "missing_bracket", "surplus_bracket", "surplus_tag")
+)
+
+
+def call_counter(services: FrontendServices) -> Callable[[ServedModel, ReadCalls], None]:
+    """Counts calls of tools that a model has written and that were not sound, or had to be repaired."""
+    repaired = services.metrics.counter(
+        f"{services.metrics_prefix}_repaired_tool_calls_total",
+        "Tool calls whose form was repaired, by the kind of repair; a call counts once for each kind.",
+        ("model", "kind"),
+    )
+    malformed = services.metrics.counter(
         f"{services.metrics_prefix}_malformed_tool_calls_total",
         "Tool calls that a model wrote in a form that cannot be read; clients got them as text.",
         ("model",),
     )
 
-    def count(model: ServedModel, calls: int) -> None:
-        counter.labels(model.name).inc(calls)
+    def count(model: ServedModel, calls: ReadCalls) -> None:
+        if calls.malformed:
+            malformed.labels(model.name).inc(calls.malformed)
+        for kind, number in calls.repairs.items():
+            repaired.labels(model.name, kind if kind in _REPAIRS else "other").inc(number)
 
     return count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from dynamo_core import (
@@ -12,15 +12,13 @@ from dynamo_core import (
     PreprocessedRequest,
     ReasoningParser,
     Tokenizer,
-    ToolCallArguments,
     ToolCallStart,
 )
-from dynamo_text import StopStrings, is_object
+from dynamo_text import StopStrings
 
 from dynamo_plugin_frontend_openai.call_filter import CallFilter
 from dynamo_plugin_frontend_openai.choices import TokenChoice
 from dynamo_plugin_frontend_openai.claims import Answered
-from dynamo_plugin_frontend_openai.errors import BrokenCall
 from dynamo_plugin_frontend_openai.markers import NO_MARKERS, MarkerTokens
 from dynamo_plugin_frontend_openai.reasoning_tokens import ReasoningCount
 
@@ -30,12 +28,19 @@ TOOL_CALLS = "tool_calls"
 class TextParser(Protocol):
     """What tool call parsers of all kinds have in common."""
 
+    #: Set before `finish` if the model did not end the answer itself.
+    cut_off: bool
+
     def buffer_calls(self) -> None:
         """A call may wait until its arguments are complete."""
 
     @property
     def malformed(self) -> int:
         """How many calls were not sound, and became text."""
+
+    @property
+    def repairs(self) -> Mapping[str, int]:
+        """How many calls were repaired, by kinds of repairs."""
 
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
@@ -60,7 +65,6 @@ class AnswerParser:
         self._reasoning = reasoning
         self._tools = tools
         self._filter = calls
-        self._whole = whole
         if whole and tools is not None:
             tools.buffer_calls()
         #: Whether reasoning is told apart.
@@ -69,10 +73,6 @@ class AnswerParser:
         self.sorted: list[ParserDelta] = []
         #: Whether a tool was called.
         self.called = False
-        #: The calls that have been told before they were complete: names, and pieces of arguments.
-        self._told: list[tuple[str, list[str]]] = []
-        #: Whether text came after the last of them.
-        self._left = False
 
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
@@ -93,10 +93,11 @@ class AnswerParser:
         self.sorted.append(ContentDelta(marker))
         return [*shown, *self._marked(marker)]
 
-    def finish(self) -> list[ParserDelta]:
-        """What is left at the end."""
+    def finish(self, *, cut_off: bool) -> list[ParserDelta]:
+        """What is left at the end, which was that of the model unless the answer was `cut_off`."""
         deltas = [] if self._reasoning is None else self._sorted(self._reasoning.finish())
         if self._tools is not None:
+            self._tools.cut_off = cut_off
             deltas += self._kept(self._tools.finish()) + self._filter.finish()
         return deltas
 
@@ -119,6 +120,11 @@ class AnswerParser:
         """How many calls were not sound, and became text."""
         return 0 if self._tools is None else self._tools.malformed
 
+    @property
+    def repairs(self) -> Mapping[str, int]:
+        """How many calls were repaired, by kinds of repairs."""
+        return {} if self._tools is None else self._tools.repairs
+
     def _calls(self, text: str) -> list[ParserDelta]:
         if not text:
             return []
@@ -127,25 +133,10 @@ class AnswerParser:
     def _marked(self, marker: str) -> list[ParserDelta]:
         return [ContentDelta(marker)] if self._tools is None else self._kept(self._tools.feed_marker(marker))
 
-    def broken(self, *, cut_off: bool) -> str | None:
-        """The name of a call that was told and whose arguments are no JSON object; None if there is none.
-
-        If the answer was `cut_off`, what was being written at its end is not broken.
-        """
-        sound = self._told[:-1] if cut_off and not self._left else self._told
-        return next((name for name, pieces in sound if not is_object("".join(pieces))), None)
-
     def _kept(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
         if self._reasoning is None and self.reasons:
             self.sorted += deltas
         deltas = self._filter.feed(deltas)
-        if not self._whole:
-            for delta in deltas:
-                self._left = isinstance(delta, ContentDelta)
-                if isinstance(delta, ToolCallStart):
-                    self._told.append((delta.name, []))
-                elif isinstance(delta, ToolCallArguments):
-                    self._told[-1][1].append(delta.text)
         self.called = self.called or any(isinstance(delta, ToolCallStart) for delta in deltas)
         return deltas
 
@@ -153,10 +144,10 @@ class AnswerParser:
 class ParsedChoice(TokenChoice):
     """A choice of an engine that gives tokens, whose text goes through parsers. `parsed` is what became of the last.
 
-    `report_malformed` is told at the end how many calls were not sound, if any.
+    `count_calls` gets the parser at the end, for the calls that were not sound.
     """
 
-    __slots__ = ("_early", "_fed", "_markers", "_parser", "_reasoning", "_report_malformed")
+    __slots__ = ("_count_calls", "_early", "_fed", "_markers", "_parser", "_reasoning")
 
     def __init__(
         self,
@@ -168,12 +159,12 @@ class ParsedChoice(TokenChoice):
         answered: Answered | None = None,
         *,
         markers: MarkerTokens = NO_MARKERS,
-        report_malformed: Callable[[int], None] | None = None,
+        count_calls: Callable[[AnswerParser], None] | None = None,
     ) -> None:
         super().__init__(index, request, tokenizer, stops, frozenset() if markers.all_or_none else markers.ids)
         self._parser = parser
         self._markers = markers
-        self._report_malformed = report_malformed
+        self._count_calls = count_calls
         #: Deltas that were made while an item was decoded, and how much of its text is in them.
         self._early: list[ParserDelta] = []
         self._fed = 0
@@ -243,14 +234,11 @@ class ParsedChoice(TokenChoice):
         if text:
             deltas += parser.feed(text)
         if self.finish_reason is not None:
-            deltas += parser.finish()
-            name = parser.broken(cut_off=self.finish_reason == "length")
-            if name is not None:
-                self.fault = BrokenCall(name, self.index)
+            deltas += parser.finish(cut_off=self.finish_reason != "stop" or self.stop_string is not None)
             if parser.called and self.finish_reason == "stop":
                 self.finish_reason = TOOL_CALLS
-            if parser.malformed and self._report_malformed is not None:
-                self._report_malformed(parser.malformed)
+            if self._count_calls is not None:
+                self._count_calls(parser)
         if self.answered is not None:
             self.answered.add(deltas)
         if self._reasoning is not None:

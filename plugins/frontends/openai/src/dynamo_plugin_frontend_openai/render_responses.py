@@ -170,9 +170,12 @@ class ResponseRenderer(BlockRenderer):
         return self._event("response.output_item.added", output_index=block.index, item=item)
 
     def _item(self, block: Block) -> dict[str, Any]:
-        """An item as it is now; only the last can still be growing, or have been cut off."""
-        last = block is self._blocks.all[-1]
-        return self._shape(block, self._last_status if last else _COMPLETED, block.text)
+        """An item as it is now; only the last can still be growing, or have been cut off, but any call can break."""
+        last, text = block is self._blocks.all[-1], block.text
+        status = self._last_status if last else _COMPLETED
+        if status == _COMPLETED and block.call is not None and _object(text or "{}") is None:
+            status = _ENDED_EARLY
+        return self._shape(block, status, text)
 
     def _shape(self, block: Block, status: str, text: str | None) -> dict[str, Any]:
         """An item; without `text` as it begins, with no content."""
@@ -194,7 +197,7 @@ class ResponseRenderer(BlockRenderer):
         called = self._called.get(name) or Called(FUNCTION, name)
         namespace = {} if called.namespace is None else {"namespace": called.namespace}
         if called.type == CUSTOM:
-            value = None if text is None else _object(text).get(INPUT)
+            value = None if text is None else (_object(text) or {}).get(INPUT)
             return {
                 "type": "custom_tool_call",
                 "name": called.name,
@@ -203,7 +206,7 @@ class ResponseRenderer(BlockRenderer):
             }
         native = NATIVE.get(called.type)
         if native is not None:
-            given = _object(text or "")
+            given = _object(text or "") or {}
             if all(field in given for field in native.required):
                 return {"type": native.item, native.key: {**native.always, **given}}
         return {"type": "function_call", "name": called.name, "arguments": text or "", **namespace}
@@ -232,12 +235,12 @@ class ResponseRenderer(BlockRenderer):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, "sequence_number": number, **fields}))
 
 
-def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call; empty if they are not an object, as when the limit of tokens cut them off."""
+def _object(text: str) -> dict[str, Any] | None:
+    """The arguments of a call; None if they are not an object, as when the limit of tokens cut them off."""
     try:
         return object_of(text)
     except Unreadable:
-        return {}
+        return None
 
 
 def _part(kind: Kind, text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _CLOSES = {"{": "}", "[": "]"}
 _State: TypeAlias = Callable[[str, int, bool], int]
 
 
-class GemmaCall:
+class GemmaCall(CallReader):
     """Reads a call from its name to its closing brace; a `dynamo_text.CallReader`.
 
     Strings stand between two `quote` tags. The arguments are told as JSON while they come. Words and numbers, and

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dynamo_core import DeltaWriter, ModelText, ParserDelta, ReasoningParser, ToolCallParser, new_call_id
-from dynamo_text import CallArguments, Progress
+from dynamo_text import CallArguments, Progress, surplus_kind
 
 from dynamo_plugin_parsers_standard.names import known_names
 from dynamo_plugin_parsers_standard.scan import Tags
@@ -85,6 +85,8 @@ class Harmony:
         self._out = out
         self._is_tool = known_names(tools)
         self._calls = calls
+        #: Set where a limit ended the answer.
+        self.cut_off = False
         self._spelled = _ALL
         #: The beginning of a tag at the end of the text so far.
         self._held = ""
@@ -95,6 +97,8 @@ class Harmony:
         self._header_length = 0
         #: White space between messages: shown if other text is beside it.
         self._space: list[str] = []
+        #: After a call: the kind of repair that drops what else stands there, "" if that is only white space.
+        self._surplus: str | None = None
         self._reader: CallArguments | None = None
         self._name = ""
         #: Whether nothing but white space has come of the arguments of a call.
@@ -125,7 +129,12 @@ class Harmony:
         self._split(self._held, last=True)
         if self._state is _State.HEADER:
             self._drop_header("")
-        elif self._state is _State.CALL and self._reader is not None and not self._empty:
+        elif self._state is _State.CALL and not self._empty:
+            self._finish_call()
+        self._drop_space()
+
+    def _finish_call(self) -> None:
+        if self._reader is not None and (self.cut_off or not self._reader.complete()):
             shown = self._reader.leftover()
             self.malformed += bool(shown)
             self._out.content(shown)
@@ -173,11 +182,26 @@ class Harmony:
             case _State.CALL:
                 self._in_call(text)
             case _State.OUTSIDE:
-                self._space.append(text)
-                if not text.isspace():
-                    self._out.content("".join(self._space))
-                    self._space.clear()
-                    self._state = _State.CONTENT
+                self._between(text)
+
+    def _between(self, text: str) -> None:
+        """White space between messages; after a call one bracket too many may be beside it."""
+        self._space.append(text)
+        if text.isspace():
+            return
+        if self._surplus == "" and (kind := surplus_kind(text.strip())):
+            self._surplus = kind
+            return
+        self._out.content("".join(self._space))
+        self._space.clear()
+        self._surplus = None
+        self._state = _State.CONTENT
+
+    def _drop_space(self) -> None:
+        if self._surplus:
+            self._out.repaired(self._surplus)
+        self._surplus = None
+        self._space.clear()
 
     def _extend_header(self, text: str) -> None:
         self._header.append(text)
@@ -232,7 +256,7 @@ class Harmony:
         self._empty = self._empty and text.isspace()
         at = reader.feed(text)
         if reader.progress is Progress.DONE:
-            self._state = _State.OUTSIDE
+            self._state, self._surplus = _State.OUTSIDE, ""
             self._text(text[at:])
         elif reader.progress is Progress.BROKEN:
             self._state = _State.UNSOUND
@@ -241,7 +265,7 @@ class Harmony:
 
     def _end_message(self, tag: str) -> None:
         """A message ends, with a tag or because another one begins."""
-        self._space.clear()
+        self._drop_space()
         if self._state is _State.HEADER:
             self._drop_header(tag)
         elif self._state is _State.UNSOUND:
@@ -249,8 +273,8 @@ class Harmony:
         elif self._state is _State.CALL and self._empty:
             self._out.begin_call(self._name)
             self._out.arguments("{}")
-        elif self._state is _State.CALL and self._reader is not None:
-            shown = self._reader.unreported()
+        elif self._state is _State.CALL and self._reader is not None and not self._reader.complete():
+            shown = self._reader.leftover()
             self.malformed += 1
             self._out.content(shown + tag if shown else "")
 
@@ -265,6 +289,7 @@ class GptOssParser(ToolCallParser):
     def __init__(self, tools: Sequence[Mapping[str, Any]], new_id: Callable[[], str] = new_call_id) -> None:
         super().__init__(tools)
         self._out = DeltaWriter(new_id)
+        self.repairs = self._out.repairs
         self._harmony = Harmony(self._out, tools, calls=True)
 
     @classmethod
@@ -292,13 +317,14 @@ class GptOssParser(ToolCallParser):
 
     def finish(self) -> list[ParserDelta]:
         """What is left at the end."""
+        self._harmony.cut_off = self.cut_off
         self._harmony.finish()
         self.malformed = self._harmony.malformed
         return self._out.take()
 
     def _take(self) -> list[ParserDelta]:
         self.malformed = self._harmony.malformed
-        return self._out.take_whole()
+        return self._out.take()
 
 
 class GptOssReasoningParser(ReasoningParser):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from dynamo_core import DeltaWriter, ModelText, ParserDelta, ToolCallParser
-from dynamo_text import CallReader, Progress
+from dynamo_text import CallReader, Progress, surplus_kind
 
 from dynamo_plugin_parsers_standard.formats import Body, CallFormat, Opened
 from dynamo_plugin_parsers_standard.scan import Scanner, State, Tags, skip_white
@@ -16,6 +16,7 @@ from dynamo_plugin_parsers_standard.signs import TOOL_SIGNS, recognize
 
 #: The longest word of a header.
 _LONGEST = 256
+_SURPLUS_TAG = "surplus_tag"
 
 
 class _Compiled:
@@ -30,6 +31,11 @@ class _Compiled:
         self.begins = Tags((*begins, *(form.opens if section is None or section.optional else ())))
         self.in_section = Tags((*begins, *form.opens, *(() if section is None else section.closes)))
         self.header = Tags(() if form.header is None else tuple(form.header.tags))
+        #: Closing tags that may be doubled: what may open a call is no end.
+        closes = (*form.closes, *self.section_closes.tags)
+        self.doubles = Tags(tag for tag in closes if not any(each.startswith(tag) for each in form.opens))
+        #: Where a call ends at the latest.
+        self.ends = Tags((*self.in_section.tags, *form.closes, *form.separators))
         self.gap = re.compile(rf"[\s{re.escape(form.separators)}]*")
 
 
@@ -38,6 +44,8 @@ class FormatParser(ToolCallParser):
 
     White space before the first call and after any is part of the markup, unless other text is beside it. Markup that
     breaks off is content from the first character that was not told as part of a call; content goes on after it.
+
+    Of the end of a call one bracket may be missing, and one bracket and one closing tag too many.
     """
 
     FORMAT: ClassVar[CallFormat]
@@ -65,6 +73,7 @@ class FormatParser(ToolCallParser):
     def __init__(self, tools: Sequence[Mapping[str, Any]], new_id: Callable[[], str] | None = None) -> None:
         super().__init__(tools)
         self._out = DeltaWriter(new_id or self.FORMAT.new_id)
+        self.repairs = self._out.repairs
         self._scanner = Scanner(self._outside)
         #: White space and separators that are shown if it turns out that they do not stand beside a call.
         self._space: list[str] = []
@@ -79,6 +88,9 @@ class FormatParser(ToolCallParser):
         self._called = False
         #: The closing tags that may still follow the last call.
         self._closes = Tags(())
+        #: The kinds of what `_space` has too many after that call, and of what it may still have.
+        self._surplus: list[str] = []
+        self._spare: set[str] = set()
         #: Whether the opening tag of a section is part of `_header`, and whether calls have been told of one.
         self._section_begun = False
         self._in_section = False
@@ -90,15 +102,16 @@ class FormatParser(ToolCallParser):
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
         self._scanner.feed(text)
-        return self._out.take_whole()
+        return self._out.take()
 
     def finish(self) -> list[ParserDelta]:
         """What is left at the end."""
         self._scanner.finish()
-        if self._reader is not None:
+        if self._reader is not None and (self.cut_off or not self._reader.complete()):
             self._break_off(self._reader.leftover())
         if not self._called:
             self._emit_space()
+        self._drop_space()
         self._break_off(self._take_header())
         return self._out.take()
 
@@ -110,11 +123,11 @@ class FormatParser(ToolCallParser):
         if at == len(text):
             return at
         if self._in_section and (close := compiled.section_closes.at(text, at)):
-            self._space.clear()
+            self._drop_space()
             self._in_section = False
             return at + len(close)
         if close := self._closes.at(text, at):
-            self._space.clear()
+            self._drop_space()
             self._closes = _closing(tuple(tag for tag in self._closes.tags if tag != close))
             return at + len(close)
         begins = compiled.in_section if self._in_section else compiled.begins
@@ -124,11 +137,29 @@ class FormatParser(ToolCallParser):
         if text[at] in bodies:
             self._tagged = bodies is form.bodies
             self._read(bodies[text[at]], "".join(self._space))
-            self._space.clear()
-        elif last or not (begins.may_begin(text, at) or self._closes.may_begin(text, at)):
+            self._drop_space()
+        elif too_many := self._too_many(text, at):
+            self._space.append(too_many)
+            at += len(too_many)
+        elif last or not (begins.may_begin(text, at) or self._may_close(text, at)):
             self._emit_space()
             self._enter(self._content)
         return at
+
+    def _may_close(self, text: str, at: int) -> bool:
+        doubles = _SURPLUS_TAG in self._spare and self._compiled.doubles.may_begin(text, at)
+        return doubles or self._closes.may_begin(text, at)
+
+    def _too_many(self, text: str, at: int) -> str:
+        """The bracket or closing tag that stands at `at` and is one too many; empty if none does."""
+        found, kind = text[at], surplus_kind(text[at])
+        if not kind:
+            found, kind = self._compiled.doubles.at(text, at), _SURPLUS_TAG
+        if not found or kind not in self._spare:
+            return ""
+        self._spare.discard(kind)
+        self._surplus.append(kind)
+        return found
 
     def _skip_gap(self, text: str, at: int) -> int:
         if not self._called:
@@ -243,18 +274,43 @@ class FormatParser(ToolCallParser):
         assert reader is not None  # noqa: S101 - `_read` has set it
         at = reader.feed(text, at, last)
         if reader.reported:
-            self._called = True
-            self._in_section = self._in_section or self._section_begun
-            self._section_begun = False
+            self._report()
         if reader.progress is Progress.DONE:
-            self._reader = None
-            self._closes = _closing(self.FORMAT.closes)
-            self._enter(self._outside)
+            self._end_call()
+        elif reader.progress is Progress.BROKEN and at < len(text):
+            self._enter(self._breaking)
         elif reader.progress is Progress.BROKEN:
-            self._reader = None
-            self._tagged = self._tagged or reader.reported
-            self._give_up(reader.unreported())
+            self._break(reader)
         return at
+
+    def _breaking(self, text: str, at: int, last: bool) -> int:
+        """Before what the reader cannot read: a tag may end the call, if one bracket is missing before it."""
+        reader, ends = self._reader, self._compiled.ends
+        assert reader is not None  # noqa: S101 - `_reading` has looked
+        if not last and ends.may_begin(text, at):
+            return at
+        if ends.at(text, at) and reader.complete():
+            self._end_call()
+        else:
+            self._break(reader)
+        return at
+
+    def _break(self, reader: CallReader) -> None:
+        self._reader = None
+        self._tagged = self._tagged or reader.reported
+        self._give_up(reader.unreported())
+
+    def _report(self) -> None:
+        self._called = True
+        self._in_section = self._in_section or self._section_begun
+        self._section_begun = False
+
+    def _end_call(self) -> None:
+        self._report()
+        self._reader = None
+        self._closes = _closing(self.FORMAT.closes)
+        self._spare = {_SURPLUS_TAG, surplus_kind("}")}
+        self._enter(self._outside)
 
     def _read(self, body: Body, before: str, name: str = "", id: str | None = None) -> None:
         in_section = self._in_section or self._section_begun
@@ -275,7 +331,7 @@ class FormatParser(ToolCallParser):
 
     def _hold(self, tag: str) -> None:
         self._header += [*self._space, tag]
-        self._space.clear()
+        self._drop_space()
 
     def _take_header(self) -> str:
         header = "".join(self._header)
@@ -290,6 +346,15 @@ class FormatParser(ToolCallParser):
     def _emit_space(self) -> None:
         self._out.content("".join(self._space))
         self._space.clear()
+        self._surplus.clear()
+        self._spare.clear()
+
+    def _drop_space(self) -> None:
+        """What stands beside a call belongs to its markup."""
+        for kind in self._surplus:
+            self._out.repaired(kind)
+        self._space.clear()
+        self._surplus.clear()
 
     def _enter(self, state: State) -> None:
         self._scanner.state = state

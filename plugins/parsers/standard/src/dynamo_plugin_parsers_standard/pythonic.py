@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[^()\[\]{}'\"#]*")
 _IN_STRING = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
 
 
-class PythonCall:
+class PythonCall(CallReader):
     """Reads one call up to its closing parenthesis; a `dynamo_text.CallReader`.
 
     The arguments are literals with names. They are told as JSON at the end: they are not JSON before.
@@ -118,7 +118,7 @@ class PythonCall:
         self.reported = True
 
 
-class PythonCalls:
+class PythonCalls(CallReader):
     """Reads calls as a list, from its opening bracket to its closing one; a `dynamo_text.CallReader`."""
 
     def __init__(self, sink: CallSink, before: str, accepts: Callable[[str], bool]) -> None:

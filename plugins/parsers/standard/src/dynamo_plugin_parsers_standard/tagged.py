@@ -46,7 +46,7 @@ class TaggedSyntax:
     newlines: bool = False
 
 
-class TaggedCall:
+class TaggedCall(CallReader):
     """Reads one call from its name on; a `dynamo_text.CallReader`.
 
     A closing tag ends a value only if another parameter or the end of the call follows. Any other tag in a value is

@@ -19,7 +19,6 @@ TRUSTED = {
     "dynamo_core.worker.parser_choice:_tokenizers msgspec.json.Decoder": "the tokenizer.json of that folder",
     "dynamo_core.protocol.reading:read_json json.loads": "the helper itself; the places that use it are fed",
     "dynamo_text.splitting:state_of json.loads": "what the library of tokenizers says of itself, at most 128 deep",
-    "dynamo_text.token_bound:token_bound json.loads": "what the library of tokenizers says of itself, at most 128 deep",
     "dynamo_text.hf:HFTokenizer.__init__ json.loads": "what the library of tokenizers says of itself",
     "dynamo_plugin_discovery_etcd.wire:Keys.name base64.b64decode": "etcd's own encoding of a key",
     "dynamo_plugin_discovery_etcd.wire:record base64.b64decode": "etcd's own encoding of a value",

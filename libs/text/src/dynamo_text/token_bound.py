@@ -6,7 +6,6 @@ pieces, no whitespace that is removed, no normalizer that deletes. Any other tok
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,9 +76,8 @@ def token_bound(library: Library) -> TokenBound | None:
         return None
     always, otherwise = shrink
     byte_level = any(step["type"] == "ByteLevel" for step in steps)
-    model = json.loads(library.model.__getstate__())
     vocabulary = library.get_vocab(with_added_tokens=False)
-    if not _covers(model, vocabulary, byte_level=byte_level):
+    if not _covers(library.model, vocabulary, byte_level=byte_level):
         return None
     size: Callable[[str], int] = len if byte_level else _size
     longest = max(map(size, vocabulary), default=0)
@@ -96,15 +94,13 @@ def token_bound(library: Library) -> TokenBound | None:
     return TokenBound(max(1, longest) * always, otherwise, tuple(strips))
 
 
-def _covers(model: Mapping[str, Any], vocabulary: Mapping[str, int], *, byte_level: bool) -> bool:
+def _covers(model: Any, vocabulary: Mapping[str, int], *, byte_level: bool) -> bool:
     """Return whether each character becomes a part of some token, and none the unknown one, which may be for many."""
-    if model["type"] not in ("BPE", "Unigram"):
-        return False
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+    if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return False
     if byte_level:
         return all(char in vocabulary for char in BYTE_ALPHABET)
-    return bool(model.get("byte_fallback")) and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    return bool(model.byte_fallback) and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
 
 
 def _shrink(normalizer: Mapping[str, Any] | None) -> tuple[int, int] | None:

@@ -203,11 +203,11 @@ async def test_an_engine_that_takes_text_gets_all_of_it_and_its_load_is_estimate
     model.tokenizer = cold_server.directory.models["m"].tokenizer
     asked: list[Any] = []
 
-    def script(call: Any) -> None:
+    def answer(call: Any) -> None:
         asked.append(call.request)
         call.finish(text="x")
 
-    model.script = script
+    model.script = answer
     text = "the one " * (MB // 4)
 
     reply = await cold_server.post("/v1/completions", {"model": "t", "prompt": text})

@@ -58,7 +58,7 @@ def body(conversation: Conversation) -> dict[str, Any]:
 @pytest.fixture
 async def chats() -> Any:
     store = TemplateStore(5.0)
-    yield ChatDependencies(store, hide_tools=True, report_malformed=lambda model, count: None)
+    yield ChatDependencies(store, hide_tools=True, count_calls=lambda model, calls: None)
     await store.aclose()
 
 

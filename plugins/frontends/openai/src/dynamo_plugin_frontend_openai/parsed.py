@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from dynamo_core import (
     PreprocessedRequest,
     ReasoningParser,
     Tokenizer,
+    ToolCallArguments,
     ToolCallStart,
 )
 from dynamo_text import StopStrings
@@ -71,8 +73,8 @@ class AnswerParser:
         self.reasons = reasoning is not None or getattr(tools, "TELLS_REASONING", False)
         #: What is reasoning and what is not, calls included, since the last look.
         self.sorted: list[ParserDelta] = []
-        #: Whether a tool was called.
-        self.called = False
+        #: The pieces of the arguments of each call that was told.
+        self._told: list[list[str]] = []
 
     def feed(self, text: str) -> list[ParserDelta]:
         """What some more text makes certain."""
@@ -133,12 +135,28 @@ class AnswerParser:
     def _marked(self, marker: str) -> list[ParserDelta]:
         return [ContentDelta(marker)] if self._tools is None else self._kept(self._tools.feed_marker(marker))
 
+    def has_called(self) -> bool:
+        """Return whether a tool was called with arguments that can be read."""
+        return any(is_object("".join(pieces) or "{}") for pieces in self._told)
+
     def _kept(self, deltas: list[ParserDelta]) -> list[ParserDelta]:
         if self._reasoning is None and self.reasons:
             self.sorted += deltas
         deltas = self._filter.feed(deltas)
-        self.called = self.called or any(isinstance(delta, ToolCallStart) for delta in deltas)
+        for delta in deltas:
+            if isinstance(delta, ToolCallArguments):
+                self._told[-1].append(delta.text)
+            elif isinstance(delta, ToolCallStart):
+                self._told.append([])
         return deltas
+
+
+def is_object(arguments: str) -> bool:
+    """Return whether arguments are JSON that clients can read: an object, with numbers of any size."""
+    try:
+        return isinstance(json.loads(arguments, parse_int=str, parse_float=str), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 class ParsedChoice(TokenChoice):
@@ -235,7 +253,7 @@ class ParsedChoice(TokenChoice):
             deltas += parser.feed(text)
         if self.finish_reason is not None:
             deltas += parser.finish(cut_off=self.finish_reason != "stop" or self.stop_string is not None)
-            if parser.called and self.finish_reason == "stop":
+            if self.finish_reason == "stop" and parser.has_called():
                 self.finish_reason = TOOL_CALLS
             if self._count_calls is not None:
                 self._count_calls(parser)

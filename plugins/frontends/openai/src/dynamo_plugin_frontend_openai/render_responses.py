@@ -10,6 +10,7 @@ from dynamo_core.protocol import Unreadable
 
 from dynamo_plugin_frontend_openai.blocks import Block, BlockRenderer, Kind
 from dynamo_plugin_frontend_openai.choices import Choice
+from dynamo_plugin_frontend_openai.parsed import is_object
 from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, verdict_of
 from dynamo_plugin_frontend_openai.requests.decode import object_of
 from dynamo_plugin_frontend_openai.requests.response_tools import CUSTOM, INPUT, NATIVE, Called
@@ -173,7 +174,7 @@ class ResponseRenderer(BlockRenderer):
         """An item as it is now; only the last can still be growing, or have been cut off, but any call can break."""
         last, text = block is self._blocks.all[-1], block.text
         status = self._last_status if last else _COMPLETED
-        if status == _COMPLETED and block.call is not None and _object(text or "{}") is None:
+        if status == _COMPLETED and block.call is not None and not is_object(text or "{}"):
             status = _ENDED_EARLY
         return self._shape(block, status, text)
 
@@ -197,7 +198,7 @@ class ResponseRenderer(BlockRenderer):
         called = self._called.get(name) or Called(FUNCTION, name)
         namespace = {} if called.namespace is None else {"namespace": called.namespace}
         if called.type == CUSTOM:
-            value = None if text is None else (_object(text) or {}).get(INPUT)
+            value = None if text is None else _object(text).get(INPUT)
             return {
                 "type": "custom_tool_call",
                 "name": called.name,
@@ -206,7 +207,7 @@ class ResponseRenderer(BlockRenderer):
             }
         native = NATIVE.get(called.type)
         if native is not None:
-            given = _object(text or "") or {}
+            given = _object(text or "")
             if all(field in given for field in native.required):
                 return {"type": native.item, native.key: {**native.always, **given}}
         return {"type": "function_call", "name": called.name, "arguments": text or "", **namespace}
@@ -235,12 +236,12 @@ class ResponseRenderer(BlockRenderer):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, "sequence_number": number, **fields}))
 
 
-def _object(text: str) -> dict[str, Any] | None:
-    """The arguments of a call; None if they are not an object, as when the limit of tokens cut them off."""
+def _object(text: str) -> dict[str, Any]:
+    """The arguments of a call; empty if they are not an object, as when the limit of tokens cut them off."""
     try:
         return object_of(text)
     except Unreadable:
-        return None
+        return {}
 
 
 def _part(kind: Kind, text: str) -> dict[str, Any]:

@@ -25,7 +25,8 @@ _ABSENT = frozenset({405, 501})
 
 _bodies = msgspec.json.Decoder()
 _BLANKS = re.compile(r"\s+")
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+#: The scheme is bounded: a long word without an address would be gone through from each of its letters.
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]{0,30}://\S+", re.IGNORECASE)
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
 

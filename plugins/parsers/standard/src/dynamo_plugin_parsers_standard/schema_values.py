@@ -19,7 +19,8 @@ ANY_JSON: Types = frozenset({"json"})
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_PYTHON_STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+#: A string, or the rest of the text where it has no end: it always matches, so that nothing is gone through twice.
+_PYTHON_STRING = re.compile(r"'(?:[^'\\]+|\\.?)*'?|\"(?:[^\"\\]+|\\.?)*\"?", re.DOTALL)
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 _NULLS = frozenset({"null", "none"})
 #: The longest text that can be a null, with white space around it.

@@ -19,7 +19,7 @@ _SYNTAX = "Failed to parse the request body as JSON: "
 _SCHEMA = "Failed to deserialize the JSON body into the target type: "
 
 _at_byte = re.compile(r"^JSON is malformed: (.*) \(byte (\d+)\)$")
-_at_path = re.compile(r"^(.*) - at `\$(.*)`$")
+_AT_PATH = " - at `$"
 _steps = re.compile(r"\.([A-Za-z_]+)|\[(\d+)\]")
 
 
@@ -60,9 +60,10 @@ def _refusal(body: bytes, error: Exception) -> Refusal:
         return _syntax(body, error)
     text = str(error)
     path: list[str | int] = []
-    if located := _at_path.match(text):
-        text = located[1]
-        path = [name or int(index) for name, index in _steps.findall(located[2])]
+    what, at, steps = text.rpartition(_AT_PATH)
+    if at and steps.endswith("`"):
+        text = what
+        path = [name or int(index) for name, index in _steps.findall(steps)]
     elif own := re.match(r"([a-z_]+): ", text):
         # A check of ours names the field itself.
         text = text[own.end() :]

@@ -1,0 +1,289 @@
+"""Every regular expression of the product is listed: one that meets foreign text takes linear time, whatever comes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from dynamo_plugin_parsers_standard import patterns
+from dynamo_plugin_parsers_standard.json_formats import MistralParser
+from dynamo_plugin_parsers_standard.regions import _anchor
+from dynamo_plugin_parsers_standard.response_template import Template, _word
+from dynamo_plugin_parsers_standard.scan import Tags
+from dynamo_plugin_parsers_standard.tagged import _key_before
+from dynamo_text.splitting import TextSplitter
+from dynamo_wire.brokered import addresses
+
+from tests.architecture.regular_expressions import SEARCHING, Site, hard_inputs, sites, sites_of
+
+#: Expressions that meet only text of people who are trusted, and whose it is.
+OWN = {
+    "dynamo_core.cli.new:_NAME": "the command line",
+    "dynamo_core.contracts.frontend:_VARIABLE": "paths of a plugin's routes",
+    "dynamo_core.lazy:_IMPORT": "stubs of a package",
+    "dynamo_core.lazy:_NAME": "stubs of a package",
+    "dynamo_core.runtime.resolve:_placed.key": "a plugin's complaint about settings",
+    "dynamo_core.runtime.run:_LABEL": "labels that an engine sets",
+    "dynamo_core.runtime.standalone:worker_word": "the name of an engine",
+    "dynamo_core.settings.documents:_HEADER": "the config",
+    "dynamo_core.settings.documents:_ASSIGNMENT": "the config",
+    "dynamo_core.settings.documents:_KEY_PART": "the config",
+    "dynamo_core.settings.documents:_read_toml.at_line": "what the parser of the config says",
+    "dynamo_core.settings.entries:_NAME": "the config",
+    "dynamo_core.settings.loader:_NOT_IN_NAMES": "the config",
+    "dynamo_core.settings.model:Word": "the config",
+    "dynamo_core.settings.model:WorkerName": "the config",
+    "dynamo_core.settings.model:Origin": "the config",
+    "dynamo_core.settings.model:HeaderName": "the config",
+    "dynamo_core.settings.model:_HASH": "the config",
+    "dynamo_core.settings.model:HttpSettings.metrics_prefix": "the config",
+    "dynamo_core.settings.redaction:_HASH": "the config",
+    "dynamo_core.settings.redaction:_REFERENCE": "the config",
+    "dynamo_core.settings.schema:_add_plugin.prefix": "names of plugins",
+    "dynamo_core.single_file:_NAME": "the config",
+    "dynamo_core.telemetry.metrics:_NAME": "names of metrics",
+    "dynamo_core.telemetry.metrics:_LABEL": "names of labels",
+    "dynamo_testing.frontend_kit:_PATH": "a kit's plugin under test",
+    "dynamo_testing.migrate:_API": "sources of a plugin",
+    "dynamo_testing.parser.reading:at_markers": "a kit's answers",
+    "dynamo_testing.settings:listed_settings.test.rows": "a page of a plugin",
+    "dynamo_testing.settings:listed_settings.test.listed": "a page of a plugin",
+    "dynamo_plugin_admission_rate_limit.config:RuleSettings.name": "the config",
+    "dynamo_plugin_discovery_kubernetes.config:KubernetesConfig.namespace": "the config",
+    "dynamo_plugin_discovery_kubernetes.config:KubernetesConfig.pod": "the config",
+    "dynamo_plugin_discovery_kubernetes.config:KubernetesConfig.prefix": "the config",
+    "dynamo_plugin_engine_transformers.config:TransformersConfig.device": "the config",
+    "dynamo_plugin_extension_otel_metrics.settings:_HEADER": "the environment",
+    "dynamo_plugin_frontend_openai.config:Path": "the config",
+    "dynamo_plugin_frontend_openai.openapi:_VARIABLE": "paths of a plugin's routes",
+    "dynamo_plugin_transport_nats.config:_PREFIX": "the config",
+    "dynamo_plugin_transport_redis.config:_PREFIX": "the config",
+}
+#: Expressions that meet text of others, and where it comes from.
+FOREIGN = {
+    "dynamo_core.contracts.client_headers:_NOT_TEXT": "headers of clients",
+    "dynamo_core.contracts.parsers:_ESCAPE": "answers of models",
+    "dynamo_core.dispatch.models.files:_SHA256": "records",
+    "dynamo_core.http.cors:_NAMES": "headers of clients",
+    "dynamo_core.protocol.ids:_HEX": "records and messages",
+    "dynamo_core.settings.redaction:_SECRET_WORDS": "names in messages of servers",
+    "dynamo_core.settings.redaction:_TOKEN": "names in messages of servers",
+    "dynamo_core.settings.redaction:_TOKENS": "names in messages of servers",
+    "dynamo_core.settings.redaction:_ADDRESS": "names in messages of servers",
+    "dynamo_core.settings.redaction:_QUERY": "messages of servers",
+    "dynamo_core.settings.redaction:_ASSIGNED": "messages of servers",
+    "dynamo_core.telemetry.logs:_KEY": "whatever is logged",
+    "dynamo_core.telemetry.logs:_LOGIN": "whatever is logged",
+    "dynamo_core.telemetry.logs:_QUERY": "whatever is logged",
+    "dynamo_core.telemetry.logs:_shown": "whatever is logged",
+    "dynamo_core.telemetry.otel:_HEX": "messages of frontends",
+    "dynamo_core.telemetry.tracing:_TRACEPARENT": "headers of clients",
+    "dynamo_core.telemetry.tracing:_STATE_KEY": "headers of clients",
+    "dynamo_core.telemetry.tracing:_STATE_VALUE": "headers of clients",
+    "dynamo_text.calls:_SPACE": "answers of models",
+    "dynamo_text.json_value:_STRING": "answers of models",
+    "dynamo_text.json_value:_SPACE": "answers of models",
+    "dynamo_text.split_pattern:_Reader._bounds.found": "folders of models",
+    "dynamo_text.split_pattern:_Reader._property.found": "folders of models",
+    "dynamo_text.splitting:_OVER_A_WORD_END": "folders of models",
+    "dynamo_text.splitting:TextSplitter.__init__._next": "prompts",
+    "dynamo_text.splitting:_WordBoundaries._normalizers_keep_it": "folders of models",
+    "dynamo_text.splitting:_WordBoundaries._split": "folders of models",
+    "dynamo_text.splitting:_WordBoundaries._no_token_spans_it.over": "folders of models",
+    "dynamo_wire.brokered.addresses:_LINK": "messages of brokers",
+    "dynamo_wire.brokered.addresses:_PLAIN": "messages of brokers",
+    "dynamo_wire.brokered.addresses:Addresses.__init__._worker": "records",
+    "dynamo_plugin_engine_mocker.scores:_WORD": "prompts",
+    "dynamo_plugin_engine_upstream.server_errors:_BLANKS": "messages of servers",
+    "dynamo_plugin_engine_upstream.server_errors:_ADDRESS": "messages of servers",
+    "dynamo_plugin_engine_upstream.server_errors:_PATH": "messages of servers",
+    "dynamo_plugin_engine_upstream.server_errors:status_error.field": "messages of servers",
+    "dynamo_plugin_engine_upstream.sse:_LINE_END": "answers of servers",
+    "dynamo_plugin_frontend_openai.ignored:_UNSAFE": "bodies of clients",
+    "dynamo_plugin_frontend_openai.messages:_SPAN": "headers of servers",
+    "dynamo_plugin_frontend_openai.requests.decode:_BYTE": "bodies of clients, in words of the parser",
+    "dynamo_plugin_frontend_openai.requests.decode:_PATH": "bodies of clients, in words of the parser",
+    "dynamo_plugin_frontend_openai.requests.decode:_FIELD": "bodies of clients, in words of the parser",
+    "dynamo_plugin_frontend_openai.requests.decode:_EXPECTED": "bodies of clients, in words of the parser",
+    "dynamo_plugin_frontend_openai.requests.tools:_NAME": "bodies of clients",
+    "dynamo_plugin_frontend_openai.translated:_NAME": "bodies of clients",
+    "dynamo_plugin_parsers_standard.formats:Header.word": "answers of models",
+    "dynamo_plugin_parsers_standard.gemma:_NAME": "answers of models",
+    "dynamo_plugin_parsers_standard.gemma:_KEY": "answers of models",
+    "dynamo_plugin_parsers_standard.gemma:_BARE": "answers of models",
+    "dynamo_plugin_parsers_standard.harmony:_CONTINUED": "answers of models",
+    "dynamo_plugin_parsers_standard.harmony:_HEADER": "answers of models",
+    "dynamo_plugin_parsers_standard.json_formats:_KIMI_ID": "answers of models",
+    "dynamo_plugin_parsers_standard.json_formats:MistralParser.FORMAT": "answers of models",
+    "dynamo_plugin_parsers_standard.json_formats:KimiK2Parser.FORMAT": "answers of models",
+    "dynamo_plugin_parsers_standard.machine:_Compiled.__init__.gap": "answers of models",
+    "dynamo_plugin_parsers_standard.patterns:_PIECE": "folders of models",
+    "dynamo_plugin_parsers_standard.patterns:_ESCAPE": "folders of models",
+    "dynamo_plugin_parsers_standard.patterns:_choices.literals": "folders of models",
+    "dynamo_plugin_parsers_standard.pythonic:_NAME": "answers of models",
+    "dynamo_plugin_parsers_standard.pythonic:_PLAIN": "answers of models",
+    "dynamo_plugin_parsers_standard.pythonic:_IN_STRING": "answers of models",
+    "dynamo_plugin_parsers_standard.pythonic:_IN_STRING #2": "answers of models",
+    "dynamo_plugin_parsers_standard.regions:_NOTHING": "answers of models",
+    "dynamo_plugin_parsers_standard.regions:_anchor": "prompts",
+    "dynamo_plugin_parsers_standard.response_template:_word.chars": "folders of models",
+    "dynamo_plugin_parsers_standard.response_template:_word": "answers of models",
+    "dynamo_plugin_parsers_standard.scan:_SPACE": "answers of models",
+    "dynamo_plugin_parsers_standard.scan:Tags.__init__._pattern": "answers of models",
+    "dynamo_plugin_parsers_standard.scan:Tags.__init__._firsts": "answers of models",
+    "dynamo_plugin_parsers_standard.schema_values:_INTEGER": "answers of models",
+    "dynamo_plugin_parsers_standard.schema_values:_NUMBER": "answers of models",
+    "dynamo_plugin_parsers_standard.schema_values:_PYTHON_STRING": "answers of models",
+    "dynamo_plugin_parsers_standard.tagged:_NAME": "answers of models",
+    "dynamo_plugin_parsers_standard.tagged:_key_before": "answers of models",
+    "dynamo_plugin_parsers_standard.think:_NEWLINES": "answers of models",
+    "dynamo_plugin_router_slot_tracker.addresses:_port_number": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.addresses:_host_name": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.addresses:_ends_in_digits": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.decoding:_at_byte": "bodies of clients, in words of the parser",
+    "dynamo_plugin_router_slot_tracker.decoding:_steps": "bodies of clients, in words of the parser",
+    "dynamo_plugin_router_slot_tracker.decoding:_refusal": "bodies of clients, in words of the parser",
+    "dynamo_plugin_router_slot_tracker.places:_space": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.schemas:WorkerId": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.strict:_minus_zero": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.strict:_escaped_letter": "bodies of clients",
+}
+
+
+def _tags() -> Tags:
+    return Tags(("<tool_call>", "<|call|>", "[TOOL_CALLS]", "a"))
+
+
+#: Makes those that are no literals, as the product does.
+MADE: dict[str, Callable[[], re.Pattern[Any]]] = {
+    "dynamo_text.splitting:TextSplitter.__init__._next": lambda: _owner(
+        TextSplitter(["<s>", "a  a"], words=True)._next
+    ),
+    "dynamo_text.splitting:_WordBoundaries._normalizers_keep_it": lambda: re.compile("[a-z▁ ]"),
+    "dynamo_text.splitting:_WordBoundaries._split": lambda: re.compile("[a-z▁]"),
+    "dynamo_text.splitting:_WordBoundaries._no_token_spans_it.over": lambda: re.compile("[a-z]▁"),
+    "dynamo_wire.brokered.addresses:_LINK": lambda: addresses._LINK,
+    "dynamo_wire.brokered.addresses:Addresses.__init__._worker": lambda: addresses.Addresses("a", ".")._worker,
+    "dynamo_plugin_parsers_standard.machine:_Compiled.__init__.gap": lambda: MistralParser._compiled.gap,
+    "dynamo_plugin_parsers_standard.patterns:_PIECE": lambda: patterns._PIECE,
+    "dynamo_plugin_parsers_standard.regions:_anchor": lambda: _anchor(
+        Template({}, start_anchor_pattern=r"<\|start\|>\s*a\s*(?:b|c)\s*")
+    ),
+    "dynamo_plugin_parsers_standard.response_template:_word.chars": lambda: re.compile(r"[^\s<]"),
+    "dynamo_plugin_parsers_standard.response_template:_word": lambda: _word(patterns.Named("name", r"[^<\s]"), ("<",)),
+    "dynamo_plugin_parsers_standard.scan:Tags.__init__._pattern": lambda: _tags()._pattern,
+    "dynamo_plugin_parsers_standard.scan:Tags.__init__._firsts": lambda: _tags()._firsts,
+    "dynamo_plugin_parsers_standard.tagged:_key_before": lambda: _key_before(">"),
+}
+
+
+def _owner(method: Any) -> re.Pattern[Any]:
+    pattern: re.Pattern[Any] = method.__self__
+    return pattern
+
+
+@cache
+def found() -> dict[str, Site]:
+    return sites()
+
+
+def pattern_of(name: str) -> re.Pattern[Any]:
+    site = found()[name]
+    return MADE[name]() if site.literal is None else re.compile(site.literal, site.flags)
+
+
+def uses(name: str) -> list[Callable[..., Any]]:
+    return _uses(found()[name])
+
+
+def _uses(site: Site) -> list[Callable[..., Any]]:
+    """What is done with an expression; those that go on in other modules begin at a place."""
+    methods = site.methods or {"match", "fullmatch"}
+    plain = [getattr(re.Pattern, method) for method in sorted(methods - SEARCHING)]
+    return [*plain, *([lambda pattern, text: deque(pattern.finditer(text), 0)] if methods & SEARCHING else [])]
+
+
+def cost(use: Callable[..., Any], pattern: re.Pattern[Any], text: Any) -> float:
+    """The seconds of processor time that one use takes."""
+    begun = time.process_time()
+    use(pattern, text)
+    return time.process_time() - begun
+
+
+def is_linear(use: Callable[..., Any], pattern: re.Pattern[Any], once: Any, twice: Any) -> bool:
+    """Whether the second takes about twice the time of the first: the least of some tries, on a machine for many."""
+    first = second = 1e9
+    for _ in range(6):
+        first, second = min(first, cost(use, pattern, once)), min(second, cost(use, pattern, twice))
+        if second <= 3 * first + 0.001:
+            return True
+        if second > 0.3:
+            break
+    return False
+
+
+def slow_input(pattern: re.Pattern[Any], uses: list[Callable[..., Any]]) -> tuple[str, str, str] | None:
+    """The first input that shows that an expression is not linear; None where none does."""
+    for lead, part, end in dict.fromkeys(hard_inputs(pattern)):
+        # Few repeats first: what is exponential would not end with more.
+        for count in (8, 16, 60, max(12, 4000 // len(part))):
+            texts: list[Any] = [lead + part * number + end for number in (count, 2 * count)]
+            if isinstance(pattern.pattern, bytes):
+                texts = [text.encode("latin-1") for text in texts]
+            if not all(is_linear(use, pattern, *texts) for use in uses):
+                return lead, part, end
+    return None
+
+
+def test_each_expression_is_listed_once_with_whose_text_it_meets() -> None:
+    assert not set(OWN) & set(FOREIGN)
+    assert sorted(found()) == sorted({**OWN, **FOREIGN})
+    assert all({**OWN, **FOREIGN}.values())
+
+
+@pytest.mark.timeout(300)
+def test_twice_a_foreign_text_takes_about_twice_the_time() -> None:
+    slow = {name: slow_input(pattern_of(name), uses(name)) for name in FOREIGN}
+
+    assert not {name: text for name, text in slow.items() if text is not None}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r"(a+)+$", "match"),
+        (r"x(?:a|a)*$", "match"),
+        (r"\s+$", "search"),
+        (r'"((?:[^"\\]|\\.)*)"|[\[\]{}]', "finditer"),
+        (r"^(.*) - at `\$(.*)`$", "match"),
+        (r"[a-z][a-z0-9+.-]*://\S+", "sub"),
+        (r"'(?:[^'\\]|\\.)*'", "sub"),
+        (r"\{(\w+)(?::[^}]*)?\}", "sub"),
+        (r"a[^b]*[^b]*c", "fullmatch"),
+    ],
+)
+def test_an_expression_that_is_not_linear_is_found(pattern: str, method: str) -> None:
+    [site] = sites_of(f"import re\n_P = re.compile({pattern!r})\n_P.{method}(text)\n", "m").values()
+
+    assert slow_input(re.compile(pattern), _uses(site)) is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "methods"),
+    [
+        ("import re as r\nP = r.compile('a')\ndef f(t):\n    return P.search(t)\n", "m:P", {"search"}),
+        ("from re import match as m\ndef f(t):\n    return m('a', t)\n", "m:f", {"match"}),
+        ("import re\nclass A:\n    def f(self, t):\n        self.p = re.compile(t)\n", "m:A.f.p", set()),
+        ("import re\nF = map(re.search, a, b)\n", "m:F", {"search"}),
+        ("class A:\n    x: Annotated[str, msgspec.Meta(pattern='a')]\n", "m:A.x", {"search"}),
+    ],
+)
+def test_an_expression_is_found_however_it_is_written(source: str, name: str, methods: set[str]) -> None:
+    [(found_name, site)] = sites_of(source, "m").items()
+
+    assert (found_name, site.methods) == (name, methods)

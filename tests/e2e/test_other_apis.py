@@ -42,7 +42,7 @@ run(Clerk(), WorkerConfig(model_name="clerk"), overrides=["workers.clerk.grace_p
 FRONTEND = """
 transport: {use: tcp}
 discovery: {use: file, path: "%s"}
-client: {drain_grace: 0}
+client: {drain_grace: 0, min_initial_workers: 0}
 """
 
 

@@ -70,7 +70,7 @@ run(engine, config, overrides=["workers.parrot.grace_period=0.2"])
 FRONTEND = """
 transport: {use: tcp}
 discovery: {use: file, path: "%s", ttl: 2}
-client: {drain_grace: 0.1}
+client: {drain_grace: 0.1, min_initial_workers: 0}
 """
 
 

@@ -106,7 +106,7 @@ def dynamo_request_finished(record):
 FRONTEND = """
 transport: {use: tcp}
 discovery: {use: file, path: "%s", ttl: 2}
-client: {drain_grace: 0.1}
+client: {drain_grace: 0.1, min_initial_workers: 0}
 hooks: [census]
 """
 

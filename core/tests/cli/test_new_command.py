@@ -36,7 +36,7 @@ KINDS = {
     "transport": (["transport"], 21),
     "discovery": (["discovery"], 5),
     "frontend": (["frontend"], 2),
-    "response_store": (["response_store"], 4),
+    "response_store": (["response_store"], 5),
     "extension": (["extension"], 1),
     "tool_parser": (["parser"], 0),
     "reasoning_parser": (["parser", "--reasoning"], 0),

@@ -26,6 +26,7 @@ TRUSTED = {
     "dynamo_core.runtime.supervised_reload:_requests msgspec.json.Decoder": "over that pair, from the same version",
     "dynamo_core.runtime.supervised_reload:_replies msgspec.json.Decoder": "over that pair, from the same version",
     "dynamo_core.runtime.supervised_reload:_reports msgspec.json.Decoder": "over that pair, from the same version",
+    "dynamo_plugin_frontend_openai.parsed:is_object json.loads": "the text of a model, of which only this is asked",
     "dynamo_plugin_frontend_openai.template_child:_violation json.loads": "the text of a model, whose faults are told",
     "dynamo_plugin_frontend_openai.template_child:main msgspec.json.decode": "a pipe that only its parent writes to",
     "dynamo_plugin_frontend_openai.template_process:LimitedProcess._exchange msgspec.json.decode": (

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from re import _parser as sre_parser  # type: ignore[attr-defined]
+from re import _parser as sre_parser
 from typing import Any
 
 from tests.architecture.decoding_sites import ROOT, module_of

@@ -67,7 +67,6 @@ OWN = {
 #: Expressions that meet text of others, and where it comes from.
 FOREIGN = {
     "dynamo_core.contracts.client_headers:_NOT_TEXT": "headers of clients",
-    "dynamo_core.contracts.parsers:_ESCAPE": "answers of models",
     "dynamo_core.dispatch.models.files:_SHA256": "records",
     "dynamo_core.http.cors:_NAMES": "headers of clients",
     "dynamo_core.protocol.ids:_HEX": "records and messages",
@@ -87,6 +86,7 @@ FOREIGN = {
     "dynamo_core.telemetry.tracing:_STATE_VALUE": "headers of clients",
     "dynamo_text.calls:_SPACE": "answers of models",
     "dynamo_text.json_value:_STRING": "answers of models",
+    "dynamo_text.json_value:_HIGH_SURROGATE": "answers of models",
     "dynamo_text.json_value:_SPACE": "answers of models",
     "dynamo_text.split_pattern:_Reader._bounds.found": "folders of models",
     "dynamo_text.split_pattern:_Reader._property.found": "folders of models",

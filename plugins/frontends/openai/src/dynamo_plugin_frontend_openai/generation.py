@@ -22,7 +22,7 @@ from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.ignored import IgnoredFields
 from dynamo_plugin_frontend_openai.meters import PromptMeters
 from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
-from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity
+from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity, Pieces
 from dynamo_plugin_frontend_openai.render_token_ids import Inner, TokenIds
 from dynamo_plugin_frontend_openai.requests.answer_size import check_answer_size
 from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
@@ -144,7 +144,10 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
                 return await self._stream(exchange, parsed, prompts, renderer, answer)
             # Sent before the streams are closed: the client need not wait for an engine to let go.
             body = await self._collect(exchange, parsed, prompts, renderer, answer)
-            response = await self.send(exchange, body)
+            if isinstance(body, list):
+                response = await self.send(exchange, body)
+            else:
+                response = await self.send_in_pieces(exchange, body)
             self._succeed(exchange, answer)
             return response
         finally:
@@ -192,7 +195,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
         prompts: Sequence[Prompt],
         renderer: Renderer,
         answer: Answer,
-    ) -> list[bytes]:
+    ) -> Pieces:
         model = exchange.model
         collected = await UnaryAnswer(answer, renderer, self._memory).collect()
         check = self._checker.of(answer.choices, model.name, exchange.principal)

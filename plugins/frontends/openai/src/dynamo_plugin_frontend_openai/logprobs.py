@@ -12,6 +12,8 @@ from dynamo_plugin_frontend_openai.scores import Scored
 
 encode = msgspec.json.Encoder().encode
 
+#: The lists of a text completion's `logprobs`.
+_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 #: Tokens whose JSON is kept, of one answer: the alternatives of a position are often those of another.
 _KEPT = 4096
 
@@ -42,6 +44,10 @@ class ChatLogprobs:
 
     def fields(self, scored: Scored) -> dict[str, bytes]:
         """By name, the values of the lists of the `logprobs` object, joined."""
+        return {"content": self.field("content", scored)}
+
+    def field(self, name: str, scored: Scored) -> bytes:
+        """Return the values of the list of this name, joined: there is one list."""
         known = self._known
         entries: list[bytes] = []
         for token_id, logprob, tops in zip(scored.token_ids, scored.log_probs, scored.top_logprobs, strict=True):
@@ -51,7 +57,7 @@ class ChatLogprobs:
                 alternatives.append(b"%b%b%b}" % (before, encode(top.logprob), behind))
             before, behind = known[token_id]
             entries.append(b'%b%b%b,"top_logprobs":[%b]}' % (before, encode(logprob), behind, b",".join(alternatives)))
-        return {"content": b",".join(entries)}
+        return b",".join(entries)
 
     def ready(self, scores: Mapping[str, Any]) -> dict[str, bytes]:
         """The same of an object that an engine has made."""
@@ -59,7 +65,7 @@ class ChatLogprobs:
 
     def render(self, scored: Scored) -> bytes:
         """The `logprobs` object of these tokens."""
-        return b'{"content":[%b],"refusal":null}' % self.fields(scored)["content"]
+        return b'{"content":[%b],"refusal":null}' % self.field("content", scored)
 
     def _around(self, token_id: int) -> tuple[bytes, bytes]:
         data = self._tokenizer.token_bytes(token_id)
@@ -83,12 +89,19 @@ class CompletionLogprobs:
 
     def fields(self, scored: Scored) -> dict[str, bytes]:
         """By name, the values of the lists of the `logprobs` object, joined."""
-        return {
-            "tokens": self._tokens(scored),
-            "token_logprobs": encode(scored.log_probs)[1:-1],
-            "top_logprobs": self._alternatives(scored),
-            "text_offset": encode(scored.offsets)[1:-1],
-        }
+        return {name: self.field(name, scored) for name in _LISTS}
+
+    def field(self, name: str, scored: Scored) -> bytes:
+        """Return the values of the list of this name, joined."""
+        match name:
+            case "tokens":
+                return self._tokens(scored)
+            case "token_logprobs":
+                return encode(list(scored.log_probs))[1:-1]
+            case "top_logprobs":
+                return self._alternatives(scored)
+            case _:
+                return encode(list(scored.offsets))[1:-1]
 
     def ready(self, scores: Mapping[str, Any]) -> dict[str, bytes]:
         """The same of an object that an engine has made."""

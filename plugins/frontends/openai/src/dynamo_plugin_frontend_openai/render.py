@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from dynamo_core import ParserDelta
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
+from dynamo_plugin_frontend_openai.packed_scores import PackedScores
+from dynamo_plugin_frontend_openai.scores import Scored
+
+#: A whole answer in pieces. An iterator makes those of a large one while they are written.
+Pieces: TypeAlias = list[bytes] | Iterator[bytes]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -21,6 +26,8 @@ _DELTA = 512
 #: Stands for the log-probabilities of a choice until they are put in.
 _GAP = b"\0"
 SCORES = msgspec.Raw(_GAP)
+#: Bytes of JSON up to which the log-probabilities of a choice are kept as such.
+_KEPT_AS_JSON = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,16 @@ class ChunkRenderer(Protocol):
         """The last chunk, without choices."""
 
 
+class ScoreLists(Protocol):
+    """Makes the lists of a `logprobs` object."""
+
+    def fields(self, scored: Scored) -> Mapping[str, bytes]:
+        """By name, the values of all lists, joined."""
+
+    def field(self, name: str, scored: Scored) -> bytes:
+        """The values of the list of this name, joined."""
+
+
 @dataclass(slots=True)
 class Collected:
     """All that one choice of a unary answer became."""
@@ -65,6 +82,9 @@ class Collected:
     parsed: list[ParserDelta] = field(default_factory=list)
     #: By name, the values of the lists of `logprobs`, as JSON in pieces; None if there were no log-probabilities.
     scores: dict[str, list[bytes]] | None = None
+    #: The bytes of these, and the log-probabilities behind them, if there are many.
+    score_bytes: int = 0
+    packed: PackedScores | None = None
     #: How many tokens there were log-probabilities of, and the sum of those.
     scored: int = 0
     #: Its tokens and those of its prompt, if the client wants them.
@@ -87,7 +107,16 @@ class Collected:
             if values:
                 pieces.append(b"," + values if pieces else values)
                 size += len(values) + PIECE
+        self.score_bytes += size
         return size
+
+    def add_scored(self, scored: Scored, lists: ScoreLists) -> int:
+        """Add the scores of some tokens, as JSON or packed. Return the bytes that they take."""
+        if self.packed is None:
+            if self.score_bytes < _KEPT_AS_JSON:
+                return self.add_scores(lists.fields(scored))
+            self.packed = PackedScores()
+        return self.packed.add(scored)
 
 
 class BodyRenderer(Protocol):
@@ -96,7 +125,7 @@ class BodyRenderer(Protocol):
     def add(self, collected: Collected, piece: Piece) -> int:
         """Adds a piece to what there is of its choice. Gives about how many bytes that takes."""
 
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> Pieces:
         """The whole answer as JSON, in pieces."""
 
 
@@ -110,8 +139,10 @@ def weight(piece: Piece) -> int:
     return size
 
 
-def body_of(whole: dict[str, Any], collected: Sequence[Collected], more: bytes = b"") -> list[bytes]:
-    """A body as JSON, in pieces. In place of each `SCORES` stand the log-probabilities of a choice, in order.
+def body_of(
+    whole: dict[str, Any], collected: Sequence[Collected], lists: ScoreLists | None, more: bytes = b""
+) -> Pieces:
+    """Return a body as JSON, in pieces. In place of each `SCORES` stand the log-probabilities of a choice, in order.
 
     `more` stands at the end of their object.
     """
@@ -119,22 +150,25 @@ def body_of(whole: dict[str, Any], collected: Sequence[Collected], more: bytes =
     scored = [item for item in collected if item.scores is not None]
     if not scored:
         return [body]
+    pieces = _with_scores(body, scored, lists, more)
+    return list(pieces) if all(item.packed is None for item in scored) else pieces
+
+
+def _with_scores(body: bytes, scored: Sequence[Collected], lists: ScoreLists | None, more: bytes) -> Iterator[bytes]:
     # In JSON this byte is always written as an escape.
     first, *others = body.split(_GAP)
-    parts = [first]
+    yield first
     for item, other in zip(scored, others, strict=True):
-        parts += _score_lists(item.scores or {}, more)
-        parts.append(other)
-    return parts
-
-
-def _score_lists(scores: Mapping[str, list[bytes]], more: bytes) -> list[bytes]:
-    parts: list[bytes] = []
-    for name, pieces in scores.items():
-        parts.append(b"%b%b:[" % (b"]," if parts else b"{", encode(name)))
-        parts += pieces
-    parts.append(b"]%b}" % more if parts else b"{%b}" % more.removeprefix(b","))
-    return parts
+        begun = False
+        for name, pieces in (item.scores or {}).items():
+            yield b"%b%b:[" % (b"]," if begun else b"{", encode(name))
+            begun = True
+            yield from pieces
+            if item.packed is not None and lists is not None:
+                for few in item.packed.slices():
+                    yield b"," + lists.field(name, few)
+        yield b"]%b}" % more if begun else b"{%b}" % more.removeprefix(b",")
+        yield other
 
 
 def verdict_of(choice: Choice) -> dict[str, Any]:

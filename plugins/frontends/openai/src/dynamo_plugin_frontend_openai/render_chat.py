@@ -14,6 +14,7 @@ from dynamo_plugin_frontend_openai.render import (
     SCORES,
     Collected,
     Identity,
+    Pieces,
     body_of,
     encode,
     extension_chunk,
@@ -111,12 +112,12 @@ class ChatRenderer:
                 collected.deltas.append(piece.delta)
         if self._logprobs is not None:
             if piece.scored is not None:
-                size += collected.add_scores(self._logprobs.fields(piece.scored))
+                size += collected.add_scored(piece.scored, self._logprobs)
             elif piece.logprobs is not None:
                 size += collected.add_scores(self._logprobs.ready(piece.logprobs))
         return size
 
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> Pieces:
         """The whole answer as JSON, in pieces."""
         choices = [self._choice(item) for item in collected]
         whole = self._identity.of("chat.completion") | {"choices": choices, "usage": usage}
@@ -125,7 +126,9 @@ class ChatRenderer:
             whole["prompt_token_ids"] = collected[0].prompt_token_ids
         if nvext is not None:
             whole["nvext"] = nvext
-        return [encode(whole)] if self._logprobs is None else body_of(whole, collected, b',"refusal":null')
+        return (
+            [encode(whole)] if self._logprobs is None else body_of(whole, collected, self._logprobs, b',"refusal":null')
+        )
 
     def _choice(self, item: Collected) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": item.choice.index, "message": _message(item)}

@@ -13,6 +13,7 @@ from dynamo_plugin_frontend_openai.render import (
     SCORES,
     Collected,
     Identity,
+    Pieces,
     body_of,
     encode,
     extension_chunk,
@@ -90,18 +91,18 @@ class CompletionRenderer:
             collected.scored += len(piece.scored.log_probs)
             collected.likelihood = sum(piece.scored.log_probs, collected.likelihood)
             if self._logprobs is not None:
-                size += collected.add_scores(self._logprobs.fields(piece.scored))
+                size += collected.add_scored(piece.scored, self._logprobs)
         elif piece.logprobs is not None and self._logprobs is not None:
             size += collected.add_scores(self._logprobs.ready(piece.logprobs))
         return size
 
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> Pieces:
         """The whole answer as JSON, in pieces."""
         choices = [self._choice(item) for item in collected]
         whole = self._identity.of(_KIND) | {"choices": choices, "usage": usage}
         if nvext is not None:
             whole["nvext"] = nvext
-        return body_of(whole, collected)
+        return body_of(whole, collected, self._logprobs)
 
     def _choice(self, item: Collected) -> dict[str, Any]:
         choice: dict[str, Any] = {

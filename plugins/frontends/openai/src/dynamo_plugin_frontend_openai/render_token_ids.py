@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.render import BodyRenderer, ChunkRenderer, Collected, encode
+from dynamo_plugin_frontend_openai.render import BodyRenderer, ChunkRenderer, Collected, Pieces, encode
 
 #: About how many bytes of memory a token takes.
 _TOKEN = 36
@@ -71,7 +71,7 @@ class TokenIds:
         collected.token_ids += piece.tokens
         return self._inner.add(collected, piece) + _TOKEN * len(piece.tokens)
 
-    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
+    def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> Pieces:
         """The whole answer as JSON, in pieces."""
         return self._inner.body(collected, usage, nvext)
 

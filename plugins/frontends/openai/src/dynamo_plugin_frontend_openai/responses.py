@@ -17,7 +17,7 @@ from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
 from dynamo_plugin_frontend_openai.from_responses import NAMES, chat_of_response
 from dynamo_plugin_frontend_openai.generation import Renderer
 from dynamo_plugin_frontend_openai.preprocess import Prompt
-from dynamo_plugin_frontend_openai.render import Identity, encode
+from dynamo_plugin_frontend_openai.render import Identity, Pieces, encode
 from dynamo_plugin_frontend_openai.render_responses import ID_PREFIX, ResponseRenderer
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.decode import run_for_size
@@ -144,7 +144,7 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
 
     async def _collect(
         self, exchange: Exchange, parsed: ParsedResponse, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
-    ) -> list[bytes]:
+    ) -> Pieces:
         body = await super()._collect(exchange, parsed, prompts, renderer, answer)
         if not isinstance(renderer, ResponseRenderer) or parsed.recalled is None or not parsed.recalled.keeps:
             return body

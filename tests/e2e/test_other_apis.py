@@ -186,8 +186,8 @@ def test_tools_are_called_in_the_form_of_each_api(serve: Any, tmp_path: Path) ->
 def test_a_worker_that_is_killed_in_mid_stream_raises_in_the_client_of_anthropic(serve: Any, tmp_path: Path) -> None:
     config = CONFIG.replace("fixed_itl_ms: 1", "fixed_itl_ms: 20") + FRONTEND % (tmp_path / "discovery")
     server = serve(config)
-    listed = json.loads(server.request("GET", "/health")[2])["instances"]
-    (pid,) = [entry["pid"] for entry in listed]
+    assert server.until(server.instances, 20), server.log
+    (pid,) = server.instances().values()
     received: list[Any] = []
 
     def read(claude: anthropic.Anthropic) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from dynamo_plugin_frontend_openai.requests import fields
 from dynamo_plugin_frontend_openai.requests.common import (
@@ -28,6 +28,9 @@ _PAUSE = 0.0005
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """A text completion request."""
+
+    #: Lists whose items `split_inputs` checks.
+    ANY_LISTS: ClassVar = ("prompt",)
 
     prompt: Annotated[str | list[Any], NOT_EMPTY]
     logprobs: int | None = None
@@ -96,7 +99,7 @@ def split_inputs(value: str | Sequence[Any], field: str, name: str) -> list[Prom
         if not value:
             raise invalid(f"{name} string cannot be empty", field)
         return [value]
-    items: list[Any] = list(value)
+    items = value if isinstance(value, list) else list(value)
     if not items:
         raise invalid(f"{name} string array cannot be empty", field)
     if all(isinstance(item, str) for item in items):

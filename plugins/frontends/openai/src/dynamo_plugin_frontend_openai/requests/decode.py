@@ -17,7 +17,7 @@ from dynamo_core.protocol import UNREADABLE, read, shown
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds
 from dynamo_plugin_frontend_openai.requests.duplicates import find_duplicate
 from dynamo_plugin_frontend_openai.requests.limits import check_limits
-from dynamo_plugin_frontend_openai.requests.pieces import Pieces, free
+from dynamo_plugin_frontend_openai.requests.pieces import Pieces, copied, free, is_long
 from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -141,10 +141,15 @@ def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
     """
     check_limits(raw)
     check_arguments(raw)
+    # One conversion of a million values would keep the interpreter's lock. What they are is checked later.
+    long = {name: raw[name] for name in getattr(cls, "ANY_LISTS", ()) if is_long(raw.get(name))}
     try:
-        return msgspec.convert(raw, cls)
+        made = msgspec.convert(raw | {name: values[:1] for name, values in long.items()} if long else raw, cls)
     except UNREADABLE as error:
         raise schema_error(str(error)) from error
+    for name, values in long.items():
+        setattr(made, name, copied(values))
+    return made
 
 
 def schema_error(text: str) -> InvalidArgument:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ ENCODINGS = ("base64", "float")
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """An embedding request."""
+
+    #: Lists whose items `split_inputs` checks.
+    ANY_LISTS: ClassVar = ("input",)
 
     model: Annotated[str, NOT_EMPTY]
     input: Annotated[str | list[Any], NOT_EMPTY]

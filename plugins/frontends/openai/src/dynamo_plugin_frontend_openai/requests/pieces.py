@@ -250,6 +250,20 @@ def _ends_in_escape(data: bytes) -> bool:
     return (len(data) - len(data.rstrip(b"\\"))) % 2 == 1
 
 
+def is_long(value: object) -> bool:
+    """Return whether a value is a list so long that work on all of it is done in steps."""
+    return isinstance(value, list) and len(value) > _STEP
+
+
+def copied(values: list[Any]) -> list[Any]:
+    """Copy a long list a piece at a time."""
+    made: list[Any] = []
+    for start in range(0, len(values), _STEP):
+        made += values[start : start + _STEP]
+        time.sleep(_PAUSE)
+    return made
+
+
 def free(raw: dict[str, Any]) -> None:
     """Empty the lists of an object a piece at a time: a million numbers at once hold the interpreter's lock."""
     for value in raw.values():

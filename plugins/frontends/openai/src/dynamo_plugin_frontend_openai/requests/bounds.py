@@ -7,7 +7,7 @@ over the bytes, which ends where a bound is passed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
@@ -28,6 +28,8 @@ MAX_STRINGS = 250_000
 MAX_VALUES = 1_000_000
 
 _DEEP = f"is nested too deeply: at most {MAX_DEPTH} lists and objects inside each other are allowed"
+#: Fields of a body among which the one that is out of bounds is looked for.
+_MOST_NAMES = 1000
 #: Messages, or parts of one, that a template takes about a millisecond for.
 _MANY = 256
 
@@ -60,8 +62,8 @@ def check_bounds(body: bytes) -> None:
     try:
         _measure(body)
     except _TooDeep as error:
-        names = [name for _, name in outermost_names(body[: error.end], MAX_DEPTH)]
-        raise InvalidArgument(f"Validation: The body {_DEEP}", field=_readable(names[-1:])) from None
+        names = [name for _, name in _outermost(body[: error.end])[-1:]]
+        raise InvalidArgument(f"Validation: The body {_DEEP}", field=_readable(names)) from None
     except _TooMany as error:
         field = _readable(_largest(body[: error.end]))
         raise InvalidArgument(f"Validation: {field or 'The body'} has {error}", field=field) from None
@@ -99,12 +101,15 @@ def _check_sums(containers: int, values: int, end: int = 0) -> None:
 
 def _largest(body: bytes) -> list[bytes]:
     """Return the name of the field with the most bytes of what was looked at; none without any."""
-    begins, names = [], []
-    for begin, name in outermost_names(body, MAX_DEPTH):
-        begins.append(begin)
-        names.append(name)
-    sizes = (following - begin for begin, following in pairwise([*begins, len(body)]))
-    return [name for _, name in sorted(zip(sizes, names, strict=True))[-1:]]
+    named = _outermost(body)
+    sizes = (following - begin for begin, following in pairwise([*(begin for begin, _ in named), len(body)]))
+    return [name for _, (_, name) in sorted(zip(sizes, named, strict=True))[-1:]]
+
+
+def _outermost(body: bytes) -> list[tuple[int, bytes]]:
+    """Return the names of the outermost object with where their values begin; none if no request has so many."""
+    named = list(islice(outermost_names(body, MAX_DEPTH), _MOST_NAMES + 1))
+    return named if len(named) <= _MOST_NAMES else []
 
 
 def _readable(names: list[bytes]) -> str | None:

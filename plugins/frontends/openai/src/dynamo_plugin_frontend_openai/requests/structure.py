@@ -47,7 +47,16 @@ def outermost_names(text: bytes, deepest: int) -> Iterator[tuple[int, bytes]]:
         # Of the same length, so that positions stay what they are.
         masked = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
         rest = masked[-1:] if masked.endswith(b"\\") else b""
-        for index, part in enumerate((masked[:-1] if rest else masked).split(b'"')):
+        parts = (masked[:-1] if rest else masked).split(b'"')
+        if depth > 1:
+            found = list(depths(b"".join(parts[inside::2]), depth)) or [depth]
+            if min(found) > 1 and max(found) <= deepest:
+                # A piece of a value: it has no outermost names, however many texts.
+                position += len(masked) - len(rest)
+                inside, depth = (inside + len(parts) - 1) % 2 == 1, found[-1]
+                begin, end = position - len(parts[-1]) - 1 if len(parts) > 1 else begin, 0
+                continue
+        for index, part in enumerate(parts):
             if index:
                 inside = not inside
                 position += 1
